@@ -1,8 +1,8 @@
-/// bulkhead-supervisor --socket PATH FLEET.yaml, started by bulkheadd with its link on descriptor 3 and the
-/// listening control socket on 4.
+/// bulkhead-supervisor --socket PATH FLEET.yaml: started by bulkheadd with its link on descriptor 3
+/// and the listening control socket on 4.
 ///
-/// bulkhead-supervisor --check FLEET.yaml, started by the supervisor of now before it hands over: reads the fleet, says
-/// its version and that of its keeper link, and ends with 0 or 78.
+/// bulkhead-supervisor --check FLEET.yaml: started by the running supervisor before a hand-over.
+/// Reads the fleet, prints its version and that of its keeper link, and exits with 0 or 78.
 
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -62,8 +62,8 @@ bool is_socket(int fd) {
     return ::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode);
 }
 
-/// A thousand control connections need more descriptors than the usual soft limit; workers are the keeper's
-/// children and do not inherit this.
+/// A thousand control connections need more descriptors than the usual soft limit. Workers are the
+/// keeper's children and do not inherit this one.
 void raise_descriptor_limit() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -94,10 +94,10 @@ int supervise(const Arguments& arguments, const std::optional<supervisor::LogSto
             logs->writer->save("last good fleet", [file = supervisor::LastGoodFleet{logs->folder}, fleet = read.fleet] {
                 file.save(fleet);
             });
-            (void)logs->writer->flush();  // it is needed by whoever comes next, so before anything else is done
+            (void)logs->writer->flush();  // the next supervisor needs the file, so write it before anything else
         }
     } else {
-        // Not the first supervisor of this keeper: workers may run, and a typing error must not cost them.
+        // Not the first supervisor of this keeper: workers may run, and a typing error must not end them.
         auto last_good = logs ? supervisor::LastGoodFleet{logs->folder}.load() : std::nullopt;
         if (!last_good) return exit_config_invalid;
         fleet_error = read.diagnostics.front().text();
@@ -139,7 +139,7 @@ int main(int argc, char** argv) {
         return exit_usage;
     }
     std::signal(SIGPIPE, SIG_IGN);
-    ::umask(077);  // logs and cache are their owner's alone
+    ::umask(077);  // logs and cache are readable by their owner only
     raise_descriptor_limit();
 
     const auto logs = supervisor::make_log_store(std::filesystem::path{arguments->socket}.parent_path());

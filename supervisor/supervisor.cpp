@@ -94,7 +94,7 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
         read_former(*options_.logs, hello);
     }
     context_->generation_last = hello.generation_last;
-    // Of names that blanks were given the keeper knows nothing: at most one of each since its last spawn.
+    // The keeper does not know names that blanks were given: at most `blanks_max` of them since its last spawn.
     if (hello.supervisor_starts > 1 && !options_.fleet.blanks.empty())
         context_->generation_last += config::limits::blanks_max;
     context_->channel_last = hello.supervisor_starts << 32U;
@@ -111,7 +111,7 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     facts_.fleet_file = options_.fleet.source.string();
     facts_.started_unix_ms = static_cast<std::int64_t>(hello.started_unix_ms);
 
-    // Whatever a former daemon on this socket left behind would hold the memory that this fleet needs.
+    // Leftovers of a former daemon on this socket would hold memory that this fleet needs.
     std::set<std::string> keep;
     for (const FoundWorker& worker : found_) keep.insert(context_->launch.marker(worker.born_as));
     off_loop_.run(
@@ -132,8 +132,8 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
         });
 }
 
-/// What a former supervisor knew of GPUs is read before anything may be started on one. All of it in one job: a disk
-/// that hangs is waited for once. What it knew of GPUs counts however late it comes, and is not written over before.
+/// Reads what former supervisors knew before anything may start on a GPU, in one job: a hanging disk
+/// is waited for once. GPU state counts however late it arrives, and is not overwritten before.
 void Supervisor::read_former(const LogStore& logs, const keeper_link::KeeperHello& hello) {
     std::vector<std::string> models;
     if (hello.supervisor_starts > 1)
@@ -269,8 +269,8 @@ void Supervisor::apply(const config::Fleet& fleet, Reloaded reloaded) {
     });
 }
 
-/// The keeper cannot go back to a supervisor that has ended: what is installed shows first that it runs, and that it
-/// speaks with the keeper of now, which goes on where it cannot be re-executed.
+/// The keeper cannot return to a supervisor that has ended. So the installed program must first show
+/// that it runs, and that it speaks to the present keeper, which stays if it cannot be re-executed.
 void Supervisor::check_next(bool with_keeper, std::function<void(Result<>)> checked) {
     checks_.run(
         "trying the installed program",
@@ -292,14 +292,14 @@ void Supervisor::answer_reload(const Reloaded& reloaded) {
     for (const auto& answer : std::exchange(reload_waiters_, {})) answer(reloaded);
 }
 
-/// No successor is needed, or none is wanted.
+/// No successor is needed or wanted.
 void Supervisor::stay(const Reloaded& reloaded) {
     keeper_.reload_done();
     answer_reload(reloaded);
 }
 
-/// The ledgers are with the keeper already. What is in the middle of being spawned has none yet, and gets the moment
-/// that it needs.
+/// The keeper already has the ledgers. A process that is being spawned has none yet: wait for it
+/// briefly.
 void Supervisor::hand_over(bool with_keeper) {
     if (fleet_->is_stopping() || ending_ || std::exchange(handing_over_, true)) return;
     end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
@@ -309,7 +309,7 @@ void Supervisor::hand_over(bool with_keeper) {
 void Supervisor::hand_over_when_spawned(bool with_keeper) {
     if (fleet_->is_spawning() && Deadline::Clock::now() < end_by_)
         return end_check_.arm(limits::settle_poll, [this, with_keeper] { hand_over_when_spawned(with_keeper); });
-    if (fleet_->is_stopping() || std::exchange(ending_, true)) return;  // a stop came meanwhile, and wins
+    if (fleet_->is_stopping() || std::exchange(ending_, true)) return;  // a stop arrived meanwhile and takes precedence
     server_->finish([this, with_keeper] {
         spdlog::info("supervisor pid={} hands over to its successor", facts_.supervisor_pid);
         keeper_.hand_over(with_keeper);
@@ -318,7 +318,7 @@ void Supervisor::hand_over_when_spawned(bool with_keeper) {
     });
 }
 
-/// A keeper that does not read its link for so long will not miss the word either.
+/// A keeper that has not read its link for this long does not need the message either.
 void Supervisor::end_when_flushed() {
     if (keeper_.is_flushed() || Deadline::Clock::now() >= end_by_) return io_.stop();
     end_check_.arm(limits::settle_poll, [this] { end_when_flushed(); });

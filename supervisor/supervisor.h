@@ -17,15 +17,15 @@
 
 namespace bulkhead::supervisor {
 
-/// The whole program: keeper's link, fleet and control socket on one loop.
+/// The whole program: the keeper's link, the fleet and the control socket on one loop.
 class Supervisor {
 public:
     struct Options {
-        std::string socket;  ///< path of the control socket, which the keeper has made
+        std::string socket;  ///< path of the control socket, which the keeper has created
         std::string worker_program;
         std::filesystem::path python_start;  ///< of `bulkhead.worker`
         config::Fleet fleet;
-        std::string fleet_error;  ///< why `fleet` is not what the file says now; empty: it is
+        std::string fleet_error;  ///< why `fleet` differs from the file; empty: it does not
         std::filesystem::path cache;
         std::optional<LogStore> logs;
         std::vector<std::string> inherited;  ///< environment for workers
@@ -36,7 +36,7 @@ public:
     using Declarations = std::map<std::string, std::string>;  ///< `fingerprint` by model
 
     explicit Supervisor(Options options);
-    /// Until the daemon was stopped (0) or has lost its keeper (1).
+    /// Runs until the daemon is stopped (returns 0) or has lost its keeper (1).
     int run();
 
 private:
@@ -68,8 +68,8 @@ private:
     boost::asio::io_context io_{1};
     Gpus gpus_;
     EventBus events_;
-    OffLoop checks_{io_};    ///< of the next program, which may take seconds that nothing else has
-    OffLoop off_loop_{io_};  ///< after what its jobs use, so that it is joined first
+    OffLoop checks_{io_};    ///< checks of the next program, which may take seconds
+    OffLoop off_loop_{io_};  ///< declared after what its jobs use, so that it is joined first
     KeeperClient keeper_;
     std::optional<FleetContext> context_;
     std::optional<Fleet> fleet_;
@@ -80,12 +80,12 @@ private:
     std::vector<FoundWorker> found_;                                 ///< until they are adopted
     Declarations declarations_;                                      ///< when this supervisor started
     Admission::Known known_;                                         ///< until the fleet has it
-    FormerLines former_lines_;                                       ///< of its models, until they are there
+    FormerLines former_lines_;                                       ///< until its models exist
     Deadline end_check_{io_};
     Deadline::Clock::time_point end_by_{};
-    std::vector<std::function<void(const Reloaded&)>> reload_waiters_;  ///< of the one reload under way
+    std::vector<std::function<void(const Reloaded&)>> reload_waiters_;  ///< wait for the reload under way
     bool stop_asked_ = false;
-    bool reload_asked_ = false;  ///< before the fleet was there
+    bool reload_asked_ = false;  ///< before the fleet existed
     bool handing_over_ = false;
     bool ending_ = false;
     int status_ = 0;

@@ -11,21 +11,21 @@
 
 namespace bulkhead::supervisor {
 
-/// Callers hold it in the order in which they asked. Of a GPU: loads and unloads take turns, so that a difference in
-/// its free memory has one cause.
+/// A mutex that callers get in the order in which they asked. For a GPU: loads and unloads take
+/// turns, so that a change of its free memory has one cause.
 /// Thread  the loop
 class AsyncMutex {
     struct Queue;
     struct Place;
 
 public:
-    /// One caller's turn. Its end leaves the queue, or lets the next caller have the mutex.
+    /// One caller's turn. Ending it leaves the queue, or passes the mutex to the next caller.
     class Turn {
     public:
         enum class State : std::uint8_t { none, waiting, held };
 
-        /// `held` is called later, on the loop, unless the turn was ended before. Nothing happens unless the state is
-        /// `none`.
+        /// Calls `held` later, on the loop, unless the turn was ended before. Does nothing unless
+        /// the state is `none`.
         void take(AsyncMutex& mutex, std::function<void()> held = [] {}) {
             if (place_) return;
             place_ = std::make_shared<Place>(mutex.queue_, std::move(held));
@@ -48,8 +48,8 @@ private:
     struct Queue {
         explicit Queue(boost::asio::io_context& loop) : io{loop} {}
         boost::asio::io_context& io;
-        std::deque<std::weak_ptr<Place>> places;  ///< behind the first
-        std::weak_ptr<Place> first;               ///< has the mutex, or is about to be told so
+        std::deque<std::weak_ptr<Place>> places;  ///< waiting behind `first`
+        std::weak_ptr<Place> first;               ///< has the mutex, or is about to be told
     };
     struct Place {
         Place(std::shared_ptr<Queue> in, std::function<void()> when_held)
@@ -60,10 +60,10 @@ private:
             if (queue->first.expired()) pass_on(queue);
         }
         std::shared_ptr<Queue> queue;
-        std::function<void()> held;  ///< empty: was called
+        std::function<void()> held;  ///< empty once called
     };
 
-    /// Nobody has the mutex.
+    /// Passes the free mutex to the next caller.
     static void pass_on(const std::shared_ptr<Queue>& queue) {
         std::shared_ptr<Place> next;
         while (!next && !queue->places.empty()) {

@@ -11,8 +11,8 @@
 
 namespace bulkhead::supervisor {
 
-/// One timer of the loop that is armed only while something is awaited. Arming it again, cancelling it
-/// or destroying it makes the former wait void, even one whose handler is queued already.
+/// One timer of the loop, armed only while a wait is open. Arming again, cancelling or destroying
+/// it cancels the former wait, even if its handler is already queued.
 class Deadline {
 public:
     using Clock = std::chrono::steady_clock;
@@ -45,7 +45,7 @@ private:
     std::shared_ptr<std::uint64_t> serial_ = std::make_shared<std::uint64_t>(0);
 };
 
-/// Whether what was to be done at `due` is done so late that this process itself had stopped.
+/// Is `due` so long past that this process itself must have been stopped?
 [[nodiscard]] inline bool had_stopped(Deadline::Clock::time_point due, Deadline::Clock::time_point now) {
     return now - due > limits::own_sleep;
 }

@@ -10,10 +10,10 @@
 
 namespace bulkhead::supervisor {
 
-/// Tells subscribers what happens to workers; nothing is kept for who comes later.
+/// Tells subscribers what happens to workers. Keeps nothing for later subscribers.
 class EventBus {
 public:
-    /// An empty set of models means all of them. A sink that subscribes again hears of these models instead.
+    /// An empty set means all models. A second call for a sink replaces its models.
     void subscribe(std::weak_ptr<NotificationSink> sink, std::set<std::string> models) {
         for (Subscription& one : subscriptions_)
             if (one.sinks.contains(sink)) {
@@ -24,7 +24,7 @@ public:
         subscriptions_.back().sinks.add(std::move(sink));
     }
 
-    /// `members` are added to time, event, model, replica and generation.
+    /// Adds `members` to time, event, model, replica and generation.
     void publish(std::string_view event, const WorkerName& worker, json::object members) {
         std::erase_if(subscriptions_, [](Subscription& one) { return one.sinks.empty(); });
         for (std::size_t i = 0; i < subscriptions_.size(); ++i) {

@@ -11,7 +11,7 @@ namespace bulkhead::supervisor {
 
 namespace json = boost::json;
 
-/// Members of an object that somebody else wrote: empty when absent or of another type.
+/// Members of an untrusted object; empty if absent or of another type.
 [[nodiscard]] inline std::optional<std::string> string_member(const json::object& object, std::string_view name) {
     const json::value* value = object.if_contains(name);
     if (value == nullptr || !value->is_string()) return std::nullopt;
@@ -26,7 +26,7 @@ namespace json = boost::json;
     return std::nullopt;
 }
 
-/// An empty text is none.
+/// Null for an empty text.
 [[nodiscard]] inline json::value or_null(std::string_view text) {
     return text.empty() ? json::value(nullptr) : json::value(text);
 }

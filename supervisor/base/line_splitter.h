@@ -9,21 +9,21 @@
 
 namespace bulkhead::supervisor {
 
-/// Cuts what a worker prints into lines, and bounds them: a line longer than `log_line_bytes_max` is cut
-/// with a mark, and beyond so many lines or bytes a second lines are dropped and counted, so that a worker
-/// that prints 100 MB neither blocks for ever nor floods anybody.
+/// Splits a worker's output into lines and bounds it. Cuts a line longer than `log_line_bytes_max`
+/// and marks it; drops and counts lines beyond a number of lines or bytes per second. So a worker
+/// that prints 100 MB neither blocks nor floods the log.
 class LineSplitter {
 public:
     using Clock = std::chrono::steady_clock;
-    /// One escaped line, or what the daemon has to say of lines that are not there.
+    /// Receives one escaped line, or the daemon's message about missing lines.
     using Emit = std::function<void(std::string text, bool by_daemon)>;
 
     void feed(std::string_view bytes, Clock::time_point now, const Emit& emit);
-    /// When the lines that were dropped are to be told of if nothing more is printed until then.
+    /// When to report dropped lines if nothing more is printed until then.
     [[nodiscard]] std::optional<Clock::time_point> mark_due() const;
-    /// The budget's second is over: reports the lines that it dropped.
+    /// Ends the budget's second: reports the lines it dropped.
     void end_window(const Emit& emit) { tell_dropped(emit); }
-    /// The writer is gone: an unfinished line is a line, and dropped ones are told.
+    /// The writer has gone: emits an unfinished line and reports dropped ones.
     void finish(const Emit& emit);
 
 private:
@@ -31,7 +31,7 @@ private:
     void tell_dropped(const Emit& emit);
 
     std::string line_;  ///< unfinished, at most log_line_bytes_max
-    bool cut_ = false;  ///< the rest up to the newline is left out
+    bool cut_ = false;  ///< drop the rest of the line
     Clock::time_point window_start_{};
     std::uint64_t window_lines_ = 0;
     std::uint64_t window_bytes_ = 0;

@@ -17,7 +17,7 @@ bool Subscribers::contains(const std::weak_ptr<NotificationSink>& sink) const {
 void Subscribers::notify(std::string_view method, json::object params) {
     const std::string line =
         json::serialize(json::object{{"jsonrpc", "2.0"}, {"method", method}, {"params", std::move(params)}}) + "\n";
-    // A sink that fails may drop itself while it is told.
+    // A failing sink may remove itself during the call.
     const auto told = sinks_;
     for (const auto& weak : told)
         if (const auto sink = weak.lock()) sink->notify(line);

@@ -11,25 +11,25 @@ namespace bulkhead::supervisor {
 
 namespace json = boost::json;
 
-/// Who takes notifications: a control connection, which bounds what waits and closes a slow reader.
+/// A receiver of notifications: a control connection, which bounds unsent data and disconnects a slow reader.
 class NotificationSink {
 public:
     virtual ~NotificationSink() = default;
-    /// One JSON-RPC notification, newline included. Never blocks.
+    /// Takes one JSON-RPC notification with its newline. Never blocks.
     virtual void notify(const std::string& line) = 0;
-    /// Somebody will notify it: it stays though its client may have nothing more to say.
+    /// Keeps the connection open for notifications even if its client sends nothing more.
     virtual void subscribed() = 0;
 };
 
-/// Sinks that come by asking and go by dying.
+/// The subscribed sinks. A destroyed sink drops out by itself.
 class Subscribers {
 public:
-    /// Once, however often it asks.
+    /// Adds a sink only once.
     void add(std::weak_ptr<NotificationSink> sink) {
         if (!contains(sink)) sinks_.push_back(std::move(sink));
     }
     [[nodiscard]] bool contains(const std::weak_ptr<NotificationSink>& sink) const;
-    /// Also forgets the sinks that are gone.
+    /// Also drops destroyed sinks.
     [[nodiscard]] bool empty();
     void notify(std::string_view method, json::object params);
 

@@ -21,7 +21,7 @@ using Clock = Deadline::Clock;
 struct OffLoop::Job {
     std::string what;
     std::function<void()> work;              ///< used and destroyed on the thread
-    std::function<void(const Error*)> tell;  ///< used and destroyed on the loop; null: it is done
+    std::function<void(const Error*)> tell;  ///< used and destroyed on the loop; null: answered
 
     void answer(const Error* given_up) {
         if (const auto once = std::exchange(tell, nullptr)) once(given_up);
@@ -34,8 +34,8 @@ struct OffLoop::State {
     std::condition_variable changed;
     std::deque<JobPointer> waiting;
     JobPointer running;
-    Clock::time_point since{};  ///< it runs
-    pid_t tid = 0;              ///< where it runs
+    Clock::time_point since{};  ///< when the running job started
+    pid_t tid = 0;              ///< thread of the running job
     std::uint64_t number = 0;   ///< of the present thread; all others were given up
     std::size_t stuck = 0;
     bool ending = false;
@@ -67,7 +67,7 @@ bool OffLoop::end(Clock::duration patience) {
     return state_->stuck == 0;
 }
 
-/// With the lock held: the present thread and its job are on their own from here on.
+/// Call with the lock held. Gives up the present thread and its job.
 OffLoop::JobPointer OffLoop::abandon() {
     ++state_->number;
     ++state_->stuck;
@@ -95,7 +95,7 @@ void OffLoop::add(std::string what, std::function<void()> work, std::function<vo
     watch();
 }
 
-/// False: the machine has no thread left for this process.
+/// Returns false if the system cannot create another thread.
 bool OffLoop::start_thread() {
     try {
         thread_ = std::thread{[this, state = state_, number = state_->number] { work(state, number); }};
@@ -106,7 +106,7 @@ bool OffLoop::start_thread() {
     }
 }
 
-/// `this` is there for as long as the thread's number is the present one.
+/// `this` exists as long as `number` is the present thread's.
 void OffLoop::work(const std::shared_ptr<State>& state, std::uint64_t number) {
     std::unique_lock lock{state->mutex};
     state->tid = ::gettid();
@@ -127,14 +127,14 @@ void OffLoop::work(const std::shared_ptr<State>& state, std::uint64_t number) {
         }
         state->running = nullptr;
         boost::asio::post(io_, [this, state, job = std::move(job)] {
-            if (!state->is_ending()) watch();  // else this is gone
+            if (!state->is_ending()) watch();  // otherwise `this` is gone
             job->answer(nullptr);
         });
         state->changed.notify_all();
     }
 }
 
-/// Arms the deadline of the job that runs, or is about to.
+/// Arms the deadline of the running job, or of the one about to run.
 void OffLoop::watch() {
     const std::lock_guard lock{state_->mutex};
     if (!state_->running && state_->waiting.empty()) return watch_.cancel();
@@ -171,7 +171,7 @@ void OffLoop::look() {
     for (const JobPointer& one : refused) refuse(one);
 }
 
-/// Answered later, as all others are.
+/// Answers later, as for all other jobs.
 void OffLoop::refuse(const JobPointer& job) {
     boost::asio::post(io_, [job] {
         const Error error{ErrorCode::resources_exhausted,

@@ -17,16 +17,16 @@
 
 namespace bulkhead::supervisor {
 
-/// One thread for what may be slow: reading /proc (23 ms for the memory of a 4 GiB process), asking NVML, disks.
+/// A thread for slow work: reading /proc (23 ms for the memory of a 4 GiB process), NVML, disks.
 ///
-/// A job that is not done in `off_loop_job_deadline` is stuck in the kernel: its caller gets an error, its thread is
-/// left to itself and ends when the kernel lets it, and the jobs behind it run on another. With
-/// `off_loop_stuck_max` such threads every job is refused, until one of them comes back.
+/// A job that exceeds `off_loop_job_deadline` is stuck in the kernel: its caller gets an error, its
+/// thread is detached and ends when the kernel lets it, and later jobs run on a new thread. With
+/// `off_loop_stuck_max` stuck threads, every job is refused until one returns.
 ///
-/// Thread  `run` is called on the loop; the job runs on the other thread, in order; `done` on the loop, later than
-///         `run` returns, in the same order
-/// Owns    what a job captures lives for as long as its thread, which may be longer than this
-/// Errors  deadline_exceeded, resources_exhausted: beside those that the job itself answers
+/// Thread  call `run` on the loop. Jobs run on the other thread, in order; `done` runs on the loop, in the
+///         same order, after `run` has returned
+/// Owns    captures of a job live as long as its thread, perhaps longer than this
+/// Errors  deadline_exceeded, resources_exhausted, and those of the job itself
 /// Bound   each worker has at most a few jobs; jobs for clients are refused at `off_loop_requests_max`
 class OffLoop {
     template <typename Value>
@@ -43,11 +43,11 @@ public:
                      std::size_t stuck_max = limits::off_loop_stuck_max);
     OffLoop(const OffLoop&) = delete;
     OffLoop& operator=(const OffLoop&) = delete;
-    /// As `end`.
+    /// Calls `end`.
     ~OffLoop();
 
-    /// `what`  is being done, as the attempt of an error
-    /// `done`  is given a Result of what the job returns, or that itself where it is one already
+    /// `what`  describes the job, for errors
+    /// `done`  receives the job's Result, or a Result of its value
     template <typename Job, typename Done>
     void run(std::string what, Job job, Done done) {
         using Answer = typename AnswerOf<std::invoke_result_t<Job&>>::type;
@@ -60,11 +60,11 @@ public:
             });
     }
 
-    /// Jobs that wait or run; those that were given up do neither.
+    /// Jobs that wait or run, without those given up.
     [[nodiscard]] std::size_t waiting() const;
-    /// Waits for the running job, not longer than its deadline or `patience`, and drops the others. False: a thread is
-    /// stuck and may come back at any time, so nothing that a job was given a reference to may be destroyed: leave by
-    /// _Exit().
+    /// Waits for the running job, at most for its deadline or `patience`, and drops the others.
+    /// False: a thread is stuck and may return at any time, so nothing that a job refers to may be
+    /// destroyed: leave by _Exit().
     [[nodiscard]] bool end(Deadline::Clock::duration patience = std::chrono::hours{1});
 
 private:
@@ -84,7 +84,7 @@ private:
     const Deadline::Clock::duration deadline_;
     const std::size_t stuck_max_;
     std::shared_ptr<State> state_;
-    std::thread thread_;  ///< the present one; started by the first job
+    std::thread thread_;  ///< the present one; the first job starts it
     Deadline watch_;      ///< of the running job
 };
 

@@ -28,10 +28,10 @@ void PacketLink::wait_readable() {
     });
 }
 
-/// False when the link has ended.
+/// Returns false if the link has ended.
 bool PacketLink::receive_some(std::size_t packets_max) {
     const auto self = shared_from_this();            // a handler may drop the last owner
-    std::array<std::byte, packet_bytes_max> buffer;  // on the stack: only what arrives is touched
+    std::array<std::byte, packet_bytes_max> buffer;  // on the stack: only the received bytes are touched
     for (std::size_t i = 0; i < packets_max && open_; ++i) {
         Packet packet;
         // A worker's hello brings its end of each channel.
@@ -73,7 +73,7 @@ void PacketLink::flush() {
         for (const UniqueFd& fd : next.fds) numbers.push_back(fd.get());
         const auto sent = send_packet(socket_.native_handle(), next.bytes, numbers);
         if (!sent && sent.error().code == ErrorCode::queue_full) break;
-        // A dead peer shows as end of file too, after what it had still said: nothing is lost by waiting for that.
+        // The end of file reports a dead peer too, after its last packets: wait for that.
         outbox_.pop_front();
     }
     if (outbox_.empty() || waits_writable_) return;

@@ -16,11 +16,11 @@ namespace bulkhead::supervisor {
 
 /// One end of a SOCK_SEQPACKET pair on the loop: the link to the keeper, or to one worker.
 ///
-/// Bound   packets that the peer does not take wait up to `link_outbox_packets_max`; one more ends the
-///         link with queue_full. Fair: a chatty peer gets `link_packets_per_turn` packets a turn.
+/// Bound   up to `link_outbox_packets_max` unsent packets; one more ends the link with queue_full. Fair: a
+///         busy peer gets `link_packets_per_turn` packets per turn.
 class PacketLink : public std::enable_shared_from_this<PacketLink> {
 public:
-    /// The packet's bytes are valid during the call; they are never empty, since such a packet means nothing.
+    /// The bytes are valid during the call and never empty: empty packets are ignored.
     using OnPacket = std::function<void(Packet&)>;
     /// Called once, at the end of file or with the error that ended the link; never after `close`.
     using OnClosed = std::function<void(const Error* why)>;
@@ -32,12 +32,12 @@ public:
 
     void start(OnPacket on_packet, OnClosed on_closed);
     void send(std::string bytes, std::vector<UniqueFd> fds = {});
-    /// Hands over what has arrived already; for a peer that is known to be dead.
+    /// Handles packets that have already arrived. For a peer known to be dead.
     void receive_waiting();
-    /// Everything sent has left this process.
+    /// Has everything left this process?
     [[nodiscard]] bool is_flushed() const noexcept { return outbox_.empty(); }
     void close();
-    /// Empty packets that came.
+    /// Number of empty packets received.
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return ignored_frames_; }
 
 private:

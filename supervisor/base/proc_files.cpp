@@ -42,7 +42,7 @@ std::optional<Number> parse_number(std::string_view text, int base) {
     return value;
 }
 
-/// Of lines such as "RssAnon:      123 kB", each of which must be there; in bytes.
+/// Sums lines such as "RssAnon:      123 kB", in bytes; all of them must be present.
 template <std::size_t count>
 std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, const std::array<std::string_view, count>& names) {
     std::uint64_t kilobytes = 0;
@@ -59,15 +59,15 @@ std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, const std::
     return kilobytes * 1024;
 }
 
-/// Of an smaps_rollup: what this process alone has written.
+/// From an smaps_rollup: memory that only this process has written.
 std::uint64_t unshared_bytes(std::string_view smaps_rollup) {
     return sum_of_kilobytes<1>(smaps_rollup, {"Private_Dirty:"}).value_or(0);
 }
 
-/// Those that the kernel answers when the process' memory map is at rest.
+/// Files that the kernel serves only while the process' memory map is not being changed.
 bool is_of_memory(std::string_view file) { return file == "environ" || file == "maps" || file == "smaps_rollup"; }
 
-/// Empty when it cannot be read, or exceeds `bytes_max`.
+/// Empty if unreadable, or larger than `bytes_max`.
 std::optional<std::string> read_file(const std::string& path, std::size_t bytes_max) {
     const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
     if (!fd) return std::nullopt;
@@ -84,7 +84,7 @@ std::optional<std::string> read_file(const std::string& path, std::size_t bytes_
     return std::nullopt;
 }
 
-/// The entries of a folder of /proc that are numbers.
+/// Returns the numeric entries of a /proc folder.
 std::vector<pid_t> numbers_in(const std::string& folder) {
     std::vector<pid_t> numbers;
     const std::unique_ptr<DIR, int (*)(DIR*)> entries{::opendir(folder.c_str()), ::closedir};
@@ -97,7 +97,7 @@ std::vector<pid_t> numbers_in(const std::string& folder) {
     return numbers;
 }
 
-/// Never destroyed: a thread that the kernel holds may come back while the process ends.
+/// Never destroyed: a thread stuck in the kernel may return while the process ends.
 struct BeingRead {
     std::mutex mutex;
     std::set<pid_t> pids;
@@ -134,7 +134,7 @@ std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size
     if (!mine) return std::nullopt;
     auto text = read_file(fmt::format("/proc/{}/{}", pid, file), bytes_max);
     if (text && !text->empty()) return text;
-    // The number is that of the first thread, which gives its memory up when it ends, be it long before the others.
+    // The pid names the first thread, which releases its memory map when it ends, perhaps long before the others.
     for (const pid_t thread : threads_of(pid)) {
         if (thread == pid) continue;
         auto of_thread = read_file(fmt::format("/proc/{}/task/{}/{}", pid, thread, file), bytes_max);
@@ -269,7 +269,7 @@ bool has_ended(const UniqueFd& pidfd) { return pidfd && ends_within(pidfd, {}); 
 
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) {
     UniqueFd pidfd = pidfd_of(pid);
-    // Asked only now: what the number means can not change any more without the pidfd knowing.
+    // Check after opening the pidfd: from now on the number cannot change its process unnoticed.
     if (!pidfd || !is_meant(pid) || ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) != 0) return {};
     return pidfd;
 }

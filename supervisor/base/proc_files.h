@@ -15,20 +15,20 @@
 
 namespace bulkhead::supervisor {
 
-/// Reading /proc, all of it off the loop: a large process' maps take milliseconds.
+/// Reading /proc. Always off the loop: the maps of a large process take milliseconds.
 ///
-/// A process may end between any two lines of these; then they find nothing, and that is not an error.
+/// A process may end at any time; the functions then return nothing, which is not an error.
 
-/// For as long as it lives, this thread reads of that process' memory: environ, maps, smaps. The kernel may never
-/// answer, when the process hangs in the middle of changing it: other threads then find it being read, and do not hang
-/// as well.
+/// Marks that this thread reads a process' memory files: environ, maps, smaps. If the process hangs
+/// while it changes its memory, the kernel may never answer. Other threads see the mark and do not
+/// hang too.
 class ProcessBeingRead {
 public:
     explicit ProcessBeingRead(pid_t pid);
     ~ProcessBeingRead();
     ProcessBeingRead(const ProcessBeingRead&) = delete;
     ProcessBeingRead& operator=(const ProcessBeingRead&) = delete;
-    /// False: another one does.
+    /// False: another thread reads it.
     explicit operator bool() const noexcept { return is_first_; }
 
 private:
@@ -37,64 +37,64 @@ private:
 };
 [[nodiscard]] bool is_being_read(pid_t pid);
 
-/// Empty when the process is gone, is another user's or being read, or the file exceeds `bytes_max`. What is told of
-/// its memory is there for as long as any of its threads runs.
+/// Returns empty if the process is gone, belongs to another user or is being read, or the file
+/// exceeds `bytes_max`. Memory files stay readable while any thread of the process runs.
 [[nodiscard]] std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max);
 
-/// `Pss_Anon` + `Pss_Shmem` of an smaps_rollup, in bytes: what is gone when the process is, page cache is not.
+/// Returns `Pss_Anon` + `Pss_Shmem` of an smaps_rollup in bytes: what the end of the process frees, without page cache.
 [[nodiscard]] std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup);
 [[nodiscard]] std::optional<std::uint64_t> read_host_bytes(pid_t pid);
-/// Memory on the host of a process and of those below it: an engine in Python may have forked some.
+/// Host memory of a process and its descendants: a Python engine may have forked.
 struct HostMemory {
-    std::uint64_t bytes = 0;     ///< as `read_host_bytes`
-    std::uint64_t resident = 0;  ///< as `read_resident_of_tree`
-    std::uint64_t mapped = 0;    ///< their share of pages of files, which the kernel can take back
+    std::uint64_t bytes = 0;     ///< see `read_host_bytes`
+    std::uint64_t resident = 0;  ///< see `read_resident_of_tree`
+    std::uint64_t mapped = 0;    ///< their share of file pages, which the kernel can reclaim
 };
 [[nodiscard]] std::optional<HostMemory> read_host_memory(pid_t pid);
 
-/// `RssAnon` + `RssShmem` of /proc/PID/status: quicker than the above, and still there while a process is ending, until
-/// the kernel takes its memory. Empty after that.
+/// Returns `RssAnon` + `RssShmem` of /proc/PID/status: faster than the above, and valid while the
+/// process ends, until the kernel frees its memory. Empty after that.
 [[nodiscard]] std::optional<std::uint64_t> parse_resident_bytes(std::string_view status);
 [[nodiscard]] std::optional<std::uint64_t> read_resident_bytes(pid_t pid);
 
-/// The same, so slabs that clients map too count in full, and what each process below it shares with nobody.
+/// As `read_resident_bytes`, with the unshared memory of each descendant. Slabs that clients also map count in full.
 [[nodiscard]] std::optional<std::uint64_t> read_resident_of_tree(pid_t pid);
 
-/// Bytes that a /proc/PID/maps shows of memfds whose label begins with `label_prefix`.
+/// Returns the bytes of memfds in a /proc/PID/maps whose label begins with `label_prefix`.
 [[nodiscard]] std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix);
 
-/// Value of a variable in a /proc/PID/environ: "NAME=value" strings, each ended by a zero byte.
+/// Returns the value of a variable in a /proc/PID/environ: "NAME=value" strings, each ended by a zero byte.
 [[nodiscard]] std::optional<std::string_view> environment_value(std::string_view environ_bytes, std::string_view name);
 
-/// Processes of the caller's user, itself left out.
+/// Returns the processes of the caller's user, except itself.
 [[nodiscard]] std::vector<pid_t> own_processes();
 
-/// By their numbers; none when it is gone.
+/// Returns the thread ids; none if the process is gone.
 [[nodiscard]] std::vector<pid_t> threads_of(pid_t pid);
-/// Its children, theirs, and so on.
+/// Returns its children, their children, and so on.
 [[nodiscard]] std::vector<pid_t> descendants_of(pid_t pid);
 
-/// The process that a thread is of; empty when it is gone.
+/// Returns the process of a thread; empty if it is gone.
 [[nodiscard]] std::optional<pid_t> process_of_thread(pid_t thread);
 
-/// The name of a process as the kernel shows it, escaped; empty when it is gone.
+/// Returns the kernel's name of a process, escaped; empty if it is gone.
 [[nodiscard]] std::string process_name(pid_t pid);
 
-/// "4711:123456": pid and start in clock ticks since boot, which no two processes share; empty when it is gone.
+/// Returns "4711:123456": pid and start in clock ticks since boot, unique to a process; empty if it is gone.
 [[nodiscard]] std::optional<std::string> process_identity(pid_t pid);
 
-/// Its process has ended; until its parent has reaped it, it is a zombie.
+/// True once the process has ended, even before its parent reaps it.
 [[nodiscard]] bool has_ended(const UniqueFd& pidfd);
 
-/// Sends SIGKILL to `pid` if it still is the process for which `is_meant` holds; by pidfd, so that a
-/// recycled number is never hit. The pidfd of what was killed, or nothing.
+/// Sends SIGKILL to `pid` if `is_meant` holds for it; by pidfd, so that a recycled number is never
+/// hit. Returns the pidfd of the killed process, or nothing.
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant);
-/// Sends SIGKILL, whoever the parent is.
+/// Sends SIGKILL; the process need not be a child.
 void kill_process(const UniqueFd& pidfd);
 
-/// Somebody has this number: a process that runs or is a zombie, perhaps of another user.
+/// Is the number in use, by a running process or a zombie, perhaps of another user?
 [[nodiscard]] bool process_exists(pid_t pid);
-/// A process is in this group.
+/// Is any process in this group?
 [[nodiscard]] bool process_group_exists(pid_t group);
 
 }  // namespace bulkhead::supervisor

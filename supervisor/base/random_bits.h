@@ -6,10 +6,10 @@
 
 namespace bulkhead::supervisor {
 
-/// 64 random bits of the kernel. Linked statically, std::random_device would need glibc 2.36.
+/// Returns 64 random bits from the kernel. std::random_device, linked statically, would need glibc 2.36.
 inline std::uint64_t random_bits() noexcept {
     std::uint64_t bits = 0;
-    (void)::getentropy(&bits, sizeof bits);  // fails before Linux 3.17 alone
+    (void)::getentropy(&bits, sizeof bits);  // fails only before Linux 3.17
     return bits;
 }
 

@@ -7,11 +7,11 @@
 
 namespace bulkhead::supervisor {
 
-/// By which a worker is known everywhere: ps, receipts, channels, logs, the keeper.
+/// The name of a worker everywhere: ps, receipts, channels, logs, the keeper.
 struct WorkerName {
     std::string model;  ///< at most 63 bytes
     std::uint32_t replica = 0;
-    std::uint64_t generation = 0;  ///< rises with every spawn of the daemon, never used twice
+    std::uint64_t generation = 0;  ///< rises with every spawn of the daemon; never reused
 
     /// "minilm/0"
     [[nodiscard]] std::string place() const { return model + "/" + std::to_string(replica); }

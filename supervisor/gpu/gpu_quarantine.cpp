@@ -12,7 +12,7 @@
 namespace bulkhead::supervisor {
 namespace {
 
-/// Also of one that is gone already, or never was: it has a pid, and no start.
+/// Also for a process that is gone or never existed: then without a start time.
 std::string identity_of(pid_t pid) { return process_identity(pid).value_or(fmt::format("{}:", pid)); }
 
 std::string joined(const std::vector<GpuQuarantine::Reason>& reasons) {

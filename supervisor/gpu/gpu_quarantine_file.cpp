@@ -43,14 +43,14 @@ json::object to_json(const State& state) {
     return {{"reasons", std::move(reasons)}, {"failures", std::move(failures)}};
 }
 
-/// Whether a process is still the one that had this identity.
+/// Is this process still the one with this identity?
 bool lives(const std::string& identity) {
     pid_t pid = 0;
     std::from_chars(identity.data(), identity.data() + identity.size(), pid);
     return pid > 0 && process_identity(pid) == identity;
 }
 
-/// False when it is not what `to_json` writes.
+/// Returns false if `one` is not in the format of `to_json`.
 bool take_reason(State& state, const std::string& uuid, const json::object& one) {
     auto text = string_member(one, "text");
     if (!text || text->empty()) return false;
@@ -63,7 +63,7 @@ bool take_failure(State& state, const std::string& uuid, const json::object& one
     auto model = string_member(one, "model");
     const auto at = unsigned_member(one, "unix_ms");
     if (!model || !at) return false;
-    // A clock that was set back would make it a failure of the future, and count it for too long.
+    // If the clock was set back, the failure would lie in the future and count for too long.
     const std::chrono::milliseconds age{unix_ms() - static_cast<std::int64_t>(*at)};
     if (age >= std::chrono::milliseconds{0} && age <= limits::gpu_failures_window)
         state.failures[uuid].push_back({std::move(*model), GpuQuarantine::Clock::now() - age});

@@ -8,19 +8,19 @@
 
 namespace bulkhead::supervisor {
 
-/// Which GPUs are quarantined and what counts against others, in a file beside the logs: a GPU does not get well by the
-/// end of a supervisor.
+/// Quarantined GPUs, and failures that count against others, in a file beside the logs: a new
+/// supervisor does not repair a GPU.
 ///
 /// Format  {"keeper", "reasons": {UUID: [{"text", "process"?}]}, "failures": {UUID: [{"model", "unix_ms"}]}};
-///         `process` is the pid and start of one that holds the GPU
+///         `process`: pid and start time of a process that holds the GPU
 class GpuQuarantineFile {
 public:
     explicit GpuQuarantineFile(const std::filesystem::path& folder);
 
-    /// A disk that is full costs a line in the log.
+    /// On a full disk, logs a line.
     void save(const GpuQuarantine::State& state) const;
-    /// Without reasons whose process has ended meanwhile, and failures that are too old to count. Empty when there is
-    /// no file of this keeper, or, with a warning in the log, when it is corrupt.
+    /// Leaves out reasons whose process has ended, and failures too old to count. Empty if there is
+    /// no file of this keeper, or it is corrupt (logs a warning).
     [[nodiscard]] std::optional<GpuQuarantine::State> load() const;
 
 private:

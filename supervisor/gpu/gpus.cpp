@@ -27,13 +27,13 @@ std::string text_of(const Xid& xid, std::int64_t time_ms) {
 
 }  // namespace
 
-/// Shared with the thread that asks the driver, which outlives its owner when the driver never answers.
+/// Shared with the thread that asks the driver, which outlives this object if the driver never answers.
 struct Gpus::Reader {
     mutable std::mutex mutex;
     std::condition_variable changed;
     std::uint64_t asked = 0;
     std::uint64_t answered = 0;
-    bool late = false;  ///< the present question was given up by who asked
+    bool late = false;  ///< the caller gave up the present question
     bool ending = false;
     std::optional<Result<std::vector<Gpu>>> answer;
     std::map<std::string, std::deque<Event>> events;  ///< by UUID
@@ -129,7 +129,7 @@ namespace {
 
 Device device_of(const Gpu& gpu) { return {fmt::format("cuda:{}", gpu.index), gpu.uuid}; }
 
-/// Why nothing is to be started on it now; empty when it may be.
+/// Why nothing may start on it now; empty if it may.
 Error trouble_of(const Gpu& gpu, const std::map<std::string, std::string>& quarantined) {
     if (!gpu.trouble.empty())
         return {ErrorCode::resources_exhausted, "it is " + gpu.trouble,

@@ -10,10 +10,10 @@
 
 namespace bulkhead::supervisor {
 
-/// The machine's GPUs as last asked. NVML is opened by the first question, so a CPU fleet never pays for it.
+/// The machine's GPUs at the last reading. The first reading opens NVML, so a CPU fleet never pays for it.
 ///
-/// The driver is asked on a thread of its own, because it may block for as long as it likes, even for ever: who asks
-/// waits `gpu_answer_deadline` once, and from then on gets an error at once, until the driver has answered.
+/// A thread of its own asks the driver, which may block forever. A caller waits
+/// `gpu_answer_deadline` once; then callers get an error at once until the driver has answered.
 ///
 /// Thread  `read`: the off-loop thread; `events`: any
 class Gpus {
@@ -23,13 +23,13 @@ public:
     Gpus(const Gpus&) = delete;
     Gpus& operator=(const Gpus&) = delete;
 
-    /// Errors  not_running: why there is no NVML; resources_exhausted, deadline_exceeded: the driver answers nothing
+    /// Errors  not_running: why there is no NVML; resources_exhausted, deadline_exceeded: the driver does not answer
     [[nodiscard]] Result<std::vector<Gpu>> read();
-    /// Empty when this GPU does not answer.
+    /// Empty if this GPU does not answer.
     [[nodiscard]] std::optional<Gpu> read(const std::string& uuid);
 
-    /// Errors that the driver reported of a GPU at `since_unix_ms` or later, as far as they were seen by a reading:
-    /// "Xid 31 at 12:00:01 UTC (MMU fault: an illegal address was accessed)".
+    /// Returns the errors that the driver reported for a GPU at `since_unix_ms` or later and that a
+    /// reading has seen: "Xid 31 at 12:00:01 UTC (MMU fault: an illegal address was accessed)".
     [[nodiscard]] std::vector<std::string> events(const std::string& uuid, std::int64_t since_unix_ms) const;
 
 private:
@@ -44,10 +44,10 @@ struct Device {
     [[nodiscard]] bool is_gpu() const noexcept { return !uuid.empty(); }
 };
 
-/// `auto` is the GPU with the most free memory that is neither in trouble nor quarantined, or the CPU on a machine
-/// without NVML or GPUs; else "cpu", "cuda:N" or a GPU's UUID. `quarantined` gives reasons by UUID.
-/// Errors  config_invalid naming what there is; resources_exhausted: it is quarantined, lost or does not answer,
-///         which may pass
+/// `declared`: "cpu", "cuda:N", a GPU's UUID, or `auto`: the GPU with the most free memory that has no trouble and no
+/// quarantine, or the CPU on a machine without NVML or GPUs. `quarantined` has reasons by UUID.
+/// Errors  config_invalid with the devices there are; resources_exhausted: quarantined, lost or not
+///         answering, which may pass
 /// Thread  the off-loop thread
 [[nodiscard]] Result<Device> place(Gpus& gpus, const std::string& declared,
                                    const std::map<std::string, std::string>& quarantined = {});

@@ -16,34 +16,34 @@ namespace bulkhead::supervisor {
 
 struct GpuProcess {
     std::int64_t pid = 0;
-    std::optional<std::uint64_t> bytes;  ///< empty where the driver does not tell
+    std::optional<std::uint64_t> bytes;  ///< empty if the driver does not report it
 };
 
-/// What a GPU reports beside its memory; empty where the driver does not.
+/// What a GPU reports beside its memory; empty if the driver does not report it.
 struct GpuSensors {
     std::optional<unsigned> clock_mhz;  ///< of the multiprocessors
     std::optional<unsigned> power_mw;
     std::optional<unsigned> temperature_c;
     std::optional<unsigned> utilization_percent;  ///< of the time since the driver's last sample
-    std::vector<std::string_view> throttled;      ///< by what its clock is held down now
+    std::vector<std::string_view> throttled;      ///< what holds its clock down now
 };
 
 struct Gpu {
     unsigned index = 0;
-    std::string uuid;                          ///< "GPU-…"; empty for one that has never answered
+    std::string uuid;                          ///< "GPU-…"; empty for a GPU that never answered
     std::string name;                          ///< escaped
     std::string trouble;                       ///< "lost: GPU is lost"; empty while it answers
-    bool lost = false;                         ///< for good: it has fallen off the bus
-    std::optional<std::uint64_t> total_bytes;  ///< empty where the driver does not tell, or it does not answer
+    bool lost = false;                         ///< permanently: fallen off the bus
+    std::optional<std::uint64_t> total_bytes;  ///< empty if not reported, or the GPU does not answer
     std::optional<std::uint64_t> free_bytes;
     bool processes_known = false;
-    std::vector<GpuProcess> processes;  ///< of compute and graphics, each once
+    std::vector<GpuProcess> processes;  ///< compute and graphics, each process once
     GpuSensors sensors{};
 
-    /// It is listed, with or without a figure.
+    /// Finds a listed process, with or without a memory figure.
     [[nodiscard]] const GpuProcess* find(std::int64_t pid) const;
-    /// Used memory that no listed process accounts for: the driver's own, and that of processes that died and are not
-    /// yet given back. Empty unless the driver tells all figures.
+    /// Used memory that no listed process accounts for: the driver's own, and memory of dead
+    /// processes that is not freed yet. Empty unless the driver reports all figures.
     [[nodiscard]] std::optional<std::uint64_t> unattributed_bytes() const;
 };
 
@@ -51,14 +51,14 @@ struct Gpu {
 struct Xid {
     std::string uuid;
     std::uint64_t number = 0;
-    /// What the well-known ones mean, else "see NVIDIA's list of Xid errors".
+    /// Returns the meaning of well-known numbers, else "see NVIDIA's list of Xid errors".
     [[nodiscard]] std::string_view meaning() const;
 };
 
-/// The driver's management library, loaded at run time: it creates no CUDA context, so it costs no device
-/// memory and survives what a worker does to its device.
+/// The driver's management library, loaded at run time. It creates no CUDA context, so it costs no
+/// device memory and survives whatever a worker does to its device.
 ///
-/// Thread  any one at a time; calls may block for as long as the driver does, so `Gpus` makes them on its own
+/// Thread  any, one at a time; calls may block as long as the driver does, so `Gpus` calls it on a thread of its own
 class Nvml {
 public:
     /// `$BULKHEAD_NVML`, else libnvidia-ml.so.1.
@@ -67,13 +67,13 @@ public:
     Nvml(const Nvml&) = delete;
     Nvml& operator=(const Nvml&) = delete;
 
-    /// Every GPU with its memory and processes, as of now. One that does not answer is there with its trouble, and
-    /// with the name and UUID it had when it did.
-    /// Errors  resources_exhausted: the driver answers nothing, in its words
+    /// Returns every GPU with its present memory and processes. A GPU that does not answer has
+    /// `trouble` set, with its last known name and UUID.
+    /// Errors  resources_exhausted: the driver does not answer; the text is its own
     [[nodiscard]] Result<std::vector<Gpu>> gpus();
 
-    /// What happened since the last call, at most `gpu_events_per_read`; never waits. GPUs are watched from the first
-    /// `gpus` on.
+    /// Returns the errors since the last call, at most `gpu_events_per_read`; never waits. Watches
+    /// GPUs from the first call of `gpus` on.
     [[nodiscard]] std::vector<Xid> take_xids();
 
 private:
@@ -96,7 +96,7 @@ private:
     void* library_;
     std::unique_ptr<Functions> functions_;
     bool started_ = false;
-    bool in_trouble_ = false;  ///< at the last reading: what came back needs a new start of the library
+    bool in_trouble_ = false;  ///< at the last reading: only a restart of the library sees a recovery
     std::chrono::steady_clock::time_point started_at_{};
     std::map<std::string, Known> known_;    ///< by UUID: every GPU that has ever answered
     void* events_ = nullptr;                ///< the library's event set

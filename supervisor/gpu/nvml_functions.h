@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-/// The part of nvml.h that is used here. NVML keeps the ABI of a versioned function for ever.
+/// The part of nvml.h in use. NVML keeps the ABI of a versioned function forever.
 namespace bulkhead::supervisor::nvml {
 
 using Device = void*;
@@ -44,7 +44,7 @@ struct Utilization {
     unsigned gpu, memory;
 };
 
-/// The library's functions. Those from `graphics_processes` on may be null: an older driver has not got them.
+/// The library's functions. Those from `graphics_processes` on may be null: an older driver lacks them.
 struct Functions {
     int (*init)() = nullptr;
     int (*shutdown)() = nullptr;
@@ -67,7 +67,7 @@ struct Functions {
     int (*events_wait)(EventSet, Event*, unsigned) = nullptr;
     int (*events_free)(EventSet) = nullptr;
 
-    /// Name of the first function that the library lacks and must have; null when it has them all.
+    /// Loads them. Returns the name of the first required function that the library lacks; null if there is none.
     const char* load(void* library) {
         const auto find = [&](auto& function, const char* symbol) {
             function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, symbol));

@@ -18,7 +18,7 @@
 namespace bulkhead::supervisor {
 namespace {
 
-constexpr std::uint64_t unbounded_min = std::uint64_t{1} << 62U;  ///< how version 1 shows that there is no bound
+constexpr std::uint64_t unbounded_min = std::uint64_t{1} << 62U;  ///< version 1's sign for no bound
 
 Result<> write_number(const std::filesystem::path& path, std::uint64_t number) {
     const std::string text = fmt::format("{}", number);
@@ -38,7 +38,7 @@ std::unique_ptr<MemoryLimits> MemoryLimits::make(const Cgroups* cgroups, pid_t k
     if (!own || ::access(own->c_str(), W_OK | X_OK) != 0) return nullptr;
     const auto path = keeper_folder(*own, keeper);
     for (const auto& former : folders_of_gone_keepers(*own, keeper)) remove_empty(former);
-    remove_empty(path);  // what this keeper's former supervisors left
+    remove_empty(path);  // leftovers of this keeper's former supervisors
     if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return nullptr;
     if (::access((path / "cgroup.procs").c_str(), W_OK) != 0) return nullptr;
     return std::unique_ptr<MemoryLimits>{new MemoryLimits{cgroups, path}};
@@ -74,7 +74,7 @@ std::optional<std::uint64_t> MemoryLimits::oom_kills(const WorkerName& worker) c
 }
 
 void MemoryLimits::remove(const WorkerName& worker) {
-    if (path_.empty()) return;  // it goes with the worker's cgroup
+    if (path_.empty()) return;  // the folder is removed with the worker's cgroup
     unwanted_.insert(folder(worker));
     std::erase_if(unwanted_, [](const auto& path) { return ::rmdir(path.c_str()) == 0 || errno == ENOENT; });
 }

@@ -47,7 +47,7 @@ void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains)
         for (const pid_t pid : scope.only) look_at(pid);
         return;
     }
-    look_at(::getpid());  // nobody is exempt from mapping a slab
+    look_at(::getpid());  // this process may map a slab too
     // A process that forked meanwhile is new in the next list. One that keeps forking is found at the next look.
     std::set<pid_t> seen;
     for (int round = 0; round < 4; ++round) {
@@ -143,7 +143,7 @@ void Reclamation::look() {
         });
 }
 
-/// Nothing more can be seen of it, so nothing is claimed: others must not wait for what may never come.
+/// Nothing more can be observed, so nothing is claimed: other processes must not wait for the answer.
 void Reclamation::give_up() { done_({std::move(last_), false}); }
 
 void Reclamation::judge(Remains remains) {
@@ -159,7 +159,7 @@ void Reclamation::judge(Remains remains) {
             spdlog::warn("worker={} pid={} name={} had left its process group and was killed", trace_->worker.text(),
                          holder.pid, in_quotes(holder.name));
         }
-        // Nothing of a reaped worker comes into being later: what one look at everybody has not found is not there.
+        // A reaped worker creates nothing new: what one look at all processes has not found does not exist.
         scope_.processes = !(saw_all && remains.group_empty && scope_.only.empty());
         if (!saw_all && scope_.only.empty()) return look();
     } else {
@@ -178,14 +178,14 @@ void Reclamation::judge(Remains remains) {
     pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look(); });
 }
 
-/// Two equal readings, and nothing known to be missing between what the worker had and what came back.
+/// True after two equal readings, if nothing is known to be missing between what the worker had and what came back.
 bool Reclamation::gpu_has_settled(const Remains& remains) {
     if (trace_->gpu_uuid.empty()) return true;
     if (!remains.gpu_answered) return false;
     const auto before = std::exchange(free_at_last_look_, remains.gpu_free_bytes);
     if (remains.holds("gpu")) return false;
-    if (!remains.gpu_free_bytes) return trace_->gpu && !trace_->gpu->pids.empty();  // it is listed no more
-    // Without a figure of its own, all that is known of it is that it had some memory.
+    if (!remains.gpu_free_bytes) return trace_->gpu && !trace_->gpu->pids.empty();  // it is no longer listed
+    // Without a figure of its own, we only know that it had some memory.
     if (trace_->gpu_is_recent && trace_->gpu && !trace_->gpu->own_bytes && trace_->gpu->free_bytes &&
         *remains.gpu_free_bytes <= *trace_->gpu->free_bytes + limits::settle_gpu_noise_bytes)
         return false;

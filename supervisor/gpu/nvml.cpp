@@ -104,7 +104,7 @@ Result<unsigned> Nvml::count() {
                      fmt::format("asking NVML for the GPUs: {}", functions_->error_string(status)),
                      "run nvidia-smi, which meets the same error"};
     };
-    // A GPU that came back, or a driver that was loaded again, is seen by a new start of the library alone.
+    // Only a restart of the library sees a GPU that came back, or a driver that was loaded again.
     if (in_trouble_ && (!started_ || Clock::now() - started_at_ >= limits::gpu_reopen_pause)) {
         stop();
         if (const int status = start(); status != nvml::success) return failed(status);
@@ -124,8 +124,8 @@ Result<std::vector<Gpu>> Nvml::gpus() {
     return gpus;
 }
 
-/// A GPU that has fallen off the bus does not tell its name any more, or is missing from the count, and then others
-/// have moved to its index.
+/// Fills in names of lost GPUs: a GPU that has fallen off the bus no longer reports its name, or is
+/// missing from the count while others have moved to its index.
 void Nvml::name_the_lost(std::vector<Gpu>& gpus) {
     for (const auto& [uuid, known] : known_) {
         const auto is_seen = [&](const Gpu& gpu) { return gpu.uuid == uuid; };
@@ -223,7 +223,7 @@ GpuSensors Nvml::read_sensors(void* device) const {
     nvml::Utilization used{};
     if (functions_->utilization != nullptr && functions_->utilization(device, &used) == nvml::success)
         sensors.utilization_percent = used.gpu;
-    // nvmlClocksThrottleReason*; an idle GPU (1) is not held down.
+    // nvmlClocksThrottleReason*; an idle GPU (1) is not throttled.
     constexpr std::array<std::pair<unsigned long long, std::string_view>, 8> names{{{0x2, "clock setting"},
                                                                                    {0x4, "power cap"},
                                                                                    {0x8, "hardware slowdown"},
@@ -241,7 +241,7 @@ GpuSensors Nvml::read_sensors(void* device) const {
 
 void Nvml::watch(void* device, const std::string& uuid) {
     if (events_ == nullptr || !watched_.try_emplace(device, uuid).second) return;
-    (void)functions_->events_register(device, nvml::event_xid, events_);  // one that has none is simply not heard of
+    (void)functions_->events_register(device, nvml::event_xid, events_);  // a GPU without events is simply not watched
 }
 
 std::vector<Xid> Nvml::take_xids() {

@@ -36,7 +36,7 @@ std::string packet_of(wire::Type type, const T& body) {
     return make_packet(type, 0, std::string_view{reinterpret_cast<const char*>(&body), sizeof body});
 }
 
-/// Copied once, out of the receive buffer; empty when the packet is too short.
+/// Copies the struct out of the receive buffer; empty if the packet is too short.
 template <typename T>
 std::optional<T> read_as(std::span<const std::byte> bytes) {
     if (bytes.size() < sizeof(T)) return std::nullopt;
@@ -61,7 +61,7 @@ std::string_view step_text(std::uint32_t step) {
     return "an unknown step";
 }
 
-/// The packet came, its descriptors did not: the supervisor has none free.
+/// The packet arrived without its descriptors: the supervisor has none free.
 Error out_of_descriptors(const std::string& attempt) {
     return system_error(attempt + ": receiving its descriptors", EMFILE);
 }
@@ -199,7 +199,7 @@ void KeeperClient::on_spawned(const wire::Spawned& body, Packet& packet) {
     const auto found = lives_.find(body.key.generation);
     if (found == lives_.end() || !found->second.spawned) return violated("an answer to a spawn that was not asked for");
     const WorkerName name = WorkerName::from(body.key);
-    if (packet.fds_lost) {  // it runs, and nobody could ever talk to it
+    if (packet.fds_lost) {  // the process runs, but no link to it exists
         found->second.unreceived = out_of_descriptors("starting a process for " + name.place());
         return signal(name, SIGKILL, true);
     }
@@ -225,10 +225,10 @@ void KeeperClient::on_spawn_failed(const wire::SpawnFailed& body) {
 
 void KeeperClient::on_exited(const wire::Exited& body) {
     const auto found = lives_.find(body.key.generation);
-    if (found == lives_.end()) return;  // a spawn whose cancelling crossed this packet
+    if (found == lives_.end()) return;  // a spawn whose cancellation crossed this packet
     const bool by_signal = static_cast<wire::WorkerFate>(body.fate) == wire::WorkerFate::killed_by_signal;
     const ProcessExit exit{by_signal, body.exit_number, body.group_empty == 1};
-    if (found->second.unreceived) {  // only now, so that no other is spawned beside it
+    if (found->second.unreceived) {  // only now, so that no second process is spawned beside it
         const Life life = std::move(found->second);
         lives_.erase(found);
         forget(WorkerName::from(body.key));

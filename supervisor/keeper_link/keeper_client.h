@@ -13,15 +13,15 @@
 
 namespace bulkhead::supervisor {
 
-/// The link to the keeper (ipc/links/keeper_link.h), spoken from the supervisor's side.
+/// The supervisor's side of the link to the keeper (ipc/links/keeper_link.h).
 class KeeperClient : public Keeper {
 public:
     struct Handlers {
-        /// The keeper has said who it is, and what it kept of former supervisors' workers.
+        /// The keeper has sent its hello and its records of former supervisors' workers.
         std::function<void(const keeper_link::KeeperHello&, std::vector<FoundWorker>)> ready;
         std::function<void()> stop_asked;
         std::function<void()> reload_asked;
-        /// The link has ended: without its keeper a supervisor has nothing to do.
+        /// The link has ended. Without its keeper the supervisor must end too.
         std::function<void(const Error* why)> closed;
     };
 
@@ -35,21 +35,21 @@ public:
     void keep(const WorkerName& name, const std::string& ledger) override;
     void forget(const WorkerName& name) override;
 
-    /// Everything is unloaded: the keeper removes the socket and ends.
+    /// Reports that everything is unloaded: the keeper removes the socket and ends.
     void stop();
-    /// This supervisor ends now, on purpose: the keeper starts the next one at once, and with `with_keeper` executes
-    /// its own program again before that. Workers stay.
+    /// This supervisor ends on purpose: the keeper starts the next one at once, with `with_keeper`
+    /// after re-executing its own program. Workers stay.
     void hand_over(bool with_keeper);
-    /// The answer to `reload_asked` where this supervisor stays: refused, or nothing to change.
+    /// Answers `reload_asked` if this supervisor stays: the file was refused, or nothing changes.
     void reload_done();
     [[nodiscard]] bool is_flushed() const noexcept { return link_->is_flushed(); }
 
 private:
     struct Life {
         OnSpawned spawned;                   ///< empty once called
-        OnExited exited;                     ///< empty until a worker that was found is adopted
+        OnExited exited;                     ///< empty until a found worker is adopted
         std::optional<ProcessExit> early{};  ///< it ended before that
-        std::optional<Error> unreceived{};   ///< why its descriptors never came: the spawn fails with it once it ended
+        std::optional<Error> unreceived{};   ///< lost descriptors: once it ended, the spawn fails with this
     };
 
     void on_packet(Packet& packet);

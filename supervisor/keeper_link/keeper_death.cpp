@@ -15,7 +15,7 @@ namespace {
 std::atomic<int> cgroup_kill{-1};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-/// Async-signal-safe. This process is not in that cgroup, but above it.
+/// Async-signal-safe. This process is above that cgroup, not in it.
 extern "C" void on_keeper_death(int) {
     [[maybe_unused]] const ssize_t written = ::write(cgroup_kill.load(), "1", 1);
     ::_exit(1);
@@ -29,7 +29,7 @@ void end_with_keeper() noexcept {
     struct sigaction action {};
     action.sa_handler = on_keeper_death;
     ::sigfillset(&action.sa_mask);
-    if (::sigaction(number, &action, nullptr) != 0) return;  // SIGKILL it stays
+    if (::sigaction(number, &action, nullptr) != 0) return;  // keeps SIGKILL
     sigset_t it;
     ::sigemptyset(&it);
     ::sigaddset(&it, number);

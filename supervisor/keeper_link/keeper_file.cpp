@@ -26,7 +26,7 @@ Result<> KeeperFile::save(json::object content) const {
     const std::string fresh = path_.string() + ".new";
     ::unlink(fresh.c_str());
     UniqueFd file{::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)};
-    errno = file ? ENOSPC : errno;  // what a write that stops half-way means, and does not say
+    errno = file ? ENOSPC : errno;  // a short write means a full disk and sets no errno
     if (file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
         ::rename(fresh.c_str(), path_.c_str()) == 0)
         return {};
@@ -39,7 +39,7 @@ std::optional<json::object> KeeperFile::load() const {
     std::ifstream file{path_, std::ios::binary};
     if (!file) return std::nullopt;
     std::ostringstream text;
-    text << file.rdbuf();  // a folder or a failing disk gives an empty one; an iterator would throw
+    text << file.rdbuf();  // a folder or a failing disk gives an empty text; an iterator would throw
     boost::system::error_code ec;
     json::value content = json::parse(text.str(), ec);
     if (ec || !content.is_object()) {

@@ -31,7 +31,7 @@ constexpr std::string_view name = "bulkhead-supervisor ";
 constexpr std::string_view before_versions = " keeper-link ";
 
 struct Said {
-    int status = 0;  ///< as waitid tells it
+    int status = 0;  ///< as waitid reports it
     bool by_signal = false;
     bool in_time = true;
     std::string out, errors;
@@ -47,7 +47,7 @@ std::optional<Pipe> make_pipe() {
     return Pipe{UniqueFd{ends[0]}, UniqueFd{ends[1]}};
 }
 
-/// False at the end of file. What is beyond the bound is read and dropped.
+/// Returns false at the end of file. Drops what exceeds the bound.
 bool read_some(int fd, std::string& text) {
     std::array<char, 4096> bytes;
     const ssize_t size = ::read(fd, bytes.data(), bytes.size());
@@ -57,7 +57,7 @@ bool read_some(int fd, std::string& text) {
     return size > 0;
 }
 
-/// Until both ends are closed, or the deadline.
+/// Reads until both ends are closed, or the deadline.
 bool read_all(UniqueFd out, UniqueFd errors, Said& said) {
     const auto until = Clock::now() + limits::next_supervisor_deadline;
     std::array<pollfd, 2> sources{{{out.get(), POLLIN, 0}, {errors.get(), POLLIN, 0}}};
@@ -99,7 +99,7 @@ Result<Said> ask(const std::string& program, const std::string& fleet) {
     return said;
 }
 
-/// "MIN-MAX" after `before_versions`; whether they meet those of the keeper.
+/// Parses "MIN-MAX" after `before_versions`. Does the range overlap with the keeper's?
 bool speaks_one_of(std::string_view line, std::uint16_t min, std::uint16_t max) {
     const auto at = line.find(before_versions);
     if (at == std::string_view::npos) return false;

@@ -24,13 +24,13 @@ public:
         while (!lines.empty()) {
             const ssize_t written = ::write(STDERR_FILENO, lines.data(), lines.size());
             if (written < 0 && errno == EINTR) continue;
-            if (written <= 0) return;  // nowhere left to say so
+            if (written <= 0) return;  // there is nowhere to report it
             lines.remove_prefix(static_cast<std::size_t>(written));
         }
     }
 };
 
-/// Hands each line over. A flush, which a line about this program's own end asks for, waits.
+/// Passes each line to the writer. A flush, requested by a line about this program's own end, waits.
 class WriterSink : public spdlog::sinks::base_sink<std::mutex> {
 public:
     WriterSink(std::shared_ptr<LogWriter> writer, std::shared_ptr<LogTarget> target)
@@ -48,7 +48,7 @@ private:
     std::shared_ptr<LogTarget> target_;
 };
 
-/// Of its own: who presses Ctrl-S keeps no line from the disk.
+/// A writer of its own: Ctrl-S in the terminal must not delay lines to the disk.
 const std::shared_ptr<LogWriter>& standard_error_writer() {
     static const auto writer = std::make_shared<LogWriter>();
     return writer;
@@ -64,7 +64,7 @@ const std::shared_ptr<LogTarget>& standard_error() {
 std::optional<LogStore> make_log_store(const std::filesystem::path& runtime_folder) {
     const auto folder = runtime_folder / "logs";
     struct stat status {};
-    // Looked at first: it is there for every supervisor but the first, and mkdir() waits for a disk that hangs.
+    // lstat first: only the first supervisor must create the folder, and mkdir() waits for a hanging disk.
     if (::lstat(folder.c_str(), &status) != 0 && ::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
         spdlog::warn("making {}: {}; logs are kept in memory alone", folder.string(), std::strerror(errno));
         return std::nullopt;

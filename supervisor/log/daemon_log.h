@@ -8,17 +8,17 @@
 
 namespace bulkhead::supervisor {
 
-/// `<runtime folder>/logs`, made with mode 0700; empty, with a warning, where it cannot be made.
+/// Creates `<runtime folder>/logs` with mode 0700; empty, with a warning, if that fails.
 [[nodiscard]] std::optional<LogStore> make_log_store(const std::filesystem::path& runtime_folder);
 
-/// The daemon's own log: bulkheadd.log in the store, rotating, and standard error where that is a terminal or there is
-/// no store. No line waits for either.
+/// Opens the daemon's log: bulkheadd.log in the store, rotating, and standard error if that is a
+/// terminal or there is no store. Logging waits for neither.
 void open_daemon_log(const std::optional<LogStore>& store);
 
-/// A line for whoever has started this program. It does not wait for them either.
+/// Prints a line for the person who started this program. Does not wait for the terminal.
 void say_on_standard_error(std::string line);
 
-/// Writes what waits, in the store too. False: as `LogWriter::end`.
+/// Writes all waiting lines, also those of the store. False: as `LogWriter::end`.
 [[nodiscard]] bool end_daemon_log(const std::optional<LogStore>& store);
 
 }  // namespace bulkhead::supervisor

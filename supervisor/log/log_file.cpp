@@ -42,7 +42,7 @@ void LogFile::append(std::string_view lines) {
     if (static_cast<std::size_t>(written) < lines.size()) cut_half_line(lines.substr(0, written));
 }
 
-/// A full disk took the beginning of a batch: what is written next must not go on in the middle of a line.
+/// A full disk took only the beginning of a batch: the next line must not continue a half line.
 void LogFile::cut_half_line(std::string_view written) {
     const std::size_t half = written.size() - (written.rfind('\n') + 1);
     const off_t end = ::lseek(file_.get(), 0, SEEK_CUR);

@@ -8,13 +8,13 @@
 
 namespace bulkhead::supervisor {
 
-/// A text file of at most `log_file_bytes_max` bytes, with its predecessor beside it as NAME.1.
-/// A full disk or a read-only folder costs lines of that time, whole ones, and one warning, nothing else.
+/// A text file of at most `log_file_bytes_max` bytes; its predecessor is NAME.1 beside it. A full
+/// disk or a read-only folder loses whole lines and logs one warning, nothing else.
 ///
-/// Thread  the writer's
+/// Thread  the log writer's
 class LogFile : public LogTarget {
 public:
-    /// Opened by the first line.
+    /// The first line opens the file.
     explicit LogFile(std::filesystem::path path) : path_{std::move(path)} {}
 
     void append(std::string_view lines) override;

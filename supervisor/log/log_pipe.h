@@ -13,29 +13,29 @@
 
 namespace bulkhead::supervisor {
 
-/// Reads what one worker prints, as fast as it prints, and hands the lines to its model's log.
+/// Reads a worker's output as fast as it prints, and passes the lines to its model's log.
 class LogPipe : public std::enable_shared_from_this<LogPipe> {
 public:
-    /// Is called with each line that the worker printed, before the log has it.
+    /// Called with each line that the worker printed, before the log has it.
     using Heard = std::function<void(const std::string& line)>;
 
     /// `log` must outlive the loop.
     static std::shared_ptr<LogPipe> open(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker,
                                          ModelLog& log, Heard heard = {});
 
-    /// The worker is dead: takes what is left in the pipe and closes it, even if a grandchild holds it open.
+    /// The worker is dead: reads the rest of the pipe and closes it, even if a grandchild holds it open.
     void finish();
 
 private:
     LogPipe(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker, ModelLog& log, Heard heard);
     void wait_readable();
-    /// False at the end of file.
+    /// Returns false at the end of file.
     bool read_some();
 
     void arm_mark();
 
     boost::asio::posix::stream_descriptor pipe_;
-    Deadline mark_;  ///< of dropped lines, when a burst is followed by nothing
+    Deadline mark_;  ///< reports dropped lines if nothing follows a burst
     ModelLog& log_;
     LineSplitter splitter_;
     LineSplitter::Emit emit_;

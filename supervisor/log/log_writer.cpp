@@ -30,9 +30,9 @@ struct LogWriter::State {
     mutable std::mutex mutex;
     mutable std::condition_variable changed;
     std::deque<Entry> waiting;
-    std::size_t bytes = 0;  ///< of their lines
+    std::size_t bytes = 0;  ///< of waiting lines
     std::map<std::string, std::function<void()>> saves;
-    std::map<const LogTarget*, std::uint64_t> missing;  ///< lines, before the next that is written
+    std::map<const LogTarget*, std::uint64_t> missing;  ///< lines dropped before the target's next write
     std::uint64_t lost = 0;
     bool writing = false;
     bool ending = false;
@@ -42,7 +42,7 @@ struct LogWriter::State {
     bool flush(std::unique_lock<std::mutex>& lock) const {
         return changed.wait_for(lock, limits::log_flush_deadline, [&] { return !writing && !has_work(); });
     }
-    /// With the lock held.
+    /// Call with the lock held.
     void lose(const LogTarget* target, std::uint64_t lines) {
         lost += lines;
         missing[target] += lines;
@@ -79,7 +79,7 @@ void LogWriter::save(std::string name, std::function<void()> save) {
     wake();
 }
 
-/// With the lock held. Without a thread, because the machine has none left, all waits for the next line.
+/// Call with the lock held. If the system cannot create a thread, everything waits for the next line.
 void LogWriter::wake() {
     state_->changed.notify_all();
     if (thread_.joinable()) return;
@@ -125,7 +125,7 @@ bool LogWriter::flush() const {
 bool LogWriter::end() {
     std::unique_lock lock{state_->mutex};
     if (thread_.joinable()) (void)state_->flush(lock);
-    state_->ending = true;  // with the same lock: nobody else's line can make the thread write again
+    state_->ending = true;  // under the same lock: no other line can make the thread write again
     state_->waiting.clear();
     state_->saves.clear();
     state_->changed.notify_all();

@@ -20,7 +20,7 @@ std::string text_of(const LogLine& line) {
                        line.replica, line.generation, line.by_daemon ? ":daemon" : "", line.text);
 }
 
-/// The inverse of `text_of`, without the newline; empty for what it is not.
+/// The inverse of `text_of`, without the newline; empty for any other text.
 std::optional<LogLine> line_of(const std::string& text) {
     std::tm date{};
     int milliseconds = 0;
@@ -63,7 +63,7 @@ std::vector<LogLine> ModelLog::read_back(const std::filesystem::path& folder, co
     const std::int64_t from = std::max<std::int64_t>(size - static_cast<std::int64_t>(limits::log_read_back_bytes), 0);
     file.seekg(from);
     std::string text;
-    if (from > 0) std::getline(file, text);  // the end of a line
+    if (from > 0) std::getline(file, text);  // skip the end of a line
     while (std::getline(file, text))
         if (auto line = line_of(text); line && line->time_ms >= since_unix_ms) lines.push_back(std::move(*line));
     return lines;
@@ -97,7 +97,7 @@ json::array ModelLog::tail(std::size_t lines) const {
     const std::size_t first = lines_.size() - std::min(lines, lines_.size());
     std::size_t bytes = 0;
     std::size_t from = lines_.size();
-    // From the end: an answer has a bound, and the last lines matter most.
+    // From the end: the size of an answer is bounded, and the last lines matter most.
     constexpr std::size_t bytes_max = limits::control_answer_bytes_max / 2;
     constexpr std::size_t member_bytes = 128;
     while (from > first && (bytes += 2 * lines_[from - 1].text.size() + member_bytes) <= bytes_max) --from;

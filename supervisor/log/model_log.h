@@ -18,32 +18,32 @@ struct LogLine {
     std::int64_t time_ms = 0;
     std::uint32_t replica = 0;
     std::uint64_t generation = 0;
-    bool by_daemon = false;  ///< says what happened to the worker or its lines, was not printed by it
+    bool by_daemon = false;  ///< a message about the worker or its lines, not its output
     std::string text;        ///< escaped
 };
 
 using FormerLines = std::map<std::string, std::vector<LogLine>>;  ///< by model, oldest first
 
-/// What the replicas of one model print: the last lines in memory, more of them in a file, and each new one
-/// to whoever follows.
+/// The output of one model's replicas: the last lines in memory, more of them in a file, and each
+/// new line to its followers.
 class ModelLog {
 public:
-    /// Without a store nothing is written to disk.
+    /// Without a store, writes nothing to disk.
     ModelLog(std::string model, const std::optional<LogStore>& store);
 
     void append(LogLine line);
-    /// What a former supervisor wrote of this model since then: its last `log_read_back_bytes` at most. Blocks for the
-    /// disk.
+    /// Reads the lines that a former supervisor wrote for this model since then, from at most the
+    /// last `log_read_back_bytes` of its file. Blocks for the disk.
     [[nodiscard]] static std::vector<LogLine> read_back(const std::filesystem::path& folder, const std::string& model,
                                                         std::int64_t since_unix_ms);
-    /// Takes that. Before the first `append`.
+    /// Takes the result of `read_back`. Call before the first `append`.
     void restore(std::vector<LogLine> lines);
     [[nodiscard]] json::array tail(std::size_t lines) const;
     void follow(std::weak_ptr<NotificationSink> sink) { followers_.add(std::move(sink)); }
-    /// What a worker of this generation printed last, oldest first.
+    /// Returns the last lines that a worker of this generation printed, oldest first.
     [[nodiscard]] std::vector<std::string> last_lines(std::uint32_t replica, std::uint64_t generation,
                                                       std::size_t max) const;
-    /// The last line that a worker of this generation printed; empty when there is none.
+    /// Returns the last line that a worker of this generation printed; empty if there is none.
     [[nodiscard]] std::string last_line(std::uint32_t replica, std::uint64_t generation) const;
 
 private:
@@ -52,7 +52,7 @@ private:
     void keep(LogLine line);
 
     std::string model_;
-    std::shared_ptr<LogFile> file_;      ///< the writer's thread appends to it; null: none
+    std::shared_ptr<LogFile> file_;      ///< appended to by the writer's thread; null: none
     std::shared_ptr<LogWriter> writer_;
     std::deque<LogLine> lines_;
     std::size_t bytes_ = 0;

@@ -40,18 +40,18 @@ bool is_writable_folder(const std::filesystem::path& path) {
     return ::access(path.c_str(), W_OK | X_OK) == 0 && ::access((path / "cgroup.procs").c_str(), W_OK) == 0;
 }
 
-/// All of them: without the first of its threads, a process that is ending is not in cgroup.procs any more.
+/// Reads threads, not processes: an ending process that has lost its first thread is no longer in cgroup.procs.
 std::set<pid_t> threads_in(const std::filesystem::path& folder) {
     std::ifstream file{folder / "cgroup.threads"};
     return {std::istream_iterator<pid_t>{file}, {}};
 }
 
-/// There is one daemon at a time on a socket: a keeper that is gone left it to the one of now.
+/// A socket has one daemon at a time: folders of a dead keeper now belong to the present one.
 bool is_of_socket(const std::filesystem::path& folder, std::string_view socket) {
     return !socket.empty() && attribute_of(folder) == socket;
 }
 
-/// The own cgroup, if folders may be made in it.
+/// Returns the own cgroup, if folders can be created in it.
 std::optional<std::filesystem::path> own_writable_cgroup() {
     const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
     const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
@@ -144,15 +144,15 @@ std::map<pid_t, std::filesystem::path> Cgroups::left_behind(pid_t keeper, std::s
 
 Cgroups::~Cgroups() { remove_empty(path_); }
 
-/// False, with errno, when it is there already or cannot be made.
+/// Returns false, with errno, if it exists already or cannot be created.
 bool Cgroups::make_folder() const {
     if (::mkdir(path_.c_str(), 0755) != 0) return false;
-    // Linux 5.7 has such attributes for cgroups; without one the marker in the environment must do.
+    // Cgroups support these attributes since Linux 5.7; without them the marker in the environment must do.
     ::setxattr(path_.c_str(), socket_attribute, socket_.data(), socket_.size(), 0);
     return true;
 }
 
-/// Replaces the descriptor of a folder that was removed and made again.
+/// Replaces the descriptor of a folder that was removed and created again.
 bool Cgroups::open_kill_all() {
     UniqueFd fd{::open((path_ / "cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC)};
     if (!fd) return false;
@@ -163,8 +163,8 @@ bool Cgroups::open_kill_all() {
     return true;
 }
 
-/// So that each worker's folder has a memory.events. The kernel refuses it where the folder above has no memory
-/// controller to pass on, and there while processes are in it, as this one is, unless it is the hierarchy's root.
+/// Gives each worker's folder a memory.events. The kernel refuses if the folder above has no memory controller
+/// to pass on, and in the folder above while processes are in it, as this one is, unless it is the root.
 void Cgroups::count_memory() const {
     if (write_file(path_ / "cgroup.subtree_control", "+memory")) return;
     if (write_file(path_.parent_path() / "cgroup.subtree_control", "+memory"))
@@ -178,7 +178,7 @@ std::filesystem::path Cgroups::folder(const WorkerName& worker) const {
 Result<UniqueFd> Cgroups::add(const WorkerName& worker) {
     const auto path = folder(worker);
     remove_unwanted();
-    if (make_folder() && open_kill_all()) count_memory();  // there already, unless somebody took it for abandoned
+    if (make_folder() && open_kill_all()) count_memory();  // exists, unless removed as abandoned
     if (::mkdir(path.c_str(), 0755) != 0) return system_error("making " + path.string(), errno);
     UniqueFd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
     if (fd) return fd;

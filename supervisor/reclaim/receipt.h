@@ -15,9 +15,9 @@
 
 namespace bulkhead::supervisor {
 
-/// Who still holds what a dead worker had.
+/// A process that still holds memory of a dead worker.
 struct Holder {
-    pid_t pid = 0;     ///< 0: memory of a GPU for which the driver lists no process
+    pid_t pid = 0;     ///< 0: GPU memory for which the driver lists no process
     std::string name;  ///< escaped
     std::uint64_t bytes = 0;
     std::string_view what;  ///< "slab", "process", "gpu" or "gpu_slab"
@@ -33,9 +33,9 @@ struct Receipt {
     pid_t pid = 0;
     Ended ended = Ended::crashed;
     ProcessExit exit;
-    std::int64_t ms = 0;  ///< from the request, or the first sign of death, until memory was seen to be back
-    std::optional<std::uint64_t> host_bytes;  ///< had shortly before its end, and gone with it; empty: never read
-    std::optional<std::uint64_t> gpu_bytes;   ///< that the device got back; empty without a GPU, or unknown
+    std::int64_t ms = 0;  ///< from the request, or the first sign of death, until memory was verified to be back
+    std::optional<std::uint64_t> host_bytes;  ///< held shortly before its end and freed by it; empty: never read
+    std::optional<std::uint64_t> gpu_bytes;   ///< returned to the device; empty without a GPU, or if unknown
     std::string_view gpu_bytes_by;            ///< "process", "device", or empty without `gpu_bytes`
     bool verified = false;
     std::vector<Holder> held_by;

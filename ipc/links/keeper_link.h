@@ -20,8 +20,8 @@ inline constexpr std::size_t spawn_bytes_max = 56 * 1024;  ///< argv and environ
 enum class Type : std::uint16_t {
     // keeper → supervisor
     hello = 1,         ///< KeeperHello; `worker_count` packets of `worker` follow, then `hello_end`
-    worker = 2,        ///< WorkerRecord + ledger bytes; fds of a running one: pidfd, link, log; of a dead one whose
-                       ///< end nobody was told: link, log; else none
+    worker = 2,        ///< WorkerRecord + ledger bytes; fds of a running worker: pidfd, link, log; of a dead one
+                       ///< whose end was not reported: link, log; else none
     hello_end = 3,     ///< no body
     spawned = 4,       ///< Spawned; fds: pidfd, link, log
     spawn_failed = 5,  ///< SpawnFailed
@@ -30,15 +30,15 @@ enum class Type : std::uint16_t {
     reload_asked = 8,  ///< no body: SIGHUP reached the keeper
     // supervisor → keeper
     supervisor_hello = 32,  ///< SupervisorHello
-    spawn = 33,             ///< Spawn + argv and environment; fds: cgroup directory where there is one
+    spawn = 33,             ///< Spawn + argv and environment; fds: cgroup directory, if any
     signal = 34,            ///< Signal
     ledger = 35,            ///< WorkerKey + ledger bytes: replaces the worker's blob
     forget = 36,            ///< WorkerKey: drops the record of a dead worker
     stop = 37,              ///< no body: everything is unloaded: the keeper removes the socket and ends
     hand_over = 38,         ///< no body: this supervisor ends on purpose; the next starts at once
     upgrade = 39,           ///< no body: as hand_over, but the keeper re-executes its own program first
-    reload_done = 40,       ///< no body: answers reload_asked when this supervisor stays: the file was refused, or
-                            ///< asks for nothing new; one that hands over need not say it
+    reload_done = 40,       ///< no body: answers reload_asked if this supervisor stays: the file was refused, or
+                            ///< changes nothing; not sent before a hand-over
 };
 
 struct Header {

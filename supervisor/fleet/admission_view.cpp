@@ -187,7 +187,7 @@ void Admission::lose_workers_on(const Gpu& gpu) {
             replica->gpu_was_lost(gpu.trouble);
 }
 
-/// Looks repeatedly so that a starting game is noticed. Only with limits: otherwise an idle daemon never wakes up.
+/// Looks repeatedly, to notice a game that starts. Not without limits: an idle daemon must not wake up.
 void Admission::watch_others() {
     if (std::ranges::none_of(devices_, [](const auto& device) { return device.second.limited; })) return;
     next_look_.arm(limits::look_at_others_every, [this] { look([this] { watch_others(); }); });

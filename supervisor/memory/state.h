@@ -126,8 +126,8 @@ struct State {
     std::uint64_t placed_last = 0;
     std::size_t tickets = 0;
     std::map<std::string, std::size_t> tickets_of;
-    /// By device: bytes reserved for waiters with a bounded wait. A later caller may not evict
-    /// there or use more than this.
+    /// By device, if a waiter gets it within bounded time: a later caller may not evict there, nor use
+    /// more than this many bytes.
     std::vector<std::optional<std::int64_t>> claims;
     Clock::duration queued_for{};  ///< expected wait of the claims, one after the other
     std::optional<Time> next;      ///< when time alone changes something

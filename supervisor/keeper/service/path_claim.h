@@ -30,8 +30,8 @@ public:
     /// Accepts one such connection, to make room. False: not possible now. Never blocks, allocates nothing.
     [[nodiscard]] bool answer() noexcept;
 
-    /// The socket's name, without the leading zero byte. Each network namespace has its own names.
-    /// Containers that share one still have their own paths: a holder with another root does not count.
+    /// The socket's name, without the leading zero byte. Each pid namespace has its own names.
+    /// Containers that share it and the network have their own paths: a holder with another root does not count.
     [[nodiscard]] static std::string name_of(const std::string& directory);
 
 private:

@@ -7,14 +7,14 @@
 
 namespace bulkhead::worker {
 
-/// Checks an infer message against the model and its channel, and fills `request`. The caller sets `requester`, `slabs`
-/// and `channel`. The message's tensors move into the request.
+/// Checks an infer message against the model and its channel, and fills `request` with the
+/// message's tensors. The caller sets `requester`, `slabs` and `channel`.
 ///
-/// `in_flight` are the channel's other requests. Two tensors, of one request or of two, may be the very same lease; a
-/// lease that overlaps another in any other way means that the client gave bytes away twice.
+/// `in_flight`: the channel's other requests. Two tensors, of one request or of two, may share the
+/// same lease. Leases that overlap in any other way mean that the client allocated bytes twice.
 ///
-/// `generate` is the method of a generating model, null for any other. Its requests get `Request::generate`, and have
-/// no deadline but their own.
+/// `generate`: the method of a generating model; null for any other. Its requests get
+/// `Request::generate` and only their own deadline.
 ///
 /// Errors  method_unknown naming the known ones, input_invalid, dtype_unsupported, shape_mismatch;
 ///         protocol_violation: a lease out of bounds, not in an input slab, or overlapping

@@ -30,15 +30,15 @@ struct SessionContext {
     std::span<std::byte> receive_buffer;
     Executor& executor;
     Dispatcher& dispatcher;
-    StatusPage* page;  ///< where there is one
+    StatusPage* page;  ///< null if there is none
     const Identity& identity;
     const config::ModelSpec& spec;
     Model& model;
     const boost::json::object& methods;  ///< as `welcome` describes them
     std::uint32_t in_flight_max;         ///< of one channel
     std::chrono::milliseconds hello_deadline;
-    std::chrono::milliseconds unread_stream;  ///< a client that takes no part of its stream for so long loses it
-    std::shared_ptr<SlabBudget> slab_budget;  ///< of all channels
+    std::chrono::milliseconds unread_stream;  ///< a stream fails if its client takes no part for this long
+    std::shared_ptr<SlabBudget> slab_budget;  ///< shared by all channels
     HeldStreamWatch& held_streams;
 };
 
@@ -50,29 +50,29 @@ public:
     virtual void opened(ChannelSession& session) = 0;
     virtual void refused(ChannelSession& session, const Error& error) = 0;
     virtual void flushed() = 0;
-    /// Once: closed, and nothing of it runs any more. `was_refused`: its hello was answered by an error.
+    /// Called once, when the session is closed and no part of it runs. `was_refused`: its hello got an error.
     virtual void ended(ChannelSession& session, bool was_refused) = 0;
 };
 
-/// One client: the worker's side of `docs/channel.md`.
+/// The worker's side of one client's channel (docs/channel.md).
 ///
-/// A client that is gone, breaks the protocol or does not read loses its channel; the session then stays until its
-/// running request has finished, because the model still reads its slabs.
+/// A client that exits, breaks the protocol or does not read loses its channel. The session stays
+/// until its running request has finished, because the model still reads its slabs.
 ///
 /// Owns    the socket and the slabs
 /// Thread  the event loop
 class ChannelSession final : public Requester, public std::enable_shared_from_this<ChannelSession> {
 public:
-    /// What each allows stands in one table, in the source.
+    /// A table in the source says which messages each state allows.
     enum class State : std::uint8_t {
         awaiting_hello,
         hello_said,  ///< the host has not answered it yet
-        opening,     ///< its first slabs are being made
+        opening,     ///< making its first slabs
         open,
         draining,  ///< open; new requests get `worker_draining`
-        refused,   ///< closed: its hello was answered by an error
+        refused,   ///< closed; its hello got an error
         closed,
-        ended,  ///< closed, and nothing of it runs any more
+        ended,  ///< closed, and no part of it runs
     };
 
     ChannelSession(const SessionContext& context, SessionHost& host, const ChannelMessage& arrival);
@@ -83,7 +83,7 @@ public:
     void open();
     /// Answers the hello with `error` and ends.
     void refuse(const Error& error);
-    /// Requests in flight are still answered. One that is being opened is refused.
+    /// Answers requests in flight. A channel that is still opening is refused.
     void drain(std::chrono::milliseconds deadline);
     void close(std::string_view reason);
 
@@ -91,17 +91,17 @@ public:
     [[nodiscard]] State state() const noexcept { return state_; }
     [[nodiscard]] bool is_open() const noexcept { return state_ == State::open || state_ == State::draining; }
     [[nodiscard]] bool is_closed() const noexcept { return state_ >= State::refused; }
-    /// This end's descriptor, the session's own; -1 once closed.
+    /// Returns the session's descriptor without ownership; -1 once closed.
     [[nodiscard]] int descriptor() const noexcept { return is_closed() ? -1 : stream_->descriptor(); }
     [[nodiscard]] bool is_flushed() const noexcept { return is_closed() || stream_->outbox_empty(); }
     [[nodiscard]] bool peer_is_gone() const { return is_closed() || stream_->peer_is_gone(); }
     [[nodiscard]] std::uint64_t slab_bytes() const { return slabs_ ? slabs_->size_bytes() : 0; }
-    /// Device memory that its client maps, as far as this worker knows: pinned by it when the worker ends.
+    /// Device memory that the client maps, as far as this worker knows; it stays pinned when the worker ends.
     [[nodiscard]] std::uint64_t gpu_bytes_lent() const { return is_closed() ? 0 : slabs_->gpu_bytes_lent(); }
     [[nodiscard]] std::int64_t client_pid() const noexcept { return client_pid_; }
     [[nodiscard]] const std::string& client() const noexcept { return client_; }
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return stream_ ? stream_->ignored_frames() : 0; }
-    /// For reclaiming the session: whoever holds them last frees the memory.
+    /// Gives up the slabs to reclaim the session. The last owner frees the memory.
     [[nodiscard]] std::shared_ptr<ChannelSlabs> give_up_slabs() noexcept { return std::move(slabs_); }
 
     void part(const Request& request, std::span<const std::int32_t> tokens) override;
@@ -123,7 +123,7 @@ private:
     void not_agreed();
     void slabs_made(const Result<>& made);
     [[nodiscard]] std::unique_ptr<RingEnd> make_rings() const;
-    void use_rings(std::unique_ptr<RingEnd> rings);  ///< offers them first
+    void use_rings(std::unique_ptr<RingEnd> rings);  ///< offers them to the client first
     /// Runs `make` on the loop, or on the executor if it takes long. Calls `then` on success, while the channel is
     /// open.
     void make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
@@ -140,7 +140,7 @@ private:
     void send(std::span<const std::byte> bytes, int fd = -1);
     void send_offers();
     void fail(std::uint64_t request_id, const Error& error);
-    void break_off(const Error& error, State how = State::closed);  ///< tells the client why, then closes
+    void break_off(const Error& error, State how = State::closed);  ///< tells the client the error, then closes
     void close(State how, std::string_view reason);
     void count_violation(std::uint64_t request_id, const Error& error);
     void end_if_unused();
@@ -149,8 +149,8 @@ private:
     SessionHost& host_;
     const std::uint64_t id_;
     std::string client_;          ///< its name, for the log
-    std::uint64_t features_ = 0;  ///< that both sides named
-    UniqueFd lent_;               ///< the descriptor of the message that is being read
+    std::uint64_t features_ = 0;  ///< that both sides support
+    UniqueFd lent_;               ///< the descriptor of the message being read
     const std::int64_t client_pid_;
     State state_ = State::awaiting_hello;
     std::shared_ptr<PacketStream> stream_;

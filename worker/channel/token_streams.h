@@ -10,23 +10,23 @@
 
 namespace bulkhead::worker {
 
-/// Tokens of one channel's requests that were not sent to its client yet, cut into parts.
+/// Unsent tokens of one channel's requests, cut into parts.
 class TokenStreams {
 public:
-    /// `tokens` are whole steps of `codebooks` each.
+    /// Adds whole steps of `codebooks` tokens each.
     void add(std::uint64_t request, std::uint32_t codebooks, std::span<const std::int32_t> tokens);
-    /// Drops what was not sent. No effect where no token came.
+    /// Drops the request's unsent tokens. No effect if it has none.
     void end(std::uint64_t request);
 
-    /// The next part of any request, or of this one: {"tokens": [t, …], "index": of the first}; with several codebooks
-    /// each entry is an array of C. Nothing where no token waits.
+    /// Returns the next part of any request, or of this one: {"tokens": [t, …], "index": of the
+    /// first}. With several codebooks each entry is an array of C. Nothing if no token waits.
     [[nodiscard]] std::optional<channel::InferResult> take_part();
     [[nodiscard]] std::optional<channel::InferResult> take_part(std::uint64_t request);
 
     [[nodiscard]] bool empty() const { return !unread_since(); }
-    /// Since when tokens of some request wait without the client taking any: the longest.
+    /// The earliest time since which a client has left tokens of some request unread.
     [[nodiscard]] std::optional<Clock::time_point> unread_since() const;
-    /// Requests whose tokens wait since `time` or longer.
+    /// Requests whose tokens have been unread since `time` or longer.
     [[nodiscard]] std::vector<std::uint64_t> unread_since(Clock::time_point time) const;
 
 private:
@@ -35,7 +35,7 @@ private:
         std::uint32_t codebooks;
         std::uint64_t index = 0;  ///< steps sent
         std::vector<std::int32_t> unsent{};
-        Clock::time_point since{};  ///< where there are some
+        Clock::time_point since{};  ///< start of the wait, if `unsent` is not empty
     };
     static channel::InferResult part_of(Stream& stream);
 

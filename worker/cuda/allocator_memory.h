@@ -4,19 +4,19 @@
 
 namespace bulkhead::worker::cuda {
 
-/// What LibTorch's allocator has of this process' one GPU, in bytes.
+/// LibTorch's allocator memory on this process' one GPU, in bytes.
 struct AllocatorMemory {
-    std::uint64_t allocated = 0;  ///< by tensors, and by what graphs hold
+    std::uint64_t allocated = 0;  ///< by tensors and graphs
     std::uint64_t reserved = 0;   ///< taken from the driver
-    std::uint64_t peak = 0;       ///< the most that was ever reserved
+    std::uint64_t peak = 0;       ///< the largest `reserved` so far
 };
 
-/// Asks the allocator. It may hold its lock for as long as the driver waits for a kernel.
+/// Asks the allocator, which may hold its lock for as long as the driver waits for a kernel.
 ///
-/// Thread  that of the requests, once the allocator is initialized
+/// Thread  the requests' thread, once the allocator is initialized
 AllocatorMemory note_allocator_memory();
 
-/// As noted last. Thread  any: it never waits
+/// Returns the latest noted values. Thread  any: it never waits
 [[nodiscard]] AllocatorMemory allocator_memory() noexcept;
 
 }  // namespace bulkhead::worker::cuda

@@ -15,28 +15,28 @@ namespace bulkhead::worker::cuda {
 
 /// The memory pool that all graphs of this process share, and the random state that they share with eager runs.
 ///
-/// Sharing the pool is safe because graphs are replayed one at a time on one stream, and what a replay wrote
-/// is copied out before the next. Nothing captured is ever freed: unloading is the process' end, and LibTorch
-/// has crashed while freeing (pytorch #108896, #180395). So graphs, pool and what a failed capture had
-/// allocated stay until then; the owner says so by leaking them.
+/// Sharing the pool is safe: graphs replay one at a time on one stream, and each replay's results
+/// are copied out before the next. Graphs, pool and the memory of failed captures are never freed,
+/// because LibTorch has crashed while freeing them (pytorch #108896, #180395). The owner leaks
+/// them, and the process' end frees them.
 ///
-/// Thread  that of the requests; the current stream must not be the default one
+/// Thread  the requests' thread; the current stream must not be the default one
 class CapturePool {
 public:
     CapturePool();
 
     struct Captured {
         at::cuda::CUDAGraph* graph = nullptr;  ///< null when the capture failed; never freed
-        std::vector<at::Tensor> outputs;       ///< in the pool; each replay renews them
+        std::vector<at::Tensor> outputs;       ///< in the pool; each replay overwrites them
         std::optional<CaptureDiagnosis> failure;
     };
-    /// Records what `body` launches. A failure is taken back as far as LibTorch allows, so that eager runs go on.
+    /// Captures what `body` launches. Undoes a failed capture as far as LibTorch allows, so that eager runs still work.
     Captured capture(const std::function<std::vector<at::Tensor>()>& body);
 
     /// Device memory that captures added to the process.
     [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
-    /// Runs `body` as if random numbers began at a fixed seed, and lets them go on afterwards where they were.
+    /// Runs `body` with random numbers from a fixed seed, then restores the generator's state.
     void with_fixed_seed(const std::function<void()>& body);
 
 private:

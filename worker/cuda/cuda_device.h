@@ -14,14 +14,14 @@ namespace bulkhead::worker::cuda {
 
 /// The one GPU that CUDA_VISIBLE_DEVICES names.
 ///
-/// Everything runs on one stream that is not the default one: it can be captured, and requests come one at a
-/// time. A request whose results go to the host ends with a wait that blocks and does not spin; one whose results stay
-/// on the device is handed over in stream order, while `queued_requests_max` of them may be unfinished. No function but
-/// `load_aoti`, `prepare`, `run` and `register_host_memory` makes a CUDA context; those come after the grant.
+/// Runs everything on one non-default stream, so that it can be captured; requests come one at a time. If a
+/// request's results go to the host, it ends with a blocking wait, without spinning. If they stay on the
+/// device, it is handed over in stream order, with at most `queued_requests_max` unfinished. Only
+/// `load_aoti`, `prepare`, `run` and `register_host_memory` make a CUDA context; they run after the grant.
 class CudaDevice final : public Device {
 public:
     /// Asks the driver for the GPU; makes no context and allocates nothing.
-    /// Errors  load_failed: no driver, no GPU, or one that this LibTorch's CUDA cannot use
+    /// Errors  load_failed: no driver, no GPU, or a GPU that this LibTorch's CUDA does not support
     static Result<std::unique_ptr<Device>> create();
 
     [[nodiscard]] c10::Device device() const override { return {c10::kCUDA, 0}; }
@@ -55,24 +55,24 @@ private:
 
     std::string name_;
     std::string compute_capability_;
-    std::optional<c10::cuda::CUDAStream> stream_;  ///< made at the first use: it makes the context
+    std::optional<c10::cuda::CUDAStream> stream_;  ///< made at first use, which makes the context
     // Events are never freed, like the graphs.
-    std::array<cudaEvent_t, queued_requests_max> finished_{};  ///< of the latest requests, by turns
+    std::array<cudaEvent_t, queued_requests_max> finished_{};  ///< of the latest requests, used in turn
     std::size_t turn_ = 0;
-    cudaEvent_t reset_ = nullptr;  ///< what the default stream had to do before a request
+    cudaEvent_t reset_ = nullptr;  ///< after the default stream's work that a request must wait for
     HostMemory& memory_;
     GraphEngine& engine_;
 };
 
-/// An unpacked AOTInductor package on the current GPU. Throws c10::Error, ErrorException.
+/// Loads an unpacked AOTInductor package on the current GPU. Throws c10::Error, ErrorException.
 [[nodiscard]] std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const std::string& library,
                                                          const std::string& cubin_folder);
 
-/// After an illegal address, a failed assertion or a lost device every further call fails: this process can
-/// serve no more. It ends as a crash, which the supervisor reclaims and restarts.
+/// Crashes this process if its CUDA context is lost: after an illegal address, a failed assertion
+/// or a lost device, every further call fails. The supervisor then reclaims and restarts it.
 void end_if_context_is_lost();
 
-/// What a LibTorch exception means, with the device's free memory where it means that there was too little.
+/// Explains a LibTorch exception. Adds the device's free memory if there was too little.
 [[nodiscard]] Error explain(const std::exception& exception, ErrorCode code, std::string_view attempt);
 
 }  // namespace bulkhead::worker::cuda

@@ -1,16 +1,16 @@
 #pragma once
 
-/// The sampler's kernel but for its launch. nvcc compiles it (generation_kernels.cu), and so do the unit tests, where host
-/// threads stand in for those of the blocks. A row is drawn by one block, or by a cluster of them: these run at the same
-/// time, so they can wait for each other, and what they share lies in device memory.
+/// The sampler's kernel, without its launch. nvcc compiles it (generation_kernels.cu), and the unit
+/// tests compile it to run on host threads. One block draws a row, or a cluster of blocks: these
+/// run at the same time, so they can wait for each other, and they share device memory.
 ///
-/// Shared memory has no native atomic sum of 64 bits: a loop of compare-and-swap takes its place, in which the lanes of a
-/// warp that add to one bin wait for each other in turn. So a bin has two halves of 32 bits. The thread whose sum of the
-/// lower half overflows carries it over, hence both together are the exact sum in any order. Device memory has it natively.
+/// Shared memory has no native 64-bit atomic add. A compare-and-swap loop replaces it, in which lanes of a warp that
+/// add to one bin wait for each other. So each bin has two 32-bit halves: the thread whose add overflows the lower half
+/// carries into the upper one, and the total is exact in any order. Device memory has the native add.
 
 #include "worker/cuda/device_slots.h"
 
-/// The loads of four turns of a loop go out before the first is waited for.
+/// Issues the loads of four loop iterations before it waits for the first.
 #if defined(__CUDACC__)
 #define BULKHEAD_FOUR_AT_ONCE _Pragma("unroll 4")
 #else
@@ -19,7 +19,7 @@
 
 namespace bulkhead::worker::cuda {
 
-/// Shared memory of a block of `threads`.
+/// Shared memory of a block with this many threads.
 template <unsigned threads>
 struct BlockScratch {
     std::uint32_t low[generation::draw::bins];
@@ -27,11 +27,11 @@ struct BlockScratch {
     generation::draw::Candidate list[generation::draw::list_max];
     Wide reduced[threads / 32 + 1];
     std::uint32_t listed;
-    std::uint32_t place;  ///< of this block's part in the list of all
+    std::uint32_t place;  ///< where this block's part begins in the whole list
     generation::draw::Found found;
 };
 
-/// The threads of `blocks` blocks, or of one, as the sampler sees them: the `Team` of worker/generation/sampler_core.h.
+/// The threads of `blocks` blocks, or of one block: the `Team` of worker/generation/sampler_core.h.
 template <unsigned threads, bool several>
 class CudaTeam {
 public:
@@ -40,7 +40,7 @@ public:
     __device__ explicit CudaTeam(Scratch& own) : own_{own} { static_assert(!several); }
     __device__ CudaTeam(Scratch& own, RowScratch& row, unsigned rank, unsigned blocks)
         : own_{own}, row_{&row}, rank_{rank}, blocks_{blocks} {
-        // Seen by the other blocks after the first maximum.
+        // The other blocks see this after the first maximum.
         for (unsigned bin = thread(); bin < bins; bin += all_threads()) row.weight[0][bin] = 0;
         if (thread() == 0) row.listed = 0;
     }
@@ -71,7 +71,7 @@ public:
         if constexpr (several) {
             filled_ = (filled_ + 1) % 3;
             Wide* const sums = row_->weight[filled_];
-            Wide* const next = row_->weight[(filled_ + 1) % 3];  // everybody has read it before the last barrier
+            Wide* const next = row_->weight[(filled_ + 1) % 3];  // all threads read it before the last barrier
             for (unsigned bin = thread(); bin < bins; bin += all_threads()) next[bin] = 0;
             for (unsigned bin = threadIdx.x; bin < bins; bin += threads)
                 if (const Wide weight = own_weight(bin); weight != 0) atomicAdd(&sums[bin], weight);
@@ -94,7 +94,7 @@ public:
         const Wide until = before(sum) + sum;
         const Wide target = target_of(own_.reduced[warps]);
         if (threadIdx.x == 0 && own_.reduced[warps] < target) own_.found = {bins, own_.reduced[warps], target};
-        if (until - sum < target && until >= target) {  // in exactly one thread, where any
+        if (until - sum < target && until >= target) {  // true in at most one thread
             Wide above = until - sum;
             unsigned bin = begin;
             for (unsigned i = 0; i + 1 < each_thread && above + weight[i] < target; ++i) {
@@ -155,7 +155,7 @@ private:
     __device__ unsigned thread() const { return several ? rank_ * threads + threadIdx.x : threadIdx.x; }
     __device__ unsigned all_threads() const { return several ? blocks_ * threads : threads; }
 
-    /// What the blocks wrote before it, to device memory too, all of them see after it.
+    /// A barrier: all blocks see what any block wrote before it, in device memory too.
     __device__ static void wait_for_all() {
         if constexpr (several) cluster_barrier();
     }
@@ -177,13 +177,13 @@ private:
         value = threadIdx.x % 32 < warps ? own_.reduced[threadIdx.x % 32] : 0;
         for (unsigned distance = 16; distance > 0; distance /= 2)
             value = larger(value, __shfl_xor_sync(all_lanes, value, distance));
-        __syncthreads();  // before anybody writes to `reduced` again
+        __syncthreads();  // before any thread writes `reduced` again
         if constexpr (several) {
             Wide* const part = row_->part[parted_];
             parted_ = 1 - parted_;
             if (threadIdx.x == 0) part[rank_] = value;
             wait_for_all();
-            const unsigned from = threadIdx.x % row_blocks_max;  // each lane its own, and then the greatest of them
+            const unsigned from = threadIdx.x % row_blocks_max;  // each lane takes its own; then the maximum of all
             value = from < blocks_ ? part[from] : 0;
             for (unsigned distance = row_blocks_max / 2; distance > 0; distance /= 2)
                 value = larger(value, __shfl_xor_sync(all_lanes, value, distance));
@@ -191,11 +191,11 @@ private:
         return value;
     }
 
-    /// The sum of `value` over all threads of the block before this one; that of all is left in reduced[warps].
+    /// Returns the sum of `value` over the block's earlier threads; leaves the total in reduced[warps].
     __device__ Wide before(Wide value) {
         const unsigned lane = threadIdx.x % 32;
         const unsigned warp = threadIdx.x / 32;
-        Wide until = value;  // this thread's included
+        Wide until = value;  // includes this thread
         for (unsigned distance = 1; distance < 32; distance *= 2) {
             const Wide other = __shfl_up_sync(all_lanes, until, distance);
             if (lane >= distance) until += other;
@@ -219,7 +219,7 @@ private:
     RowScratch* row_ = nullptr;
     unsigned rank_ = 0;
     unsigned blocks_ = 1;
-    unsigned filled_ = 2;  ///< the histogram that `find` reads; the first one is the one after it
+    unsigned filled_ = 2;  ///< the histogram that `find` reads; the first is the next one
     unsigned parted_ = 0;
 };
 

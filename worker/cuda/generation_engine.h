@@ -8,15 +8,15 @@
 
 namespace bulkhead::worker::cuda {
 
-/// The engine of a GPU. A step is one graph: inputs from the slots' states, decode, sampler, states; captured at load
-/// for 1, 2, 4, 8 … sequences times each attention length, largest first, in one pool. State, parameters and results
-/// lie at fixed addresses, so graphs are not captured again. The host launches a step before it has read the one
-/// before: results come through pinned memory that the GPU writes, in turns.
+/// Makes the engine of a GPU. One graph runs a whole step: inputs from the slots' states, decode, sampler, states. The
+/// load captures it for 1, 2, 4, 8 … sequences times each attention length, largest first, in one pool. State,
+/// parameters and results have fixed addresses, so graphs are never captured again. The host launches a step before it
+/// has read the previous one; the GPU writes results to pinned buffers in turn.
 ///
-/// Nothing of it is ever freed: unloading is the process' end.
+/// Nothing is freed before the process ends.
 ///
-/// Thread  that of the requests
-/// Errors  out_of_memory, of a capture too where graphs are `required`; capture_failed where they are
+/// Thread  the requests' thread
+/// Errors  out_of_memory, also during capture if graphs are `required`; capture_failed if they are
 [[nodiscard]] Result<std::unique_ptr<generation::Engine>> make_generation_engine(generation::Parts parts,
                                                                                  config::Graphs graphs,
                                                                                  const LoadContext& context,

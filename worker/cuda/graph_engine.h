@@ -20,25 +20,25 @@
 
 namespace bulkhead::worker::cuda {
 
-/// Captures a model's buckets when it is loaded, and replays them for requests that fit.
+/// Captures a model's buckets at load and replays them for requests that fit.
 ///
-/// A replay is exact or does not happen: each captured graph is replayed once at load and compared with the
-/// eager run on the same inputs, a request is padded only where its declaration makes that safe, and what
-/// cannot be replayed is left to the caller, with a counted reason.
+/// A replay is exact or does not happen. At load, each graph is replayed once and compared with an
+/// eager run on the same inputs. A request is padded only if its declaration makes that safe. All
+/// other requests are left to the caller, with a counted reason.
 ///
-/// Owns    static inputs, graphs and their pool, none of which is ever freed: make it with `new` and keep it
-/// Thread  that of the requests, under the module's stream; `report` on any
+/// Owns    static inputs, graphs and their pool; none is ever freed: make it with `new` and keep it
+/// Thread  the requests' thread, under the module's stream; `report` on any
 class GraphEngine {
 public:
     explicit GraphEngine(HostMemory& memory) : memory_{memory} {}
 
-    /// Largest bucket first, so that the smaller ones find room in what it left in the pool.
+    /// Captures the largest bucket first, so that smaller ones reuse its room in the pool.
     /// Errors  capture_failed where graphs are `required`: cause and remedy of the first that failed
-    /// Throws  what warm-up throws: a model that fails eagerly fails to load
+    /// Throws  what warm-up throws: a model that fails eagerly must not load
     Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods, Runtime& runtime,
                      const LoadContext& context);
 
-    /// Device tensors that hold the results until the next call; empty: run it eagerly, the reason is counted.
+    /// Returns device tensors with the results, valid until the next call. Empty: run eagerly; the reason is counted.
     std::optional<std::vector<at::Tensor>> replay(const config::MethodSpec& method, std::span<const TensorView> inputs,
                                                   const std::vector<config::ParameterValue>& parameters);
 
@@ -52,18 +52,18 @@ private:
         at::cuda::CUDAGraph* graph = nullptr;
         std::vector<at::Tensor> inputs;
         std::vector<at::Tensor> outputs;
-        bool may_pad = false;  ///< its outputs are as long as the declaration says
+        bool may_pad = false;  ///< its outputs have the declared lengths
         double capture_ms = 0;
-        std::uint64_t hits = 0;  ///< exact ones and padded ones
+        std::uint64_t hits = 0;  ///< exact and padded
         std::uint64_t pads = 0;
     };
-    /// What is known of one method; `buckets[i]` is that of `graphs[i]`.
+    /// One method's buckets; `buckets[i]` belongs to `graphs[i]`.
     struct Method {
         std::vector<config::Bucket> buckets;
         std::vector<Graph*> graphs;
         std::vector<config::Bucket> failed;
         std::vector<config::ParameterValue> parameters;  ///< fixed in the graphs
-        std::string_view never;                          ///< the reason why this method is not captured at all
+        std::string_view never;                          ///< why this method is not captured at all
     };
     struct Failure {
         std::string method;
@@ -78,7 +78,7 @@ private:
     std::nullopt_t eagerly(std::string_view reason);
 
     HostMemory& memory_;
-    std::optional<CapturePool> pool_;  ///< made by `prepare`: nothing of CUDA before the grant
+    std::optional<CapturePool> pool_;  ///< made by `prepare`: no CUDA call before the grant
     std::map<std::string, Method, std::less<>> methods_;
 
     mutable std::mutex mutex_;  ///< guards what `report` reads: the counters and these

@@ -12,25 +12,25 @@
 
 namespace bulkhead::worker::cuda {
 
-/// All that the sequences of a GPU are: states, tables and KV in device memory, results in pinned memory. Made once,
-/// zero at first, never freed.
+/// The sequences' memory on a GPU: states, tables and KV in device memory, results in pinned
+/// memory. Allocated once, zeroed, never freed.
 ///
-/// Thread  that of the requests; work is queued on the current stream
+/// Thread  the requests' thread; work is queued on the current stream
 /// Throws  c10::Error, also out of memory
 class SlotMemory {
 public:
     SlotMemory(const generation::Manifest& manifest, const generation::Shape& shape);
 
-    /// A sequence's start replaces all that the slot holds but its KV: state and tables, in one order of the stream.
+    /// Starts a sequence: replaces the slot's state and tables, in stream order, but not its KV.
     void write(std::uint32_t slot, const generation::SlotStart& start, cudaStream_t stream);
     void write_sampling(std::uint32_t slot, const generation::Sampling& sampling, cudaStream_t stream);
-    /// A host tensor on the device; `from` may be written again when this returns.
+    /// Copies a host tensor to the device. `from` may be overwritten on return.
     at::Tensor upload(const at::Tensor& from, cudaStream_t stream);
 
     [[nodiscard]] const DeviceSlots& slots() const noexcept { return slots_; }
     [[nodiscard]] const DeviceKv& kv() const noexcept { return kv_; }
 
-    /// Decode's arguments for n sequences and an attention length.
+    /// Returns decode's arguments for n sequences and an attention length.
     [[nodiscard]] std::vector<at::Tensor> decode_inputs(std::uint32_t n, std::uint32_t length, bool with_deltas) const;
     /// 0, 1, … length - 1.
     [[nodiscard]] at::Tensor span(std::uint32_t length) const { return span_.narrow(0, 0, length); }
@@ -41,7 +41,7 @@ private:
     at::Tensor keep(at::Tensor tensor);
 
     std::uint32_t rows_;
-    std::vector<at::Tensor> kept_;  ///< what the pointers below point into
+    std::vector<at::Tensor> kept_;  ///< owns what the pointers below point into
     at::Tensor tokens_;
     at::Tensor positions_;
     at::Tensor deltas_;

@@ -4,13 +4,13 @@
 
 namespace bulkhead::worker {
 
-/// Makes, while all is well, what `backtrace_packet` needs: its pipe, and the unwinder, which the first use loads.
+/// Prepares what `backtrace_packet` needs before any failure: its pipe, and the unwinder, which its first use loads.
 void prepare_backtrace() noexcept;
 
-/// `{"type":"backtrace","signal","thread","frames"}` of the calling thread, from the place `fault` inwards to outwards.
-/// In static memory: once in a life of a process.
+/// Returns `{"type":"backtrace","signal","thread","frames"}` of the calling thread, innermost frame
+/// (`fault`) first. The text is in static memory: call it once per process.
 ///
-/// Thread  any, inside a signal handler; allocates nothing, waits for nothing but the dynamic linker's lock
+/// Thread  any, in a signal handler; allocates nothing and waits only for the dynamic linker's lock
 [[nodiscard]] std::string_view backtrace_packet(int signal, const void* fault) noexcept;
 
 }  // namespace bulkhead::worker

@@ -6,11 +6,11 @@
 namespace bulkhead::worker {
 
 inline constexpr int exit_usage = 2;
-/// EX_CONFIG of sysexits.h: the supervisor does not try again.
+/// EX_CONFIG of sysexits.h: tells the supervisor not to retry.
 inline constexpr int exit_config = 78;
 
-/// What a worker ends with after a failed load: `exit_config` when the declaration or the model file is at fault.
-/// Of a `load_failed` that is known only where the file itself shows it: missing, empty, or no whole archive.
+/// Returns the exit status after a failed load: `exit_config` if the declaration or the model file is at
+/// fault. For `load_failed` that is known only if the file is missing, empty, or not a whole archive.
 [[nodiscard]] int exit_status_of(const Error& load_error, const config::ModelSpec& model);
 
 }  // namespace bulkhead::worker

@@ -8,7 +8,7 @@
 
 namespace bulkhead::worker {
 
-/// The calling thread's stack for signal handlers, so that an overflow of its own stack is reported, too.
+/// The calling thread's alternate signal stack, so that a stack overflow is reported too.
 class SignalStack {
 public:
     SignalStack();
@@ -20,16 +20,17 @@ private:
     std::unique_ptr<std::byte[]> bytes_;
 };
 
-/// From now on SIGSEGV, SIGABRT, SIGBUS, SIGFPE and SIGILL write a `dying` packet on `link_fd`, then a `backtrace`,
-/// before they end the process as they would have: the kernel closes sockets only after it has freed the memory, 100
-/// to 200 ms later for some GB. Nothing in the handler allocates, and what it may wait for is bounded.
+/// Installs handlers for SIGSEGV, SIGABRT, SIGBUS, SIGFPE and SIGILL. Each writes a `dying` packet and a `backtrace` to
+/// `link_fd`, then ends the process by that signal. Without the packet, the daemon learns of the death only when the
+/// kernel closes sockets, 100 to 200 ms later for some GB of memory. The handler allocates nothing, and its waits are
+/// bounded.
 ///
-/// A SIGABRT from another process asks where this one hangs. The thread of the `HangSuspect` reports, else the main
-/// thread.
+/// A SIGABRT from another process asks where this one hangs. The `HangSuspect`'s thread reports,
+/// else the main thread.
 void report_fatal_signals(int link_fd) noexcept;
 
-/// While this lives, the calling thread works on something that may hang: a SIGABRT from another process, whichever
-/// thread receives it, is about this one. One at a time of each kind; who handles an event is suspected first.
+/// Marks the calling thread as doing work that may hang. If another process sends SIGABRT, this thread is the one
+/// reported, whichever thread receives it. One at a time of each kind; an event handler is suspected first.
 class HangSuspect {
 public:
     enum class Doing : std::uint8_t { serves, handles };

@@ -1,8 +1,8 @@
 #pragma once
 
-/// Arithmetic that gives the same bits on a CPU and on a GPU: sums and products rounded one by one (the files that use
-/// it are compiled without contraction into fused operations), no library function, no table. A draw is thereby defined
-/// by logits and seed alone, whoever computes it.
+/// Arithmetic that gives the same bits on a CPU and on a GPU. Each sum and product is rounded by
+/// itself (files that use it are compiled without fused operations); it uses no library function
+/// and no table. So logits and seed alone define a draw, on any device.
 
 #include <bit>
 #include <cstdint>
@@ -33,7 +33,7 @@ BULKHEAD_BOTH inline float float_of(std::uint32_t bits) {
 
 inline constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// An integer in the order of the numbers; equal numbers have one key, also 0 and -0. Not for NaN.
+/// Returns an integer that sorts like the number. Equal numbers have one key, also 0 and -0. Not for NaN.
 BULKHEAD_BOTH inline std::uint32_t key_of(float value) {
     const std::uint32_t bits = bits_of(value + 0.0F);
     return (bits & 0x8000'0000U) != 0 ? ~bits : bits | 0x8000'0000U;
@@ -85,8 +85,8 @@ BULKHEAD_BOTH inline float log_of(float x) {
     return ((f * z * p + k * -2.12194440e-4F) - 0.5F * z + f) + k * 0.693359375F;
 }
 
-/// A draw of the exponential distribution of mean 1 from 32 random bits. Small ones, which win a race, are the precise
-/// ones: -ln(1 - u) is computed as u where 1 - u is 1.
+/// Draws from the exponential distribution of mean 1, from 32 random bits. Small values, which win
+/// a race, are precise: -ln(1 - u) is computed as u if 1 - u rounds to 1.
 BULKHEAD_BOTH inline float exponential_of(std::uint32_t random) {
     const float u = (static_cast<float>(random) + 0.5F) * 0x1p-32F;
     float rest = 1.0F - u;
@@ -95,7 +95,7 @@ BULKHEAD_BOTH inline float exponential_of(std::uint32_t random) {
     return -log_of(rest) * (u / (1.0F - rest));
 }
 
-/// What `exponential_of` cannot come below, with room for its rounding.
+/// A lower bound of `exponential_of`, with room for its rounding.
 BULKHEAD_BOTH inline float exponential_least(std::uint32_t random) {
     return (static_cast<float>(random) + 0.5F) * (0x1p-32F * 0.99999F);
 }
@@ -104,8 +104,8 @@ struct Random4 {
     std::uint32_t word[4];
 };
 
-/// Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): a function of
-/// counter and key, so each draw has its own numbers and there is no state to save or reset.
+/// Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): a pure
+/// function of counter and key, so each draw has its own numbers and there is no state to save or reset.
 BULKHEAD_BOTH inline Random4 philox(std::uint64_t seed, std::uint32_t c0, std::uint32_t c1, std::uint64_t c23) {
     auto k0 = static_cast<std::uint32_t>(seed);
     auto k1 = static_cast<std::uint32_t>(seed >> 32);

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The sampler on a CPU: a block of host "threads" that take their turns. Width 1 serves models; greater widths stand
-/// in for a CUDA block in tests, where each thread's share of the work is done in the same order as on a GPU.
+/// The sampler on a CPU: a block of host "threads" that run in turn. Width 1 serves models. Greater widths
+/// stand in for a CUDA block in tests: each thread does its share in the same order as on a GPU.
 
 #include <array>
 #include <cstdint>
@@ -83,8 +83,8 @@ class HostSampler {
 public:
     explicit HostSampler(const DrawRules& rules) : rules_{rules}, adjusted_(rules.vocabulary) {}
 
-    /// `logits` are [rows, C, V] of one sequence, `flags` [C, V]. Draws only where neither request nor delay pattern
-    /// leaves no choice.
+    /// Draws for one sequence. `logits` is [rows, C, V], `flags` [C, V]. Skips codebooks whose
+    /// token the request or the delay pattern forces.
     [[nodiscard]] std::span<const Drawn> draw(const float* logits, const std::uint8_t* flags,
                                               const std::int32_t* forced, const SlotState& state);
 

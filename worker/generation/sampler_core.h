@@ -1,26 +1,26 @@
 #pragma once
 
-/// How one row of logits becomes a token, without sorting: written once, over a `Team` of threads. The blocks of a CUDA
-/// kernel run it (worker/cuda/draw_block.h), and a host block of any width (host_sampler.h), of which width 1 is what
-/// serves models on a CPU. All sums are of integers, all choices by integer keys, so the width and the order of threads
-/// change no bit.
+/// Turns a row of logits into a token, without sorting. Written once, over a `Team` of threads: the
+/// blocks of a CUDA kernel (worker/cuda/draw_block.h), or a host block of any width
+/// (host_sampler.h; width 1 serves models on a CPU). All sums are of integers and all choices by
+/// integer keys, so the number and order of threads change no bit.
 ///
-/// Order, as in Hugging Face: guidance, repetition penalty, bans, temperature, top-k, top-p, min-p, draw. A filter
-/// keeps all tokens that tie with the last one it keeps. The draw is a race: each kept token of weight w runs for
-/// E / w, where E is its own exponential number; the first one home is drawn with its exact probability.
+/// The order is Hugging Face's: guidance, repetition penalty, bans, temperature, top-k, top-p, min-p, draw. A filter
+/// keeps all tokens that tie with the last one it keeps. The draw is a race: a kept token of weight w takes the time E
+/// / w, where E is its own exponential number; the fastest is drawn, with its exact probability.
 ///
-/// The whole row is read at most three times: for its greatest logit, for a histogram of the first filter, and for the
-/// list of those that this filter may keep. The rest is done on the list by one block; by all on the row where more are
-/// kept than the list holds, or none is filtered.
+/// The whole row is read at most three times: for its greatest logit, for a histogram of the first
+/// filter, and to list the tokens that this filter may keep. One block does the rest on the list;
+/// all blocks do it on the row if the list overflows or nothing is filtered.
 ///
-/// A `Team` has these; all threads call them alike, and each gets the result:
+/// A `Team` has these functions. All threads call them alike, and each gets the result:
 ///   max(n, f)           the greatest std::uint64_t f(i) of i in [0, n), spread over the threads; 0 when n is 0
 ///   max_quads(n, f)     the same over i in 0, 4, 8 …
 ///   histogram(n, f)     adds each `Share` f(i) to its bin; the bins are empty before
-///   find(target)        `Found` in that histogram, target(sum of all bins) being what to reach
-///   gather(n, z, keeps) lists the tokens whose z[i] it keeps; how many, and more than `list_max` are not listed
-///   in_one_block(f)     f(block) in one block, a `Team` as well, which holds the list; its result
-///   list()              of a block: the `Candidate`s gathered
+/// find(target)        `Found` in that histogram, for the sum target(sum of all bins)
+/// gather(n, z, keeps) lists the tokens whose z[i] `keeps` accepts; returns how many, listing at most `list_max`
+/// in_one_block(f)     calls f(block) in one block, a `Team` too, which holds the list; returns its result
+/// list()              of a block: the gathered `Candidate`s
 
 #include "worker/generation/slot_state.h"
 
@@ -38,12 +38,12 @@ struct DrawRow {
 
 namespace draw {
 
-inline constexpr std::uint32_t bins = 2048;  ///< of a histogram: of width 1/64 below the greatest logit, 32 in all
+inline constexpr std::uint32_t bins = 2048;  ///< of a histogram: 1/64 wide each, for the 32 below the greatest logit
 inline constexpr float bin_width_inverse = 64.0F;
 inline constexpr std::uint32_t list_max = 2048;
 inline constexpr float float_max = 3.402823466e38F;
-/// The greatest weight, e^0, is so many units: sums of whole numbers do not depend on their order, and 2^23 of them
-/// fit.
+/// The units of the greatest weight, e^0. Integer sums do not depend on order, and 2^23 such
+/// weights fit.
 inline constexpr float mass_unit = 1099511627776.0F;  // 2^40
 inline constexpr std::uint32_t not_finite_key = 0xffff'ffffU;
 inline constexpr std::uint32_t minus_infinity_key = 0x007f'ffffU;
@@ -55,16 +55,16 @@ struct Candidate {
 };
 struct Share {
     std::uint32_t bin;
-    std::uint64_t weight;  ///< 0: it counts nowhere, whatever the bin
+    std::uint64_t weight;  ///< 0: counts nowhere, whatever the bin
 };
 /// Where the sum of a histogram from its front reaches `target`.
 struct Found {
-    std::uint32_t bin;    ///< `bins` where it never does
+    std::uint32_t bin;    ///< `bins` if it never does
     std::uint64_t above;  ///< the sum before that bin
     std::uint64_t target;
 };
 
-/// What the kernel only reads: in any order, before what it writes.
+/// Reads memory that the kernel never writes: such loads may be reordered before its stores.
 template <typename T>
 BULKHEAD_BOTH inline T read(const T* from) {
 #if defined(__CUDACC__)
@@ -74,7 +74,7 @@ BULKHEAD_BOTH inline T read(const T* from) {
 #endif
 }
 
-/// A logit after guidance, penalty and bans, temperature aside. NaN and +inf stay what they are.
+/// Applies guidance, penalty and bans to a logit, but not temperature. NaN and +inf pass unchanged.
 BULKHEAD_BOTH inline float adjust(const DrawRow& row, const Sampling& sampling, std::uint32_t token) {
     float x = read(row.logits + token);
     if (row.unconditional != nullptr && sampling.guidance != 0.0F && x != -exact::infinity)
@@ -89,7 +89,7 @@ BULKHEAD_BOTH inline std::uint32_t checked_key(float x) {
     return x <= float_max ? exact::key_of(x) : not_finite_key;  // NaN compares false
 }
 
-/// For a maximum that among equals is the first token.
+/// Ranks tokens for a maximum; among equals the first token wins.
 BULKHEAD_BOTH inline std::uint64_t ranked(std::uint32_t key, std::uint32_t token) {
     return (std::uint64_t{key} << 32) | (0xffff'ffffU - token);
 }
@@ -102,7 +102,7 @@ BULKHEAD_BOTH inline std::uint32_t bin_of(float z, float greatest) {
     return distance < static_cast<float>(bins) ? static_cast<std::uint32_t>(distance) : bins;
 }
 
-/// What is left to choose from: all of a row, or a list.
+/// The tokens to choose from: all of a row, or a list.
 struct All {
     const float* adjusted;
     std::uint32_t count;
@@ -114,9 +114,9 @@ struct Listed {
     BULKHEAD_BOTH [[nodiscard]] float z(std::uint32_t i) const { return list[i].z; }
 };
 
-/// For `Team::find`: a count of tokens, or a share of the whole and at least the greatest.
+/// What `Team::find` must reach: a count of tokens, or a share of the whole, at least the greatest weight.
 struct Target {
-    std::uint64_t count = 0;  ///< 0: `share` says
+    std::uint64_t count = 0;  ///< 0: use `share`
     float share = 0;
     BULKHEAD_BOTH std::uint64_t operator()(std::uint64_t total) const {
         if (count != 0) return count;
@@ -127,13 +127,13 @@ struct Target {
     }
 };
 
-/// The least key that is kept when, from the greatest down, as much weight is kept as is needed to reach `target`.
-/// Candidates are those whose key is at least `floor`. `weigh` is 1 for each where `target` counts tokens.
-/// `floor` itself where all candidates together do not reach it.
+/// Returns the least key to keep: keys are kept from the greatest down until their weight reaches
+/// `target`. Candidates have a key of at least `floor`. `weigh` returns 1 if `target` counts
+/// tokens. Returns `floor` if all candidates together do not reach it.
 template <typename Team, typename Candidates, typename Weigh>
 BULKHEAD_BOTH std::uint32_t threshold(Team& team, const Candidates& candidates, std::uint32_t floor, const Weigh& weigh,
                                       const Target& target) {
-    // Three digits of the key, greatest first, of 11, 11 and 10 bits.
+    // Three digits of the key, of 11, 11 and 10 bits, most significant first.
     std::uint32_t prefix = 0;
     std::uint64_t missing = 0;
     for (std::uint32_t end = 32; end != 0;) {
@@ -154,32 +154,32 @@ BULKHEAD_BOTH std::uint32_t threshold(Team& team, const Candidates& candidates, 
     return prefix;
 }
 
-/// Which random numbers a race runs on: each token has its own.
+/// Selects a race's random numbers; each token has its own.
 struct Stream {
     std::uint64_t seed = 0;
     std::uint64_t step = 0;
     std::uint32_t codebook = 0;
     std::uint32_t turn = 0;  ///< 1: the second draw of a step
 
-    /// Those of tokens 4 * quad .. 4 * quad + 3.
+    /// The numbers of tokens 4 * quad .. 4 * quad + 3.
     BULKHEAD_BOTH [[nodiscard]] exact::Random4 of(std::uint32_t quad) const {
         return exact::philox(seed, quad, codebook | turn << 16, step);
     }
     BULKHEAD_BOTH [[nodiscard]] std::uint32_t of_token(std::uint32_t token) const {
         const exact::Random4 random = of(token / 4);
-        const std::uint32_t low = (token & 1U) != 0 ? random.word[1] : random.word[0];  // no array of a GPU's thread
+        const std::uint32_t low = (token & 1U) != 0 ? random.word[1] : random.word[0];  // an index needs memory
         const std::uint32_t high = (token & 1U) != 0 ? random.word[3] : random.word[2];
         return (token & 2U) != 0 ? high : low;
     }
 };
 
-/// What the filters leave of a row: the tokens of `adjusted` that `keeps` says yes to.
+/// What the filters leave of a row: the tokens of `adjusted` that `keeps` accepts.
 struct Filtered {
-    std::uint32_t first = 0;                       ///< the likeliest; of several, the first one
+    std::uint32_t first = 0;                       ///< the likeliest; of several, the lowest number
     float greatest = 0;                            ///< its logit
-    std::uint32_t floor = minus_infinity_key + 1;  ///< the least key that top-k and top-p leave
+    std::uint32_t floor = minus_infinity_key + 1;  ///< the least key after top-k and top-p
     float weight_min = 0;                          ///< min-p
-    bool certain = false;     ///< `first` it is: greedy, or a temperature that lifts it above all numbers
+    bool certain = false;     ///< draw `first`: greedy, or a temperature that makes its logit infinite
     bool not_finite = false;  ///< a NaN, a +inf, or nothing above -inf
 
     BULKHEAD_BOTH [[nodiscard]] bool keeps(float z) const {
@@ -187,7 +187,7 @@ struct Filtered {
     }
 };
 
-/// One thread's: a candidate that cannot beat the best so far does not compute its pace.
+/// One thread's race: a candidate that cannot beat its best skips the computation of its pace.
 struct Pacemaker {
     float to_beat;
     float weight_min;
@@ -195,7 +195,7 @@ struct Pacemaker {
     BULKHEAD_BOTH [[nodiscard]] bool may_win(float weight) const {
         return weight >= weight_min && weight > to_beat * 0x1p-34F;
     }
-    /// The rank of a token in the race; 0 where it cannot win.
+    /// Returns a token's rank in the race; 0 if it cannot win.
     BULKHEAD_BOTH std::uint64_t run(float weight, std::uint32_t random, std::uint32_t token) {
         if (weight == 0.0F || weight < weight_min) return 0;
         if (exact::exponential_least(random) * to_beat > weight) return 0;
@@ -208,7 +208,7 @@ BULKHEAD_BOTH inline Pacemaker pacemaker(const Filtered& left, const Stream& str
     return {1.0F / exact::exponential_of(stream.of_token(left.first)), left.weight_min};
 }
 
-/// The race of what `left` keeps: the token drawn.
+/// Runs the race over the tokens that `left` keeps; returns the drawn token.
 template <typename Team>
 BULKHEAD_BOTH std::uint32_t race(Team& team, const All& all, const Filtered& left, const Stream& stream) {
     Pacemaker pace = pacemaker(left, stream);
@@ -244,7 +244,7 @@ BULKHEAD_BOTH std::uint32_t race(Team& team, const Listed& listed, const Filtere
     return winner == 0 ? left.first : token_of(winner);
 }
 
-/// Of repetition-aware sampling: whether the codebook's last frames hold `token` so often that it is drawn again.
+/// For repetition-aware sampling: whether the codebook's last frames hold `token` so often that it must be drawn again.
 BULKHEAD_BOTH inline bool repeats_too_often(const SlotState& state, const DrawRules& rules, std::uint32_t codebook,
                                             std::uint32_t token) {
     const std::uint32_t repeats_max = state.sampling.ras_repeats;
@@ -256,7 +256,7 @@ BULKHEAD_BOTH inline bool repeats_too_often(const SlotState& state, const DrawRu
     return repeats >= repeats_max;
 }
 
-/// From the logits as they came, without temperature and filters; only what is banned stays so.
+/// Draws from the raw logits, without temperature and filters; banned tokens stay banned.
 template <typename Team>
 BULKHEAD_BOTH std::uint32_t draw_unfiltered(Team& team, const DrawRow& row, Stream stream) {
     const std::uint64_t top = team.max(row.vocabulary, [&](std::uint32_t i) {
@@ -271,7 +271,7 @@ BULKHEAD_BOTH std::uint32_t draw_unfiltered(Team& team, const DrawRow& row, Stre
     return race(team, All{row.adjusted, row.vocabulary}, all, stream);
 }
 
-/// Fills `row.adjusted` (unless greedy) and finds its greatest; nothing is filtered yet.
+/// Fills `row.adjusted` (unless greedy) and finds its greatest logit. Filters nothing.
 template <typename Team>
 BULKHEAD_BOTH Filtered find_greatest(Team& team, const DrawRow& row, const Sampling& sampling) {
     const std::uint64_t top = team.max(row.vocabulary, [&](std::uint32_t i) {
@@ -296,7 +296,7 @@ struct Filters {
     std::uint64_t top_k;  ///< 0: off
     float top_p;          ///< 1: off
     float greatest;
-    float least;  ///< what weighs less counts for nothing in top-p
+    float least;  ///< smaller weights count 0 in top-p
 
     BULKHEAD_BOTH Filters(const Sampling& sampling, std::uint32_t vocabulary, bool min_p_before_top_p, float top)
         : top_k{sampling.top_k > 0 && static_cast<std::uint32_t>(sampling.top_k) < vocabulary
@@ -311,8 +311,8 @@ struct Filters {
     }
 };
 
-/// Lists the tokens down to the bin in which the first filter ends: all that any filter keeps are among them. How many;
-/// more than `list_max` are not listed. `mass` becomes what top-p is to reach, where top-p is the first.
+/// Lists the tokens down to the bin in which the first filter ends, which include all that any filter keeps. Returns
+/// how many; beyond `list_max` they are not listed. If top-p is first, sets `mass` to the sum that it must reach.
 template <typename Team>
 BULKHEAD_BOTH std::uint32_t shortlist(Team& team, const All& all, const Filters& filters, std::uint32_t floor,
                                       std::uint64_t& mass) {
@@ -323,13 +323,13 @@ BULKHEAD_BOTH std::uint32_t shortlist(Team& team, const All& all, const Filters&
         return {bin, filters.top_k != 0 ? 1 : filters.mass(z)};
     });
     const Found found = team.find(Target{filters.top_k, filters.top_p});
-    if (found.bin == bins) return list_max + 1;  // below all bins, which only a count can be
+    if (found.bin == bins) return list_max + 1;  // below all bins: only top-k can reach that far
     if (filters.top_k == 0) mass = found.target;
     return team.gather(all.count, all.adjusted,
                        [&](float z) { return bin_of(z, filters.greatest) <= found.bin && exact::key_of(z) >= floor; });
 }
 
-/// Top-k and top-p, exactly. `mass`: what top-p is to reach; 0: its share of what top-k leaves of the candidates.
+/// Applies top-k and top-p exactly. `mass`: the sum for top-p; 0: its share of what top-k leaves of the candidates.
 template <typename Team, typename Candidates>
 BULKHEAD_BOTH void filter(Team& team, const Candidates& candidates, const Filters& filters, std::uint64_t mass,
                           Filtered& left) {
@@ -343,10 +343,10 @@ BULKHEAD_BOTH void filter(Team& team, const Candidates& candidates, const Filter
 
 }  // namespace draw
 
-/// Draws one token; all threads of the team call it with the same arguments and get the same result.
+/// Draws one token. All threads of the team pass the same arguments and get the same result.
 template <typename Team>
 BULKHEAD_BOTH Drawn draw_row(Team& team, const DrawRow& row, const DrawRules& rules, const SlotState& state) {
-    const Sampling sampling = state.sampling;  // registers on a GPU, where `state` is in global memory
+    const Sampling sampling = state.sampling;  // in registers on a GPU; `state` is in global memory
     const draw::Filtered top = draw::find_greatest(team, row, sampling);
     if (top.not_finite || top.certain) return {static_cast<std::int32_t>(top.first), top.not_finite ? 1U : 0U};
 

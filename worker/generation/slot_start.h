@@ -9,15 +9,15 @@
 
 namespace bulkhead::worker::generation {
 
-/// What a slot holds besides its KV, as it is when a sequence starts: made whole from the request, so that nothing of an
-/// earlier sequence can be left in it.
+/// A slot's initial contents besides its KV. Built whole from the request, so that nothing of an
+/// earlier sequence remains.
 struct SlotStart {
     SlotState state;
     std::vector<std::uint8_t> flags;   ///< [C, V] `TokenFlag`
     std::vector<std::int32_t> forced;  ///< [steps, C]
 };
 
-/// Errors  input_invalid: more forced steps than a slot holds
+/// Builds the start of a slot. Errors  input_invalid: more forced steps than a slot holds
 [[nodiscard]] Result<SlotStart> start_slot(const DrawRules& rules, const Start& start);
 
 }  // namespace bulkhead::worker::generation

@@ -1,7 +1,7 @@
 #pragma once
 
-/// All that a sequence is besides its KV and two tables (`TokenFlags`, forced tokens), as one trivially copyable value:
-/// a slot is reset by assigning a fresh one, so that no part can be forgotten. The same bytes on a CPU and on a GPU.
+/// A sequence's state besides its KV and two tables (`TokenFlags`, forced tokens), as one trivially copyable value.
+/// Assigning a fresh one resets the slot, so no part can be forgotten. Same layout on CPU and GPU.
 
 #include <cstdint>
 #include <type_traits>
@@ -12,19 +12,19 @@
 
 namespace bulkhead::worker::generation {
 
-/// What is known of one token of one codebook, a byte of the table [C, V] of a slot.
+/// What is known of one token of one codebook: a byte of a slot's table [C, V].
 enum TokenFlag : std::uint8_t {
     token_seen = 1,    ///< in the prompt or generated: the repetition penalty applies
     token_banned = 2,  ///< never drawn
-    token_stops = 4,   ///< ends the sequence; in codebook 0 alone
+    token_stops = 4,   ///< ends the sequence; used only in codebook 0
 };
 
-/// What the package's manifest says about drawing, for all sequences alike.
+/// The manifest's rules for drawing, the same for all sequences.
 struct DrawRules {
     std::uint32_t codebooks = 1;
     std::uint32_t vocabulary = 0;
     bool guided = false;             ///< two rows of logits for each sequence: conditional, unconditional
-    bool min_p_before_top_p = false;  ///< the order of ChatterBox: top-p's mass is taken over what min-p kept
+    bool min_p_before_top_p = false;  ///< ChatterBox's order: top-p takes its share of what min-p kept
     bool delay_pattern = false;      ///< codebook c runs c + 1 frames behind the first
     std::int32_t delay_bos = 0;
     std::int32_t delay_eos = 0;
@@ -34,25 +34,25 @@ struct DrawRules {
 struct SlotState {
     Sampling sampling;
     std::uint64_t step = 0;       ///< tokens (frames) drawn since the prompt
-    std::int64_t position = 0;    ///< where the next step writes: what the KV holds lies below
-    std::int64_t rope_delta = 0;  ///< added to the position where the package asks for it
+    std::int64_t position = 0;    ///< where the next step writes: the KV below it is filled
+    std::int64_t rope_delta = 0;  ///< added to the position if the package asks for it
     std::int64_t input[limits::codebooks_max] = {};  ///< what the next step reads
     std::uint32_t forced_steps = 0;                  ///< steps whose tokens the request chose
-    std::uint32_t frames_since_eos = 0;  ///< of the delay pattern: 0 before any codebook gave eos, 1 with that frame
+    std::uint32_t frames_since_eos = 0;  ///< of the delay pattern: 0 until a codebook gives eos, 1 in that frame
     std::uint32_t history = 0;           ///< frames in `recent`, at most the window
     std::int32_t recent[limits::ras_window_max][limits::codebooks_max] = {};  ///< the latest is at (history - 1)
-    bool stopped = false;     ///< no further step changes it
-    bool not_finite = false;  ///< a step's logits were no numbers: what it drew means nothing
+    bool stopped = false;     ///< no further step changes the state
+    bool not_finite = false;  ///< a step's logits held a NaN or +inf: ignore what it drew
 };
 static_assert(std::is_trivially_copyable_v<SlotState>);
 
-/// What one codebook's row of logits gave.
+/// The result of one codebook's row of logits.
 struct Drawn {
     std::int32_t token = 0;
     std::uint32_t not_finite = 0;
 };
 
-/// The last frames, for repetition-aware sampling: kept also while it is off, for it may be switched on.
+/// Records the frame for repetition-aware sampling, even while that is off: it may be switched on later.
 BULKHEAD_BOTH inline void remember(SlotState& state, const DrawRules& rules, const std::int32_t* frame) {
     if (rules.ras_window == 0) return;
     if (state.history == rules.ras_window) {
@@ -64,7 +64,7 @@ BULKHEAD_BOTH inline void remember(SlotState& state, const DrawRules& rules, con
     ++state.history;
 }
 
-/// Whether the delay pattern leaves codebook `c` no choice in this step, and what it gives then.
+/// Whether the delay pattern forces codebook `c` in this step; sets `token` if so.
 BULKHEAD_BOTH inline bool delay_forces(const SlotState& state, const DrawRules& rules, std::uint32_t c,
                                        std::int32_t& token) {
     if (!rules.delay_pattern) return false;
@@ -79,7 +79,7 @@ BULKHEAD_BOTH inline bool delay_forces(const SlotState& state, const DrawRules& 
     return false;
 }
 
-/// Whether the request leaves codebook `c` no choice in this step; `forced` is [steps, C], -1 where it is free.
+/// Whether the request forces codebook `c` in this step; `forced` is [steps, C], with -1 for a free choice.
 BULKHEAD_BOTH inline bool request_forces(const SlotState& state, const DrawRules& rules, const std::int32_t* forced,
                                          std::uint32_t c, std::int32_t& token) {
     if (state.step >= state.forced_steps) return false;
@@ -89,11 +89,11 @@ BULKHEAD_BOTH inline bool request_forces(const SlotState& state, const DrawRules
     return true;
 }
 
-/// Takes a step's draws over into the state: what is read next, what was seen, where the sequence ends. `flags` is the
-/// slot's table. `wrote_kv`: the step read `input` and wrote its KV, which a prefill's draw did not.
+/// Advances the state by a step's draws: the next input, the seen tokens, the end of the sequence. `flags`
+/// is the slot's table. `wrote_kv`: the step read `input` and wrote its KV; false for a prefill's draw.
 ///
-/// `given` receives the C tokens of the result. The step that stops advances the position too, so that its KV is not
-/// written again; later ones change nothing.
+/// `given` receives the result's C tokens. The step that stops still advances the position, so that
+/// its KV is not overwritten; later steps change nothing.
 BULKHEAD_BOTH inline void advance(SlotState& state, const DrawRules& rules, const Drawn* drawn,
                                   const std::int32_t* forced, std::uint8_t* flags, bool wrote_kv,
                                   std::int32_t* given) {

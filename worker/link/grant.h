@@ -8,16 +8,16 @@
 
 namespace bulkhead::worker {
 
-/// The supervisor's permission to allocate device memory: given on the event loop, awaited by the loading thread.
+/// The supervisor's permission to allocate device memory. The event loop grants it; the loading thread awaits it.
 class Grant {
 public:
     void give() { decide(true); }
     /// Ends the wait: the grant will not come.
     void give_up() { decide(false); }
 
-    /// Has no deadline: other models may hold the device for as long as their deadlines allow. The supervisor stops
-    /// this load's budget meanwhile, and ends the process if the wait should end for another reason. Errors  cancelled:
-    /// given up
+    /// Waits without a deadline: other models may hold the device for as long as their own
+    /// deadlines allow. The supervisor pauses this load's deadline meanwhile, and ends the process
+    /// if it is at fault. Errors  cancelled by `give_up`
     Result<> wait() {
         std::unique_lock lock{mutex_};
         changed_.wait(lock, [this] { return given_.has_value(); });

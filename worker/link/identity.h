@@ -8,14 +8,14 @@
 
 namespace bulkhead::worker {
 
-/// Who this process is, as its keeper named it in $BULKHEAD_WORKER.
+/// This process' identity, as the keeper put it into $BULKHEAD_WORKER.
 struct Identity {
     std::string daemon_token;
     std::string model;
     std::uint32_t replica = 0;
     std::uint64_t generation = 0;
 
-    /// It was started before its model is known.
+    /// Whether it was started before its model is known.
     [[nodiscard]] bool is_blank() const { return model == "_blank"; }
     friend bool operator==(const Identity&, const Identity&) = default;
 

@@ -15,7 +15,7 @@
 
 namespace bulkhead::worker {
 
-/// A hello and its descriptors, which stay their owners'.
+/// A hello, and its descriptors, which it does not own.
 struct HelloPacket {
     boost::json::object message;
     std::vector<int> fds;
@@ -23,20 +23,20 @@ struct HelloPacket {
 
 /// The worker's end of the link to the daemon.
 ///
-/// While a supervisor is away, nobody reads the other end: the keeper only holds it. So messages that the next hello
-/// repeats (`busy`, `idle`, `progress`, `statistics`) are sent only while most of the socket is free. The rest is kept
-/// for messages that must arrive, a signal handler's last one included. Those wait in the bounded outbox.
+/// Without a supervisor nothing reads the other end; the keeper only holds it. So messages that the next hello repeats
+/// (`busy`, `idle`, `progress`, `statistics`) are sent only while most of the socket buffer is free. The rest is
+/// reserved for messages that must arrive, such as a signal handler's last one. Those wait in the bounded outbox.
 ///
-/// Thread  the event loop; blocks in `flush` only
+/// Thread  the event loop; only `flush` blocks
 class WorkerLink {
 public:
     struct Events {
         std::function<void(LinkMessage)> message;
         std::function<void()> lost;  ///< the keeper is gone
-        /// Returns the present state; called when the hello can be sent. Called again without descriptors where the
-        /// kernel refuses them.
+        /// Returns the present state. Called when a hello can be sent, and again without
+        /// descriptors if the kernel refuses them.
         std::function<HelloPacket(bool with_descriptors)> hello;
-        std::function<void()> caught_up;  ///< somebody reads again, and messages were dropped before
+        std::function<void()> caught_up;  ///< the peer reads again, after messages were dropped
     };
     WorkerLink(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events);
     ~WorkerLink() { stream_->close(); }
@@ -44,12 +44,12 @@ public:
     WorkerLink& operator=(const WorkerLink&) = delete;
 
     [[nodiscard]] int descriptor() const noexcept { return stream_->descriptor(); }
-    /// False when it was dropped.
+    /// False if the message was dropped.
     bool send(const boost::json::object& message);
     bool send(worker_link::ToDaemon message) { return send(worker_link::to_json(std::move(message))); }
-    /// Now, or as soon as somebody reads, behind everything that waits. Owed twice, it is sent once.
+    /// Sends a hello, after all waiting messages, once the peer reads. Repeated calls before that send only one.
     void say_hello();
-    /// Blocks, bounded: before the process ends.
+    /// Blocks, with a bound, before the process ends.
     void flush();
 
 private:
@@ -60,7 +60,7 @@ private:
     Events events_;
     std::shared_ptr<PacketStream> stream_;
     bool hello_owed_ = false;
-    bool dropped_ = false;  ///< since somebody read; logged once
+    bool dropped_ = false;  ///< since the peer last read; logged once
 };
 
 }  // namespace bulkhead::worker

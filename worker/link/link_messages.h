@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the daemon says on the worker link. `ipc/links/worker_link.json` defines it.
+/// Messages from the daemon on the worker link, as ipc/links/worker_link.json defines them.
 
 #include <cstdint>
 #include <variant>
@@ -18,13 +18,13 @@ struct ChannelMessage {
     std::uint64_t channel = 0;
     std::int64_t client_pid = 0;
     std::int64_t client_uid = 0;
-    UniqueFd socket;  ///< none when this process had no free descriptor to receive it
+    UniqueFd socket;  ///< empty if this process had no free descriptor to receive it
 };
 
 using LinkMessage = std::variant<worker_link::Configure, worker_link::Grant, ChannelMessage, worker_link::Drain,
                                  worker_link::StatisticsAsked, worker_link::HelloAsked>;
 
-/// Takes the packet's descriptors where the message has one.
+/// Parses a message and takes its descriptor from the packet, if it has one.
 /// Errors  protocol_violation: not a JSON object, an unknown type, members missing or of a wrong type
 [[nodiscard]] Result<LinkMessage> parse_link_message(Packet& packet);
 
@@ -32,10 +32,10 @@ struct Configuration {
     config::ModelSpec model;
     bool cuda = false;
 };
-/// Errors  config_invalid, protocol_violation for a version that this worker does not speak
+/// Errors  config_invalid; protocol_violation for a version that this worker does not support
 [[nodiscard]] Result<Configuration> read_configuration(const worker_link::Configure& message);
 
-/// `failed` or `channel_refused` with the error's code and text, cut to what a packet holds.
+/// `failed` or `channel_refused` with the error's code and text, truncated to fit a packet.
 [[nodiscard]] worker_link::Failed failed(const Error& error);
 [[nodiscard]] worker_link::ChannelRefused channel_refused(std::uint64_t channel, const Error& error);
 

@@ -24,9 +24,9 @@
 
 namespace bulkhead::worker {
 
-/// Brings a load's progress from its thread to the event loop. Of each phase the start, every eighth part and the end
-/// arrive at once, so that a quick load is told as well; of what comes between, at most one report in
-/// `limits::progress_interval`: the latest, so that the last one always arrives.
+/// Passes a load's progress from its thread to the event loop. The start, each eighth and the end
+/// of a phase are reported at once, so that a quick load is reported too. Other steps are limited
+/// to one report per `limits::progress_interval`: the latest, so that the last one always arrives.
 class LoadProgress : public std::enable_shared_from_this<LoadProgress> {
 public:
     struct Step {
@@ -40,7 +40,7 @@ public:
     LoadProgress(boost::asio::io_context& io, Report report)
         : io_{io}, lock_{HandlerLock::of(io)}, timer_{io}, report_{std::move(report)} {}
 
-    /// Any thread.
+    /// Thread  any
     void update(const Step& step) {
         const std::lock_guard lock{mutex_};
         const bool mark = is_mark(step) && marks_.size() < limits::progress_marks_max;
@@ -57,7 +57,7 @@ public:
             boost::asio::post(io_, lock_.wrap([self = shared_from_this()] { self->deliver(); }));
     }
 
-    /// The event loop: what is left to say is said, and nothing comes after.
+    /// Sends what is left; nothing follows. Thread  the event loop
     void finish() {
         timer_.cancel();
         if (!report_) return;
@@ -94,7 +94,7 @@ private:
             self->say(true);
         }));
     }
-    /// The marks, and what came after them where its time has come: taken at once, so that nothing overtakes.
+    /// Sends the marks, and the latest step if its time has come. Takes both at once, so that their order is kept.
     void say(bool with_latest) {
         std::vector<boost::json::object> reports;
         {
@@ -111,9 +111,9 @@ private:
     Report report_;
     Clock::time_point delivered_{};
     std::mutex mutex_;
-    std::vector<boost::json::object> marks_;     ///< to be said at once
-    std::optional<boost::json::object> latest_;  ///< newer than the marks, to be said when its time has come
-    bool posted_ = false;                        ///< `deliver` is
+    std::vector<boost::json::object> marks_;     ///< to be sent at once
+    std::optional<boost::json::object> latest_;  ///< newer than the marks; sent when its time comes
+    bool posted_ = false;                        ///< `deliver` is posted
     std::string marked_phase_;
     std::uint64_t marked_done_ = 0;
 };

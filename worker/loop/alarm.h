@@ -14,13 +14,13 @@ namespace bulkhead::worker {
 
 using Clock = std::chrono::steady_clock;
 
-/// One timer for many deadlines. A deadline only moves it forward; when it rings, its handler names the next one. So a
-/// request that ends in time costs no timer call, and without deadlines there is no wake-up.
+/// One timer for many deadlines. A new deadline can only make it earlier; when it expires, its handler returns the next
+/// one. So a request that ends in time costs no timer call, and without deadlines there is no wake-up.
 ///
 /// Thread  the event loop
 class Alarm {
 public:
-    /// `rang` returns when to ring next, or nothing.
+    /// Called when the timer expires. Returns the next expiry, or nothing.
     using Rang = std::function<std::optional<Clock::time_point>()>;
 
     Alarm(boost::asio::io_context& io, Rang rang) : state_{std::make_shared<State>(io, std::move(rang))} {}
@@ -53,7 +53,7 @@ private:
         state->due = due;
         state->timer.expires_at(due);
         state->timer.async_wait(state->lock.wrap([state](boost::system::error_code cancelled) {
-            // One that had already expired when it was moved or cancelled is called without an error.
+            // A timer that expired before it was moved or cancelled still calls this without an error.
             if (cancelled || !state->rang || !state->due || Clock::now() < *state->due) return;
             state->due.reset();
             const auto rang = state->rang;  // it may destroy the alarm

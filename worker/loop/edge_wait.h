@@ -14,9 +14,9 @@ namespace bulkhead::worker {
 
 /// Waits on the event loop until a descriptor *becomes* readable or writable (edge-triggered).
 ///
-/// Asio's own `async_wait` is level-triggered, and each wait costs a system call. Here a descriptor is registered once,
-/// and a wait costs none. So the owner must drain the descriptor before it waits. An edge between two waits is kept:
-/// the next wait ends at once, as the first wait to read does.
+/// Asio's own `async_wait` is level-triggered, and each wait costs a system call. Here a descriptor is
+/// registered once, and a wait costs none; the owner must drain the descriptor before it waits. An edge
+/// between two waits is kept: the next wait ends at once, and so does the first wait to read.
 ///
 /// Uses an operation of Asio's reactor, as Asio's own descriptors do. (docs/decisions.md)
 ///
@@ -24,19 +24,19 @@ namespace bulkhead::worker {
 /// Thread  the event loop
 class EdgeWait {
 public:
-    /// Throws boost::system::system_error where the kernel does not register it, as Asio's own descriptors do.
+    /// Throws  boost::system::system_error if the kernel does not register it, as Asio's own descriptors do
     EdgeWait(boost::asio::io_context& io, int descriptor, std::function<void()> readable,
              std::function<void()> writable = {});
     ~EdgeWait() { stop(); }
     EdgeWait(const EdgeWait&) = delete;
     EdgeWait& operator=(const EdgeWait&) = delete;
 
-    /// Calls the function of that kind once, from the loop. No effect while it waits already. `held` owns this object:
-    /// it is kept until the call, or until the loop has handled `stop`.
+    /// Calls the function of that kind once, from the loop. No effect while it already waits.
+    /// `held` owns this object; it is kept until the call, or until the loop has handled `stop`.
     void await_readable(std::shared_ptr<void> held) { await(readable_, std::move(held)); }
     void await_writable(std::shared_ptr<void> held) { await(writable_, std::move(held)); }
 
-    /// Calls no function from now on. Must come before the descriptor is closed.
+    /// Makes no further call. Must come before the descriptor is closed.
     void stop();
 
 private:
@@ -47,7 +47,7 @@ private:
                               std::size_t);
         HandlerLock& lock;
         int kind;         ///< of the reactor's operations
-        bool guesses_no;  ///< the first wait takes the descriptor to be not ready
+        bool guesses_no;  ///< the first wait assumes that the descriptor is not ready
         std::function<void()> edge;
         std::shared_ptr<void> held;  ///< while it waits
     };

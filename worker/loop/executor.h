@@ -16,43 +16,43 @@
 
 namespace bulkhead::worker {
 
-/// The two threads of a worker, which run its event loop in turns; never both at once.
+/// A worker's two threads. They run its event loop in turns, never both at once.
 ///
-/// The model's thread is the only one that touches the model: it loads, runs and resets it, and faults in large slabs.
-/// These are jobs, done one after another in the order of `post`. In between it runs the event loop, so the thread that
-/// a request wakes also runs it. While a job takes long, the cover runs the loop in its place: nothing on the loop
-/// waits for a job for longer than `limits::cover_looks_every` and `limits::cover_after` together. What follows a job,
-/// such as an answer, the model's thread does at once: the cover is not woken for it.
+/// Only the model's thread touches the model: it loads, runs and resets it, and faults in large slabs.
+/// These are jobs, done in the order of `post`. Between jobs it runs the event loop, so the thread that a
+/// request wakes also serves it. During a long job the cover runs the loop instead: nothing on the loop
+/// waits for a job longer than `limits::cover_looks_every` plus `limits::cover_after`. The model's thread
+/// itself does what follows a job, such as an answer, so the cover is not woken for it.
 ///
-/// A report of where this process hangs shows the thread that handles an event, else the model's, or the cover where
-/// that thread waits for it.
+/// A hang report shows the thread that handles an event, else the model's thread, or the cover if
+/// the model's thread waits for it.
 class Executor {
 public:
     /// What follows a job, as a handler of the event loop; never empty.
     using Then = std::function<void()>;
     using Job = std::function<Then()>;
 
-    /// Errors  std::system_error where the kernel gives no timer
+    /// Throws  std::system_error if the kernel gives no timer
     explicit Executor(boost::asio::io_context& io);
     ~Executor() { stop(); }
     Executor(const Executor&) = delete;
     Executor& operator=(const Executor&) = delete;
 
-    /// Runs the event loop until it is stopped or has nothing to wait for. The caller's thread is the cover.
+    /// Runs the event loop until it is stopped or out of work. The caller's thread is the cover.
     void run();
     /// Thread  the event loop, or a job
     void post(Job job);
-    /// Stops the event loop, waits for the job that runs, and drops those that wait.
+    /// Stops the event loop, waits for the running job, and drops waiting ones.
     void stop();
 
 private:
     void serve();  ///< the model's thread
-    // Each is called with the lock, and releases it meanwhile.
+    // Each is called with the lock, and releases it while it works.
     void run_loop(std::unique_lock<std::mutex>& lock);
     void run_job(std::unique_lock<std::mutex>& lock);
     void handle_some(std::unique_lock<std::mutex>& lock);
     void cover(std::unique_lock<std::mutex>& lock);
-    void follow_jobs();  ///< with the handlers' lock
+    void follow_jobs();  ///< with the handler lock
     void set_timer(std::chrono::nanoseconds after) const noexcept;
     void await_timer() const noexcept;
     void end();  ///< with the lock
@@ -60,7 +60,7 @@ private:
     boost::asio::io_context& io_;
     HandlerLock& handlers_;
     UniqueFd timer_;    ///< what the cover sleeps on
-    std::mutex mutex_;  ///< of all below
+    std::mutex mutex_;  ///< guards all members below
     std::condition_variable model_thread_waits_;
     Handover handover_;
     std::deque<Job> jobs_;

@@ -9,8 +9,8 @@
 
 namespace bulkhead::worker {
 
-/// Held by the thread that handles an event of the loop, or what follows a job. Every handler of the loop takes it, for
-/// the model's thread answers a request while the cover waits for events.
+/// Held while a thread runs an event handler or a job's follower. Every handler of the loop takes
+/// it, because the model's thread answers a request while the cover waits for events.
 ///
 /// A service of Asio: each loop has one.
 class HandlerLock final : public boost::asio::execution_context::service {
@@ -19,7 +19,7 @@ public:
     explicit HandlerLock(boost::asio::execution_context& loop) : service{loop} {}
     static HandlerLock& of(boost::asio::io_context& loop) { return boost::asio::use_service<HandlerLock>(loop); }
 
-    /// The same handler, which takes the lock. What it holds is let go of under the lock as well.
+    /// Returns the same handler, run under the lock. What it holds is released under the lock as well.
     template <typename Handler>
     [[nodiscard]] auto wrap(Handler handler) {
         return [this, handler = std::move(handler)](const auto&... arguments) mutable {

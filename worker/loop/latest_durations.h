@@ -23,7 +23,7 @@ public:
     }
     [[nodiscard]] bool empty() const noexcept { return ring_.empty(); }
 
-    /// `last`, `p50`, `p99` in ms; 0 where there are none.
+    /// Returns `last`, `p50`, `p99` in ms; 0 without any durations.
     [[nodiscard]] boost::json::object object() const {
         std::vector<std::chrono::nanoseconds> sorted = ring_;
         std::ranges::sort(sorted);

@@ -20,55 +20,55 @@
 
 namespace bulkhead::worker {
 
-/// A SOCK_SEQPACKET socket, and rings if the peers agreed on them, on the event loop. Its outbox is bounded: a peer
-/// that does not read delays nobody.
+/// A SOCK_SEQPACKET socket on the event loop, with rings if the peers agreed on them. Its outbox is
+/// bounded, so a peer that does not read delays no other.
 ///
-/// Owns    the socket and the rings. Pending waits hold it as well, so it is held by `shared_ptr`; its owner ends it by
-///         `close`, after which no event comes
+/// Owns    the socket and the rings. Held by `shared_ptr`, because pending waits hold it too. Its
+///         owner calls `close`; no event comes after that
 /// Thread  the event loop
 class PacketStream : public std::enable_shared_from_this<PacketStream> {
 public:
     struct Events {
-        std::function<void(Packet&)> packet;         ///< never an empty one: those are ignored and counted
+        std::function<void(Packet&)> packet;         ///< never empty: empty packets are counted and ignored
         std::function<void(const Error&)> refused;   ///< a packet beyond the bounds was dropped
-        std::function<void(std::string_view)> lost;  ///< once: the peer is gone, or the socket failed
-        std::function<void()> flushed;               ///< the outbox is empty and the socket free again; may be absent
+        std::function<void(std::string_view)> lost;  ///< once: the peer closed, or the socket failed
+        std::function<void()> flushed;               ///< the outbox is empty and the socket has room; may be unset
     };
     enum class Sent { yes, queued, outbox_full, refused, closed };
 
-    /// `receive_buffer` is the loop's one buffer of `packet_bytes_max`; a packet lies there while its event runs.
+    /// `receive_buffer` is the loop's one buffer of `packet_bytes_max`; it holds a packet during its event.
     static std::shared_ptr<PacketStream> make(boost::asio::io_context& io, UniqueFd socket,
                                               std::span<std::byte> receive_buffer, Events events);
 
-    /// From now on packets come and go through the rings.
+    /// Sends and receives packets through the rings from now on.
     void use_rings(std::unique_ptr<RingEnd> rings);
 
-    /// Sends at once or queues. Descriptors must stay open until the outbox is empty. `reserve`: messages that may be
-    /// queued beyond the bound.
+    /// Sends at once or queues. Keep descriptors open until the outbox is empty. `reserve`: number
+    /// of messages that may be queued beyond the bound.
     Sent send(std::span<const std::byte> bytes, int fd = -1, std::size_t reserve = 0) {
         return send(bytes, {&fd, fd >= 0 ? 1U : 0U}, reserve);
     }
     Sent send(std::span<const std::byte> bytes, std::span<const int> fds, std::size_t reserve = 0);
-    /// Sends at once or not at all. `queued`: it was not sent, and `flushed` comes when it may be tried again.
-    /// `refused`: the kernel does not take it, for example with too many descriptors in flight.
+    /// Sends at once or not at all. `queued`: not sent; try again after `flushed`. `refused`: the
+    /// kernel rejects it, for example with too many descriptors in flight.
     Sent send_now(std::span<const std::byte> bytes, std::span<const int> fds);
-    /// Whether the peer reads: nothing is queued, and `PacketTransport::has_room`. If not, `flushed` comes when it
-    /// does.
+    /// Whether the peer reads: nothing is queued, and `PacketTransport::has_room`. If false,
+    /// `flushed` follows later.
     [[nodiscard]] bool has_room();
 
     [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
     [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
     [[nodiscard]] bool is_open() const noexcept { return open_; }
-    /// Empty packets that came.
+    /// Number of empty packets received.
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return ignored_frames_; }
-    /// Whether the peer has closed its end; known before its event comes.
+    /// Whether the peer has closed its end; true before its event comes.
     [[nodiscard]] bool peer_is_gone() const;
 
     /// Blocks until the outbox is empty or the deadline has passed. Only for the last messages before an exit.
     void flush_blocking(std::chrono::milliseconds deadline);
 
-    /// The peer can still read what was sent. So unread packets are read and dropped first: closing a socket that has
-    /// some resets the connection, and the peer would see the reset before its answers.
+    /// Closes; the peer can still read what was sent. Unread packets are read and dropped first: closing a
+    /// socket with unread data resets the connection, and the peer would see the reset before its answers.
     void close();
 
 private:
@@ -79,7 +79,7 @@ private:
     void read_packets();
     void sleep_at_rings();
     void look_again();
-    bool flush();  ///< false when the socket is full again or gone
+    bool flush();  ///< false if the socket is full again or closed
     void lose(std::string_view reason);
 
     struct Outgoing {
@@ -90,7 +90,7 @@ private:
     boost::asio::io_context& io_;
     UniqueFd socket_;
     PacketTransport packets_;
-    EdgeWait at_socket_;               ///< with rings: for its end
+    EdgeWait at_socket_;               ///< with rings: for the peer's end
     std::optional<EdgeWait> at_bell_;  ///< of the rings
     std::span<std::byte> receive_buffer_;
     Events events_;

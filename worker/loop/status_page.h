@@ -14,28 +14,28 @@
 
 namespace bulkhead::worker {
 
-/// A page that says that this worker lives and what it does. The supervisor can read it while the worker answers
-/// nobody.
+/// A page that shows that this worker lives and what it does. The supervisor can read it even while
+/// the worker answers no messages.
 ///
-/// Owns    the memfd, the mapping, and the robust mutex in it: the thread that calls `make` holds the mutex, and must
-///         run the destructor, too. A worker never runs it: the kernel releases the mutex when the thread ends
-/// Thread  `begin`, `step` and `end` on one thread at a time, the executor; they make no system call
+/// Owns    the memfd, the mapping, and the robust mutex in it. The thread that calls `make` holds
+///         the mutex and must also run the destructor. A worker never runs it: the kernel releases
+///         the mutex when the thread ends
 class StatusPage {
 public:
-    /// Errors  those of memfd_create, mmap and the mutex: a worker goes on without a page
+    /// Errors  those of memfd_create, mmap and the mutex: a worker then runs without a page
     static Result<std::unique_ptr<StatusPage>> make();
     ~StatusPage();
     StatusPage(const StatusPage&) = delete;
     StatusPage& operator=(const StatusPage&) = delete;
 
-    /// To be sent with each hello. Sealed against change of size and against any further writable mapping.
+    /// Sent with each hello. Sealed against resizing and further writable mappings.
     [[nodiscard]] int fd() const noexcept { return memfd_.get(); }
 
-    /// Something runs since `started`; `what` says it in words, which are cut to fit.
+    /// Something has run since `started`; `what` describes it, truncated to fit.
     void begin(Clock::time_point started, std::string_view what) noexcept;
-    /// What runs has made a step, which `what` names.
+    /// The running work has reached a new step, which `what` names.
     void step(std::string_view what) noexcept;
-    /// It is done.
+    /// The work is done.
     void end() noexcept {
         page_.steps.fetch_add(1, std::memory_order_release);
         page_.running_since_ns.store(0, std::memory_order_release);

@@ -8,13 +8,13 @@
 
 #include "config/fleet.h"
 
-/// How errors of the worker spell what was declared and what came.
+/// How the worker's errors spell declared and received values.
 namespace bulkhead::worker {
 
 [[nodiscard]] std::string describe(std::span<const std::int64_t> dims);            ///< "[1, 512]"
 [[nodiscard]] std::string describe(const std::vector<config::DimRange>& shape);    ///< "[1, 1..256]"
 [[nodiscard]] std::string_view with_article(config::ParameterType type) noexcept;  ///< "an integer"
-/// Text of a peer, cut to what fits into a sentence.
+/// A peer's text, truncated to fit into a sentence.
 [[nodiscard]] std::string shortened(std::string_view text);
 
 }  // namespace bulkhead::worker

@@ -8,9 +8,9 @@
 
 namespace bulkhead::worker {
 
-/// What `welcome` and `ready` say about a model's methods:
-/// `{"forward": {"inputs": [{"name", "dtype", "shape"}], "parameters": [{"name", "type", "default"}], "outputs":
-/// […]}}`. A shape's entries are numbers, "1..256" where a range is allowed, or "n=1..256" with a name.
+/// Describes a model's methods for `welcome` and `ready`: `{"forward": {"inputs": [{"name",
+/// "dtype", "shape"}], "parameters": [{"name", "type", "default"}], "outputs": […]}}`. A shape's
+/// entries are numbers, "1..256" for a range, or "n=1..256" with a name.
 [[nodiscard]] boost::json::object describe_methods(std::span<const config::MethodSpec> methods);
 
 }  // namespace bulkhead::worker

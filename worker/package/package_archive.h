@@ -16,19 +16,19 @@ struct UnpackedFile {
     std::string path;  ///< below the target folder
     std::uint64_t size_bytes = 0;
     std::string sha256;
-    std::int64_t changed_ns = 0;  ///< st_ctim when it was whole
+    std::int64_t changed_ns = 0;  ///< st_ctim after it was fully written
 };
 
-/// When anything about the file was changed last; no program can set it back.
+/// When the file last changed in any way; no program can set this time back.
 [[nodiscard]] inline std::int64_t changed_ns(const struct stat& status) noexcept {
     return status.st_ctim.tv_sec * 1'000'000'000LL + status.st_ctim.tv_nsec;
 }
 
-/// Writes what AOTInductor put into a package (`data/aotinductor/…`) below `target`, files 0600, folders 0700,
-/// all of it on disk when it returns. Exported programs and sample inputs, which a package may carry too, stay.
+/// Writes AOTInductor's files (`data/aotinductor/…`) below `target`: files 0600, folders 0700, all synced
+/// to disk on return. Skips exported programs and sample inputs, which a package may contain too.
 ///
-/// Errors  load_failed for a broken archive, none of AOTInductor's, or one whose names lead out of `target`;
-///         resources_exhausted when the disk is full
+/// Errors  load_failed for a broken archive, one without AOTInductor files, or one whose names lead
+///         out of `target`; resources_exhausted if the disk is full
 [[nodiscard]] Result<std::vector<UnpackedFile>> unpack_archive(const ModelFile& package,
                                                                const std::filesystem::path& target,
                                                                const std::function<void(std::uint64_t)>& progress);

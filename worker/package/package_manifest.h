@@ -13,15 +13,15 @@ namespace bulkhead::worker {
 /// Bytes of all files together.
 [[nodiscard]] std::uint64_t total_bytes(const std::vector<UnpackedFile>& files);
 
-/// Writes `manifest.json` last into a folder of unpacked files: with it the folder is whole.
+/// Writes `manifest.json` into a folder of unpacked files, last: it marks the folder as complete.
 [[nodiscard]] Result<> write_manifest(const std::filesystem::path& folder, const std::vector<UnpackedFile>& files);
 
-/// Reads it back. Empty when it is missing, or not one that `write_manifest` writes.
+/// Reads it back. Empty if it is missing or was not written by `write_manifest`.
 [[nodiscard]] std::vector<UnpackedFile> read_manifest(const std::filesystem::path& folder);
 
-/// The first listed file that is not there as it was unpacked, or the manifest itself; empty when the folder is whole.
-/// A file whose size and change time are those of the manifest is not read again: any write would have moved the
-/// change time.
+/// Returns the first listed file, or the manifest, that differs from what was unpacked; empty if
+/// the folder is complete. A file with the manifest's size and change time is not read again: any
+/// write would have changed that time.
 [[nodiscard]] std::string damaged_file(const std::filesystem::path& folder);
 
 }  // namespace bulkhead::worker

@@ -16,7 +16,7 @@ struct CompiledModel {
     std::map<std::string, std::string> metadata;  ///< as AOTInductor and the exporter wrote it
 };
 
-/// What a package must fit.
+/// The machine that a package must fit.
 struct Machine {
     std::string device;  ///< "cpu" or "cuda"
     std::string_view platform = "linux";
@@ -31,14 +31,14 @@ struct Machine {
 /// Errors  load_failed when there is none, or more than one
 [[nodiscard]] Result<CompiledModel> find_compiled_model(const std::filesystem::path& unpacked);
 
-/// Checked before the library is loaded: code for another CPU dies of SIGILL, code for another device in stranger
-/// ways. Facts that the metadata lacks are not checked.
+/// Checks before the library is loaded: code for another CPU dies of SIGILL, and code for another
+/// device fails in unclear ways. Facts missing from the metadata are not checked.
 /// Errors  package_incompatible naming both sides, and how to export again
 [[nodiscard]] Result<> check_compatible(const CompiledModel& model, const Machine& machine);
 
-/// Whether it may write into one of its first `inputs` arguments. Only the exporter knows (BULKHEAD_MUTATED_ARGUMENTS,
-/// their positions, or `none`); a package that does not tell may. Older exporters wrote BULKHEAD_WRITTEN_ARGUMENTS,
-/// which said `none` of all packages: it is not read.
+/// Whether the model may write to one of its first `inputs` arguments. The exporter declares it
+/// (BULKHEAD_MUTATED_ARGUMENTS: positions, or `none`); without that, it may.
+/// BULKHEAD_WRITTEN_ARGUMENTS of older exporters said `none` for every package and is ignored.
 [[nodiscard]] bool may_write_inputs(const CompiledModel& model, std::size_t inputs);
 
 }  // namespace bulkhead::worker

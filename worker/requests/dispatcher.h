@@ -20,44 +20,44 @@
 
 namespace bulkhead::worker {
 
-/// Hands requests to the executor one at a time, and answers each exactly once: by its result, its error, its
-/// deadline or its cancellation, whichever comes first. Requests to generate go to the step loop.
+/// Passes requests to the executor one at a time. Answers each exactly once: with its result, its error,
+/// its deadline or its cancellation, whichever comes first. Generation requests go to the step loop.
 ///
-/// A running inference cannot be interrupted. One that was answered early runs on and its result is discarded. Its
-/// inputs are let go only after it has ended, because the model reads them until then.
+/// A running inference cannot be interrupted. If it was answered early, it runs on and its result is
+/// discarded. Its inputs are released only after it ends, because the model reads them until then.
 ///
 /// Thread  the event loop
 class Dispatcher {
 public:
     struct Events {
-        std::function<void()> busy;     ///< the first request in flight
-        std::function<void()> idle;     ///< none for `limits::idle_after`
+        std::function<void()> busy;     ///< the first request is in flight
+        std::function<void()> idle;     ///< no request for `limits::idle_after`
         std::function<void()> settled;  ///< the last one in flight has ended
-        /// At most once: an inference exceeds the model's request deadline. The listener ends this process.
+        /// At most once: an inference exceeds the model's request deadline. The listener must end this process.
         std::function<void(std::string_view method, std::chrono::milliseconds running)> overrun;
     };
     /// `page` shows what runs; may be null. It must outlive the executor's jobs.
     Dispatcher(boost::asio::io_context& io, Executor& executor, StatusPage* page, Events events);
 
-    /// Before the first `submit`. The model must outlive the executor's jobs.
+    /// Call it before the first `submit`. The model must outlive the executor's jobs.
     void serve(Model& model, const config::ModelSpec& spec);
 
-    /// Errors  queue_full: the request was not accepted, and `let_go` is not called
+    /// Errors  queue_full: the request was not accepted, and `let_go` will not be called
     Result<> submit(RequestPtr request);
-    /// No effect when the request is not in flight: its answer is on its way.
+    /// No effect if the request is not in flight: its answer is on its way.
     void cancel(std::uint64_t channel, std::uint64_t id);
-    /// Of a generating model: `StepLoop::adjust`.
+    /// `StepLoop::adjust`, for a generating model.
     Result<> adjust(std::uint64_t channel, const boost::json::object& parameters);
-    /// Answers a request that streams by `error`.
+    /// Answers a streaming request with `error`.
     void end_stream(std::uint64_t channel, std::uint64_t id, const Error& error);
-    /// The channel's client is gone: its requests are not answered.
+    /// The channel's client has gone: its requests get no answer.
     void drop(std::uint64_t channel);
-    /// Answers everything in flight by `error`.
+    /// Answers all requests in flight with `error`.
     void fail_all(const Error& error);
     /// Counts a request that was refused before `submit`.
     void count_refused() noexcept { ++requests_, ++errors_; }
 
-    /// Whether `busy` was the last of the two events.
+    /// Whether `busy` was the later of the two events.
     [[nodiscard]] bool busy() const noexcept { return busy_; }
     [[nodiscard]] std::size_t queued() const noexcept { return scheduler_.size() + (steps_ ? steps_->queued() : 0); }
     [[nodiscard]] std::size_t in_flight() const noexcept {
@@ -65,7 +65,7 @@ public:
     }
     [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
     [[nodiscard]] std::uint64_t errors() const noexcept { return errors_ + (steps_ ? steps_->errors() : 0); }
-    /// From arrival to result, of requests that the executor ran.
+    /// From arrival to result, for requests that the executor ran.
     [[nodiscard]] const LatestDurations& durations() const noexcept { return durations_; }
     /// Null unless the model generates.
     [[nodiscard]] const generation::StepLoop* steps() const noexcept { return steps_.get(); }
@@ -74,7 +74,7 @@ private:
     void start_next();
     void run();  ///< on the executor: runs `running_`
     void finished();
-    void answer_early(const Error& error);  ///< `running_`
+    void answer_early(const Error& error);  ///< answers `running_`
     void end_queued(RequestPtr request, const Error& error);
     void settle();
     [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines();
@@ -86,7 +86,7 @@ private:
     Model* model_ = nullptr;
     std::chrono::milliseconds request_deadline_{0};
     Scheduler scheduler_{0};
-    RequestPtr running_;  ///< the executor reads it; meanwhile the loop changes nothing but `answered`
+    RequestPtr running_;  ///< read by the executor; meanwhile the loop only changes `answered`
     Clock::time_point started_;
     std::unique_ptr<generation::StepLoop> steps_;
     bool busy_ = false;

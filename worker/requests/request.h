@@ -29,17 +29,17 @@ struct Completion {
     boost::json::object values{};  ///< results that are not tensors
 };
 
-/// Who sent a request. All calls come on the event loop.
+/// The sender of a request. All calls are on the event loop.
 class Requester {
 public:
     virtual ~Requester() = default;
-    /// A streaming request: the tokens since the last part. Comes before the answer.
+    /// Receives a streaming request's tokens since the last part. Comes before the answer.
     virtual void part(const Request& /*request*/, std::span<const std::int32_t> /*tokens*/) {}
-    /// Exactly one of `completed` and `failed`, unless the requester dropped its requests.
+    /// Exactly one of `completed` and `failed` is called, unless the requester dropped its requests.
     virtual void completed(const Request& request, Completion completion) = 0;
     virtual void failed(const Request& request, const Error& error) = 0;
-    /// Comes last: the model no longer reads the inputs, and `request` holds nothing of the channel. See
-    /// `Request::let_go`.
+    /// Called last: the model no longer reads the inputs, and `request` holds nothing of the
+    /// channel. See `Request::let_go`.
     virtual void let_go(const Request& request) = 0;
 };
 
@@ -53,25 +53,25 @@ struct Request {
     channel::Tensors tensors;                    ///< names and dims of `inputs` lie here
     std::vector<TensorView> inputs;              ///< in the method's order
     std::vector<config::ParameterValue> parameters;
-    std::unique_ptr<generation::GenerateParameters> generate;  ///< of a request to generate, which has no `parameters`
+    std::unique_ptr<generation::GenerateParameters> generate;  ///< of a generation request, which has no `parameters`
     bool streams = false;
     Clock::time_point received;
     Clock::time_point deadline;
-    bool answered = false;  ///< before its end: its result is discarded
+    bool answered = false;  ///< before its end: the result is discarded
 
-    // Written by the executor while it runs.
+    // Written by the executor while the request runs.
     std::optional<RequestOutputs> outputs;
     Result<> result;
     Clock::time_point started;
     Clock::time_point ended;
 
-    /// Answers it by its result, unless it was answered before. `values`: results that are not tensors. False: it was
-    /// answered by an error.
+    /// Answers the request with its result, unless it was answered before. `values`: results that
+    /// are not tensors. False: it was answered with an error.
     bool complete(boost::json::object values = {});
-    /// Answers it by `error`. A result that comes later is discarded.
+    /// Answers the request with `error`. A later result is discarded.
     void fail(const Error& error);
-    /// Ends it for its requester, which may then hand the slabs to the executor to be unmapped. Drops its own reference
-    /// first: the event loop must never unmap, because unmapping may wait for a GPU stream that the loop has to free.
+    /// Ends the request for its requester, which may then let the executor unmap the slabs. Drops its own reference
+    /// first: the event loop must never unmap, because that may wait for a GPU stream which only the loop can free.
     void let_go();
 };
 

@@ -12,22 +12,22 @@
 
 namespace bulkhead::worker {
 
-/// Decides which request is next: one queue per channel, channels take turns. So a channel that sends many requests at
-/// once delays another channel's request by one inference only.
+/// Decides which request is next. Each channel has a queue, and channels take turns, so a channel
+/// that sends many requests delays another's request by only one inference.
 ///
 /// Pure: no thread, no timer, no clock.
 class Scheduler {
 public:
     explicit Scheduler(std::size_t bound) : bound_{bound} {}
 
-    /// The bound is on waiting requests and the `running` ones together.
-    /// Errors  queue_full naming `queue`; `request` is then unchanged
+    /// The bound covers waiting requests and the `running` ones.
+    /// Errors  queue_full naming `queue`; `request` is unchanged
     Result<> push(RequestPtr& request, std::size_t running);
 
-    /// Empty when nothing waits.
+    /// Empty if nothing waits.
     [[nodiscard]] RequestPtr next();
 
-    /// Takes one out of the queue; empty when it does not wait.
+    /// Removes a waiting request; empty if it does not wait.
     [[nodiscard]] RequestPtr remove(std::uint64_t channel, std::uint64_t id);
     [[nodiscard]] std::vector<RequestPtr> remove_channel(std::uint64_t channel);
     [[nodiscard]] std::vector<RequestPtr> remove_all();
@@ -43,7 +43,7 @@ private:
 
     std::size_t bound_;
     std::size_t size_ = 0;
-    std::map<std::uint64_t, Queue> queues_;  ///< by channel; never an empty one
+    std::map<std::uint64_t, Queue> queues_;  ///< by channel; no queue is empty
     std::uint64_t served_last_ = 0;          ///< the channel that had the last turn
 };
 

@@ -18,17 +18,17 @@
 
 namespace bulkhead::worker::generation {
 
-/// Carries requests to the batcher and tokens back. A turn of the batcher is a job of the executor that posts itself
-/// again, so the model's other methods run between two turns.
+/// Carries requests to the batcher, and tokens back. A turn of the batcher is an executor job that
+/// posts itself again, so the model's other methods run between two turns.
 ///
-/// Requests that have no slot wait in a queue per channel; channels take turns. Each request is answered exactly once.
-/// One that ends early (cancelled, out of time, its client gone) loses its slot before the next step.
+/// Requests without a slot wait in one queue per channel; channels take turns. Each request is answered exactly once.
+/// One that ends early (cancelled, past its deadline, client gone) loses its slot before the next step.
 ///
-/// Thread  the event loop, except where a member says otherwise
+/// Thread  the event loop, unless a member says otherwise
 class StepLoop : private Batcher::Listener {
 public:
     struct Events {
-        std::function<void()> settled;  ///< some have ended; maybe all
+        std::function<void()> settled;  ///< some requests have ended, maybe all
         /// At most once: a turn exceeds the model's request deadline.
         std::function<void(std::chrono::milliseconds running)> overrun;
     };
@@ -37,18 +37,18 @@ public:
 
     [[nodiscard]] const Method& method() const noexcept { return method_; }
 
-    /// `request->generate` is set.
-    /// Errors  queue_full: the request was not accepted, and `let_go` is not called
+    /// `request->generate` must be set.
+    /// Errors  queue_full: the request was not accepted, and `let_go` will not be called
     Result<> submit(RequestPtr request);
-    /// Answers it by `error`. False when no such request is in flight.
+    /// Answers the request with `error`. False if it is not in flight.
     bool end(std::uint64_t channel, std::uint64_t id, const Error& error);
-    /// Changes how a sequence of this channel draws, from its next step on; see `adjust_name`.
-    /// Errors  input_invalid: the parameters, or no such sequence has a slot
+    /// Changes how a sequence of this channel draws, from its next step; see `adjust_name`.
+    /// Errors  input_invalid: bad parameters, or no such sequence has a slot
     Result<> adjust(std::uint64_t channel, const boost::json::object& parameters);
-    /// The channel's client is gone: its requests are not answered.
+    /// The channel's client has gone: its requests get no answer.
     void drop(std::uint64_t channel);
     void fail_all(const Error& error);
-    /// Ends requests that are out of time. Returns when to look again.
+    /// Ends requests past their deadline. Returns when to check next.
     [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines(Clock::time_point now);
 
     [[nodiscard]] std::size_t queued() const noexcept { return scheduler_.size(); }
@@ -67,10 +67,10 @@ private:
         std::optional<Sampling> sampling{};  ///< none: remove it
     };
     struct Flight {
-        RequestPtr request;  ///< given to the executor: only `answered` is changed here
+        RequestPtr request;  ///< the executor uses it: only `answered` may change here
         Sampling sampling;
     };
-    /// Back from it.
+    /// From the executor.
     struct Said {
         struct Part {
             Number number;
@@ -78,10 +78,10 @@ private:
         };
         struct End {
             Number number;
-            std::optional<Ending> ending;  ///< none: it was removed
+            std::optional<Ending> ending;  ///< empty: it was removed
         };
         std::vector<Part> parts;           ///< in the order of `tokens`
-        std::vector<std::int32_t> tokens;  ///< of all parts, one after the other
+        std::vector<std::int32_t> tokens;  ///< of all parts, concatenated
         std::vector<End> ends;             ///< after the parts
 
         [[nodiscard]] bool empty() const noexcept { return parts.empty() && ends.empty(); }
@@ -116,18 +116,18 @@ private:
     Number last_ = 0;
     std::uint64_t errors_ = 0;
     bool overrun_told_ = false;
-    Said heard_;  ///< for its room
+    Said heard_;  ///< kept to reuse its capacity
 
     mutable std::mutex mutex_;
     std::vector<Command> commands_;  ///< guarded by the mutex, as are the next two
     Said said_;
     bool turns_ = false;  ///< a job is posted or runs
 
-    std::atomic<Clock::rep> turn_began_{0};  ///< 0: none runs
+    std::atomic<Clock::rep> turn_began_{0};  ///< 0: no turn runs
     Statistics statistics_;
     Batcher batcher_;                       ///< the executor's, as are the next three
     std::map<Number, Request*> sequences_;  ///< in the batcher
-    std::vector<Command> obeyed_;           ///< for its room
+    std::vector<Command> obeyed_;           ///< kept to reuse its capacity
     Said saying_;
 };
 

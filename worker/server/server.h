@@ -27,11 +27,11 @@ namespace bulkhead::worker {
 
 /// What a worker needs from outside its event loop.
 struct ServerOptions {
-    Identity identity;            ///< until it is configured, which may give it another
+    Identity identity;            ///< until the worker is configured, which may change it
     std::filesystem::path cache;  ///< $BULKHEAD_CACHE
     std::function<Result<std::unique_ptr<Model>>(const config::ModelSpec&, const LoadContext&)> load;
     std::string torch_version;
-    StatusPage* page = nullptr;  ///< where there is one; outlives the server
+    StatusPage* page = nullptr;  ///< null if there is none; outlives the server
     std::chrono::milliseconds hello_deadline = limits::hello_deadline;
     std::chrono::milliseconds unread_stream = generation::limits::unread_stream;
     /// Ends the process at once. If it returns, as in a test, the server does nothing more.
@@ -40,17 +40,17 @@ struct ServerOptions {
 
 /// A worker: the daemon's link, one model, and the clients that use it.
 ///
-/// Thread  the event loop of `io`, which the two threads of the executor run in turns: it answers while the model loads
-///         or runs
+/// Thread  the event loop of `io`, which the executor's two threads run in turns: it answers even
+///         while the model loads or runs
 class Server final : private SessionHost {
 public:
     Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options);
     ~Server() override;
 
-    /// Says hello, and runs the event loop until that is stopped. The caller's thread is the executor's cover.
+    /// Sends a hello and runs the event loop until it is stopped. The caller's thread is the executor's cover.
     void run();
-    /// Accepts nothing new, finishes what is in flight, says `drained` and exits 0; exits 1 when the deadline
-    /// passes first. Asked twice, the earlier deadline holds.
+    /// Accepts nothing new, finishes requests in flight, sends `drained` and exits 0; exits 1 if
+    /// the deadline passes first. Of two calls, the earlier deadline counts.
     void drain(std::chrono::milliseconds deadline);
 
 private:
@@ -81,7 +81,7 @@ private:
     void flushed() override { finish_drain_if_done(); }
     void ended(ChannelSession& session, bool was_refused) override;
     void reclaimed(std::uint64_t channel, bool was_refused);
-    [[nodiscard]] bool take_state(ChannelSession& session);  ///< of a stateful model; false: refused, or waiting
+    [[nodiscard]] bool take_state(ChannelSession& session);  ///< for a stateful model; false: refused, or waiting
     [[nodiscard]] std::size_t channels_in_use() const;
 
     boost::asio::io_context& io_;
@@ -99,22 +99,22 @@ private:
     std::atomic<bool> capturing_ = false;  ///< set by the loading thread
     enum class GrantState : std::uint8_t { none, asked, given } grant_state_ = GrantState::none;
     Grant grant_;
-    bool statistics_owed_ = false;        ///< asked for while nobody read
+    bool statistics_owed_ = false;        ///< requested while the peer did not read
     std::optional<std::uint64_t> nonce_;  ///< of the last `hello_asked`
     std::unique_ptr<Model> model_;        ///< set once, when ready
     boost::json::object methods_;
 
     Executor executor_;
     Dispatcher dispatcher_;
-    std::optional<HeldStreamWatch> held_streams_;  ///< once ready, as the next
+    std::optional<HeldStreamWatch> held_streams_;  ///< set once ready, like the next
     std::optional<SessionContext> context_;
     std::map<std::uint64_t, std::shared_ptr<ChannelSession>> sessions_;
-    std::uint64_t ignored_frames_past_ = 0;  ///< empty packets on channels that are gone
-    std::optional<std::uint64_t> holder_;    ///< of a stateful model: the channel that has it
-    std::optional<std::uint64_t> waiting_;   ///< the one that gets it when the holder, which is gone, is reclaimed
+    std::uint64_t ignored_frames_past_ = 0;  ///< empty packets on ended channels
+    std::optional<std::uint64_t> holder_;    ///< the channel that has a stateful model's state
+    std::optional<std::uint64_t> waiting_;   ///< gets the state once the holder, which has gone, is reclaimed
     Clock::time_point drain_until_ = Clock::time_point::max();
     Alarm drain_deadline_;
-    std::optional<Clock::time_point> importers_until_;  ///< once they are all that a drain waits for
+    std::optional<Clock::time_point> importers_until_;  ///< set once a drain waits only for them
     Alarm importers_deadline_;
 };
 

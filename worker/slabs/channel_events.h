@@ -13,10 +13,10 @@
 
 namespace bulkhead::worker {
 
-/// The interprocess events by which a channel hands GPU memory over. The worker records some behind results, the client
-/// records the others behind inputs. The worker makes both, and uses its own in turn.
+/// The interprocess events with which a channel exchanges GPU memory. The worker records its own
+/// behind results, in turn; the client records the others behind inputs. The worker creates both.
 ///
-/// Thread  made and used on the executor; `offers`, `is_clients`, `let_all_pass` and `held_at` on any, once it is made
+/// Thread  made and used on the executor; once made, `offers`, `is_clients`, `let_all_pass`, `held_at` on any
 class ChannelEvents {
 public:
     ChannelEvents(const ChannelEvents&) = delete;
@@ -27,31 +27,31 @@ public:
     static Result<std::unique_ptr<ChannelEvents>> make(const std::shared_ptr<const cuda::Gpu>& gpu);
 
     [[nodiscard]] const std::vector<channel::EventOffer>& offers() const noexcept { return offers_; }
-    /// One that the client records.
+    /// Whether the client records this event.
     [[nodiscard]] bool is_clients(std::uint32_t id) const noexcept {
         return id > limits::gpu_events && id <= 2 * limits::gpu_events;
     }
 
-    /// Work queued on the stream from now on waits for these events of the client.
+    /// Makes work queued on the stream from now on wait for these events of the client.
     [[nodiscard]] Result<> make_wait(cuda::CUstream stream, std::span<const std::uint32_t> ids);
     /// Records the worker's next event. Returns its id.
     [[nodiscard]] Result<std::uint32_t> record(cuda::CUstream stream);
 
-    /// The client is gone, and its work before the events may never run. Records them in its place, so that this
-    /// worker's stream goes on. Blocks while `make_wait` is in the driver; if that never returns, the loop hangs and
-    /// the supervisor ends this process.
+    /// Records the events of a client that has gone, because its work before them may never run;
+    /// this worker's stream then goes on. Blocks while `make_wait` is in the driver. If that never
+    /// returns, the loop hangs and the supervisor ends this process.
     void let_all_pass() const noexcept;
 
     struct Held {
-        static constexpr std::uint64_t in_driver = UINT64_MAX;  ///< `wait` while a call of `make_wait` has not returned
+        static constexpr std::uint64_t in_driver = UINT64_MAX;  ///< `wait` during a call of `make_wait`
         bool any = false;                                       ///< the stream has not passed all waits
-        std::uint64_t wait = 0;  ///< the wait that it stands at, numbered from 1; 0: it is busy before it
+        std::uint64_t wait = 0;  ///< the wait that blocks it, numbered from 1; 0: it is busy with earlier work
     };
-    /// Where the worker's stream is among the waits for the client. Never waits.
+    /// Returns where the worker's stream is among the waits for the client. Never blocks.
     [[nodiscard]] Held held_at() const noexcept;
 
 private:
-    /// One wait, between two events of the worker's own.
+    /// One wait, between two events of the worker.
     struct Wait {
         cuda::CUevent reached = nullptr;
         cuda::CUevent passed = nullptr;
@@ -60,12 +60,12 @@ private:
     [[nodiscard]] Held held_first() const noexcept;  ///< with the lock held
     explicit ChannelEvents(std::shared_ptr<const cuda::Gpu> gpu) : gpu_{std::move(gpu)} {}
     std::shared_ptr<const cuda::Gpu> gpu_;
-    cuda::CUstream free_stream_ = nullptr;         ///< on which nothing else is ever queued
-    std::vector<cuda::InterprocessEvent> events_;  ///< number N stands at N - 1
+    cuda::CUstream free_stream_ = nullptr;         ///< no work is ever queued on it
+    std::vector<cuda::InterprocessEvent> events_;  ///< event N is at N - 1
     std::vector<channel::EventOffer> offers_;
     std::uint32_t last_ = 0;
-    mutable std::mutex mutex_;                   ///< of the waits: each is queued whole before or after `let_all_pass`
-    std::array<Wait, limits::gpu_waits> waits_;  ///< wait N stands at N - 1 modulo their number
+    mutable std::mutex mutex_;                   ///< each wait is queued whole, before or after `let_all_pass`
+    std::array<Wait, limits::gpu_waits> waits_;  ///< wait N is at N - 1 modulo their number
     std::uint64_t queued_ = 0;
     mutable std::uint64_t passed_ = 0;
 };

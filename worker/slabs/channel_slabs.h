@@ -22,14 +22,14 @@
 
 namespace bulkhead::worker {
 
-/// All slabs of one channel. In input slabs the client allocates, and the model reads. In output slabs this class
-/// allocates, and the model writes. Lent slabs are another worker's output slabs, which the model reads.
+/// All slabs of one channel. The client allocates in input slabs, and the model reads them. This class allocates in
+/// output slabs, and the model writes them. Lent slabs are another worker's output slabs, which the model reads.
 ///
-/// A slab lives until it is returned, or as long as the channel. A returned slab cannot be named any more
-/// (`give_back`); its memory is freed when no request reads it (`take_returned`, `drop`).
+/// A slab lives until it is returned, or the channel ends. The client can no longer name a returned
+/// slab (`give_back`); its memory is freed when no request reads it (`take_returned`, `drop`).
 ///
-/// Thread  any: the event loop takes leases back while the executor makes new ones. The lock is held for a table
-///         look-up, never while a slab is made or a model runs
+/// Thread  any: the event loop takes leases back while the executor makes new ones. The lock is
+///         held for table look-ups only, never while a slab is made or a model runs
 class ChannelSlabs {
     struct Slab;
 
@@ -38,82 +38,83 @@ public:
                  std::shared_ptr<SlabBudget> worker_bytes);
     ~ChannelSlabs();
 
-    /// GPU kinds were agreed; before the first slab of such a kind is added.
+    /// Sets the GPU once GPU kinds are agreed. Call it before the first slab of such a kind is added.
     void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { source_.use_gpu(std::move(gpu)); }
 
-    /// Makes one more slab, of at least `size_bytes`; its offer waits in `take_offers`. One on the GPU is made on the
-    /// executor; once the client has asked for one for outputs (`request_id`), all outputs lie in such.
+    /// Makes a slab of at least `size_bytes`; its offer waits in `take_offers`. A GPU slab is made on the
+    /// executor. Once the client asks for a GPU output slab (`request_id`), all outputs go to that kind.
     /// Errors  those of `SlabSource::make`
     Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id = 0,
                  wire::SlabKind kind = wire::SlabKind::host_memfd);
 
-    /// Takes another worker's output slab as input. It is not this worker's memory: it counts to the number of slabs
-    /// alone. Errors  protocol_violation: an id that was used, or no sealed memfd of that size; resources_exhausted
+    /// Takes another worker's output slab as input. It is not this worker's memory, so only the number of slabs counts
+    /// it.
+    /// Errors  protocol_violation: a used id, or not a sealed memfd of that size; resources_exhausted
     Result<> lend(std::uint32_t id, std::uint64_t size_bytes, UniqueFd memfd);
 
     struct Offer {
         channel::SlabOffer message;
-        int fd;  ///< open until the client has returned the slab, or as long as the channel
+        int fd;  ///< open until the client returns the slab or the channel ends
     };
-    /// Slabs that the client does not know yet. Offer them before results that lie in them.
+    /// Takes offers of slabs that the client does not know yet. Send them before results that lie in them.
     [[nodiscard]] std::vector<Offer> take_offers();
-    /// The events, once: before the first slab on the GPU.
+    /// Takes the events' offers, once. Send them before the first GPU slab.
     [[nodiscard]] std::vector<channel::EventOffer> take_event_offers();
 
     struct Place {
         std::span<std::byte> bytes;
         bool on_device;
     };
-    /// The bytes a request's tensor names.
-    /// Errors  protocol_violation: no such slab, an output slab, a returned one, out of bounds, not aligned; an event
-    ///         that is none of the client's
+    /// Returns the bytes that a request's tensor names.
+    /// Errors  protocol_violation: an unknown, output or returned slab, out of bounds, not aligned;
+    ///         an event that is not the client's
     [[nodiscard]] Result<Place> input(const channel::Tensor& tensor) const;
 
     struct Room {
         wire::LeaseRef lease;
         std::span<std::byte> bytes;
     };
-    /// Where outputs lie. Read it once per request: the client may change it at any time.
+    /// The kind of slab for outputs. Read it once per request: the client may change it at any time.
     [[nodiscard]] wire::SlabKind output_kind() const;
-    /// Leases room in an output slab of that kind to the client; makes a slab where none has room. On the executor.
+    /// Leases room in an output slab of that kind to the client; adds a slab if none has room. On the executor.
     /// Errors  resources_exhausted: the client holds too many results, or has given back the last slab of that kind
     [[nodiscard]] Result<Room> allocate_output(std::uint64_t size_bytes, wire::SlabKind kind);
-    /// Errors  protocol_violation: stale, or never leased; an event that is none of the client's
+    /// Errors  protocol_violation: stale, or never leased; an event that is not the client's
     Result<> release(const wire::LeaseRef& lease);
 
-    /// Work queued on the stream from now on waits for the client's work on these inputs, and on what it has released
-    /// since the last call. On the executor.
+    /// Makes work queued on the stream from now on wait for the client's work on these inputs, and
+    /// on memory released since the last call. On the executor.
     [[nodiscard]] Result<> wait_for_client(cuda::CUstream stream, std::span<const channel::Tensor> inputs);
     /// Records an event behind what is queued on the stream, and returns its id. On the executor.
     [[nodiscard]] Result<std::uint32_t> record_done(cuda::CUstream stream);
 
-    /// When the next output slab will have been empty for `channel.idle`; the first one does not count.
+    /// When the next output slab will have been empty for `channel.idle`; the first one is kept.
     [[nodiscard]] std::optional<Clock::time_point> idle_due() const;
-    /// Withdraws slabs that have been empty for so long: no new result lies in them.
+    /// Withdraws slabs that have been empty that long: they get no new results.
     [[nodiscard]] std::vector<std::uint32_t> withdraw_idle(Clock::time_point now);
-    /// The client is gone: this worker's stream stops waiting for the client's events. Never blocks. Returns the
-    /// events, which show whether the stream has passed them; null where none were made.
+    /// Stops this worker's stream from waiting for the events of a client that has gone. Never blocks.
+    /// Returns the events, which show whether the stream has passed them; null if there are none.
     std::shared_ptr<const ChannelEvents> let_events_pass() const noexcept;
 
-    /// Withdraws all slabs on the GPU, of both directions: this worker is to end.
+    /// Withdraws all GPU slabs, input and output: this worker is about to end.
     [[nodiscard]] std::vector<std::uint32_t> withdraw_gpu();
-    /// Of slabs on the GPU that the client knows and has not returned.
+    /// Bytes of GPU slabs that the client knows and has not returned.
     [[nodiscard]] std::uint64_t gpu_bytes_lent() const;
-    /// The client has let go of a slab.
-    /// Errors  protocol_violation: none, returned before, or an output slab that was not withdrawn
+    /// The client returns a slab.
+    /// Errors  protocol_violation: unknown, returned before, or an output slab that was not withdrawn
     Result<> give_back(std::uint32_t id);
 
-    /// Slabs on their way out.
+    /// Slabs to be freed.
     using Returned = std::vector<std::unique_ptr<Slab>>;
     [[nodiscard]] Returned take_returned(const std::function<bool(std::uint32_t id)>& is_read);
-    /// Unmaps them and gives their bytes back. On the executor.
+    /// Unmaps slabs and returns their bytes to the budget. On the executor.
     void drop(Returned slabs, Model& model) noexcept;
 
-    /// Tells the device of slabs made since the last call. On the executor.
+    /// Registers slabs made since the last call with the device. On the executor.
     void register_with(Model& model);
     void unregister_from(Model& model) noexcept;
 
-    /// Of the worker's own slabs.
+    /// Bytes of the worker's own slabs.
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return source_.bytes_used(); }
 
 private:
@@ -123,13 +124,13 @@ private:
         wire::SlabDirection direction;
         std::uint64_t request_id;
         bool is_first;                     ///< of its direction and kind
-        SlabSource::Reservation reserved;  ///< given back after the memory
+        SlabSource::Reservation reserved;  ///< returned after the memory is freed
         std::unique_ptr<SlabMemory> memory;
         SlabAllocator allocator;       ///< of an output slab
         Clock::time_point idle_since;  ///< of an output slab without leases
         State state = State::in_use;
         bool offered = false;     ///< or lent: the client knows it
-        bool registered = false;  ///< of the host, and the device knows it
+        bool registered = false;  ///< a host slab, registered with the device
     };
     [[nodiscard]] Slab* find(std::uint32_t id) const;  ///< with the lock held
     [[nodiscard]] bool is_idle(const Slab& slab) const;

@@ -7,7 +7,7 @@
 
 namespace bulkhead::worker {
 
-/// A slab of device memory, cleared, of kind cuda_vmm or cuda_ipc, at least `size_bytes` long. On the executor.
+/// Makes a cleared slab of device memory, of kind cuda_vmm or cuda_ipc and at least `size_bytes`. On the executor.
 /// Errors  out_of_memory, not_permitted, input_invalid
 [[nodiscard]] Result<std::unique_ptr<SlabMemory>>
 make_gpu_memory(wire::SlabKind kind, const std::shared_ptr<const cuda::Gpu>& gpu, std::uint64_t size_bytes);

@@ -14,11 +14,11 @@
 
 namespace bulkhead::worker {
 
-/// Watches whether a client that is gone still blocks this worker's stream.
+/// Watches whether a client that has gone still blocks this worker's stream.
 ///
-/// `ChannelEvents::let_all_pass` frees the stream if, in the driver, a second recording releases those who wait for the
-/// first. Nothing promises that (pytorch/pytorch#15974 reports waiters that block for ever), and no call takes a wait
-/// back. A stream that stands at the same wait for a request deadline is `stuck`: this process can only end.
+/// `ChannelEvents::let_all_pass` frees the stream if the driver lets a second recording release those who wait for the
+/// first. The driver does not promise that (pytorch/pytorch#15974 reports waiters that block for ever), and no call
+/// cancels a wait. If the stream stays at one wait for a request deadline, this calls `stuck`: the process must end.
 ///
 /// Thread  the event loop
 class HeldStreamWatch {
@@ -27,9 +27,9 @@ public:
     HeldStreamWatch(boost::asio::io_context& io, std::chrono::milliseconds request_deadline,
                     std::function<void(const Error&)> stuck);
 
-    /// The events of a channel that has ended. Looked at now, and again while the stream has not passed its waits.
+    /// Adds the events of an ended channel. Looks at them now, and again until the stream has passed its waits.
     void add(std::shared_ptr<const ChannelEvents> events, std::string client);
-    /// Looks now, where the stream may have passed: frees events that nobody waits for.
+    /// Looks now, when the stream may have passed, and frees events that no stream waits for.
     void look_now() {
         if (!gone_.empty()) (void)look();
     }
@@ -38,7 +38,7 @@ private:
     struct Gone {
         std::shared_ptr<const ChannelEvents> events;
         std::string client;
-        std::uint64_t wait = 0;  ///< that the stream stood at when last looked at
+        std::uint64_t wait = 0;  ///< where the stream stood at the last look
         Clock::time_point since;
     };
     /// Whether the stream has passed all its waits for this client. Sets `wait` and `since`.

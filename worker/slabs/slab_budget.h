@@ -12,21 +12,21 @@
 
 namespace bulkhead::worker {
 
-/// What slabs may take together, in bytes or in number.
+/// A limit shared by slabs, in bytes or in number.
 ///
 /// Thread  any
 class SlabBudget : public std::enable_shared_from_this<SlabBudget> {
 public:
     explicit SlabBudget(std::uint64_t max) : max_{max} {}
 
-    /// Some of the budget, given back by the destructor.
+    /// A part of the budget; the destructor returns it.
     class Share {
     public:
         Share() = default;
         Share(std::shared_ptr<SlabBudget> budget, std::uint64_t amount) : budget_{std::move(budget)}, amount_{amount} {}
         Share(Share&& other) noexcept : budget_{std::move(other.budget_)}, amount_{other.amount_} {}
         Share& operator=(Share&& other) noexcept {
-            const Share previous{std::move(*this)};  // given back at this brace
+            const Share previous{std::move(*this)};  // returned at this brace
             budget_ = std::move(other.budget_);
             amount_ = other.amount_;
             return *this;
@@ -40,7 +40,7 @@ public:
         std::uint64_t amount_ = 0;
     };
 
-    /// Nothing where that exceeds the budget.
+    /// Nothing if `amount` exceeds the remaining budget.
     [[nodiscard]] std::optional<Share> take(std::uint64_t amount) {
         std::uint64_t used = used_;
         do

@@ -17,11 +17,11 @@ class SlabMemory {
 public:
     virtual ~SlabMemory() = default;
     [[nodiscard]] virtual wire::SlabKind kind() const noexcept = 0;
-    /// Of a CUDA kind: device addresses, not readable on the host.
+    /// For a CUDA kind: device addresses, which the host cannot read.
     [[nodiscard]] virtual std::span<std::byte> bytes() const noexcept = 0;
-    /// The offer's descriptor; -1 where the kind has none.
+    /// The offer's descriptor; -1 if the kind has none.
     [[nodiscard]] virtual int fd() const noexcept = 0;
-    /// The offer's handle, of kind cuda_ipc.
+    /// The offer's handle, for kind cuda_ipc.
     [[nodiscard]] virtual wire::CudaIpcHandle handle() const { return {}; }
 };
 

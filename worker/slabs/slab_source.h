@@ -20,11 +20,11 @@ class SlabSource {
 public:
     SlabSource(std::string label_prefix, const config::ChannelLimits& limits, std::shared_ptr<SlabBudget> worker_bytes);
 
-    /// Before the first slab of a GPU kind is made.
+    /// Call it before the first slab of a GPU kind is made.
     void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { gpu_ = std::move(gpu); }
     [[nodiscard]] const std::shared_ptr<const cuda::Gpu>& gpu() const noexcept { return gpu_; }
 
-    /// What a slab takes of the bounds, given back by the destructor.
+    /// A slab's share of the bounds; the destructor returns it.
     struct Reservation {
         SlabBudget::Share place;  ///< one slab
         SlabBudget::Share bytes;
@@ -35,10 +35,10 @@ public:
         Reservation reserved;
         std::unique_ptr<SlabMemory> memory;
     };
-    /// At least `size_bytes`. Of a GPU kind: on the executor.
+    /// Makes at least `size_bytes`. A GPU kind is made on the executor.
     /// Errors  resources_exhausted naming `channel.max`, `channel.worker_max`, or what the machine lacks
     [[nodiscard]] Result<Made> make(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes);
-    /// For one more slab. Errors  resources_exhausted
+    /// Reserves for one more slab. Errors  resources_exhausted
     [[nodiscard]] Result<Reservation> reserve(std::uint64_t bytes) const;
 
     [[nodiscard]] std::uint64_t bytes_used() const noexcept { return bytes_->used(); }
@@ -54,7 +54,7 @@ private:
     const std::shared_ptr<SlabBudget> places_;
     const std::shared_ptr<SlabBudget> bytes_;
     const std::shared_ptr<SlabBudget> worker_bytes_;
-    std::mutex mutex_;  ///< a size that depends on what is left is reserved at once
+    std::mutex mutex_;  ///< a size that depends on the remainder is reserved in one step
     std::uint32_t last_id_ = 0;
 };
 

@@ -12,7 +12,7 @@
 
 namespace bulkhead::worker {
 
-/// A LibTorch runner that knows how many tensors the model takes. With another number it would read out of bounds.
+/// A LibTorch runner that knows its model's number of tensors; any other number would read out of bounds.
 template <typename Runner>
 class CountedRunner final : public Runner {
 public:
@@ -27,20 +27,20 @@ public:
     }
 };
 
-/// Called before a package is loaded: from then on it checks dtype and shape of its inputs at each run (it reads
-/// garbage otherwise), and what it says on failing is heard.
+/// Call it before a package is loaded. Packages then check dtype and shape of their inputs at each
+/// run (else they would read garbage), and their error messages are captured.
 void prepare_for_aoti();
 
-/// Throws ErrorException (config_invalid) where the declaration does not fit a model of so many inputs.
+/// Throws  ErrorException (config_invalid) if the declaration does not fit the model's number of inputs
 [[nodiscard]] std::unique_ptr<Runtime>
 make_aoti_runtime(const config::ModelSpec& spec, std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner,
                   std::size_t input_count);
 
-/// Inside a catch block: throws the words that the model printed, or what was caught if it printed none.
+/// Call it in a catch block. Throws the message that the model printed, or rethrows if it printed none.
 [[noreturn]] void rethrow_in_own_words();
 
-/// Loads a compiled model with one of LibTorch's runners, such as AOTIModelContainerRunnerCpu, and what its
-/// constructor takes. Throws what loading throws.
+/// Loads a compiled model with one of LibTorch's runners, such as AOTIModelContainerRunnerCpu,
+/// passing it the arguments. Throws what loading throws.
 template <typename Runner, typename... Arguments>
 [[nodiscard]] std::unique_ptr<Runtime> load_aoti_with(const config::ModelSpec& spec, Arguments&&... arguments) {
     prepare_for_aoti();

@@ -4,13 +4,13 @@
 
 namespace bulkhead::worker {
 
-/// Listens to std::cerr, which goes on to its target. For AOTInductor: a compiled model that throws prints its
-/// words there, and returns no more than a number.
+/// Copies what is written to std::cerr, and passes it on. A compiled AOTInductor model that throws
+/// prints its message there, and returns only a number.
 ///
 /// Thread  `clear` and `text` on any; writers to std::cerr are serialised
 class CerrTap {
 public:
-    /// The process' only one, installed by the first call and never removed.
+    /// The process' only tap. The first call installs it; it is never removed.
     static CerrTap& instance();
 
     void clear();
@@ -20,7 +20,7 @@ public:
 private:
     CerrTap();
     class Tee;
-    Tee* tee_;  ///< lives as long as std::cerr, which may be written to while the process ends
+    Tee* tee_;  ///< lives as long as std::cerr, which may be used while the process ends
 };
 
 }  // namespace bulkhead::worker

@@ -13,8 +13,8 @@
 
 namespace bulkhead::worker {
 
-/// Calls `work`, which returns a Result<>, with this many threads and without autograd. Whatever it throws becomes one
-/// Error: that of an ErrorException as it is, anything else as `translate` says.
+/// Calls `work`, which returns a Result<>, with this many threads and without autograd. Turns any
+/// exception into an Error: an ErrorException's own error, or what `translate` makes of it.
 template <typename Work>
 Result<> guarded(int threads, std::string_view attempt, ErrorCode code, Work&& work) {
     try {

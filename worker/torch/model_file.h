@@ -17,28 +17,28 @@ class ReadAdapterInterface;
 
 namespace bulkhead::worker {
 
-/// A model's file, opened once: the same file is checked, hashed and loaded, even if its name points to another one
-/// meanwhile.
+/// A model's file, opened once, so that the same file is checked, hashed and loaded even if its
+/// name is changed to another file meanwhile.
 class ModelFile {
 public:
-    /// Errors  load_failed when it is missing, unreadable, no regular file, empty, or no zip archive, which
-    ///         TorchScript files and packages both are
+    /// Errors  load_failed if it is missing, unreadable, not a regular file, empty, or not a zip
+    ///         archive, as TorchScript files and packages are
     static Result<ModelFile> open(const std::filesystem::path& path);
-    /// The same of a file that may be no archive, such as weights.
+    /// Opens a file that need not be an archive, such as weights.
     static Result<ModelFile> open_any(const std::filesystem::path& path);
 
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }
 
-    /// Device, inode, size and both times: while these are the same, so are the contents.
+    /// Device, inode, size and both times: while these are the same, the contents are unchanged.
     [[nodiscard]] const std::string& identity() const noexcept { return identity_; }
-    /// Errors  load_failed when the file was written to since it was opened
+    /// Errors  load_failed if the file was written to since it was opened
     [[nodiscard]] Result<> unchanged() const;
 
-    /// SHA-256 of the contents, in hexadecimal; `progress` is told how many bytes were read.
+    /// Returns the contents' SHA-256 in hexadecimal; `progress` gets the number of bytes read.
     [[nodiscard]] Result<std::string> sha256(const std::function<void(std::uint64_t)>& progress) const;
 
-    /// For LibTorch's readers; must not outlive this object. Throws std::runtime_error where reading fails.
+    /// A reader for LibTorch; must not outlive this object. Throws  std::runtime_error if reading fails
     [[nodiscard]] std::shared_ptr<caffe2::serialize::ReadAdapterInterface>
     reader(std::function<void(std::uint64_t)> progress) const;
 

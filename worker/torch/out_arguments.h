@@ -11,8 +11,8 @@
 
 namespace bulkhead::worker {
 
-/// The shape of an output that the method takes as an argument: its dimensions are numbers or, by name, those of the
-/// inputs, which the configuration has checked. `dims_of_input(i)` tells the i-th input's.
+/// Returns the shape of an output that the method takes as an argument. Its dims are numbers, or names of
+/// input dims, which the configuration has checked. `dims_of_input(i)` returns the i-th input's dims.
 template <typename DimsOfInput>
 [[nodiscard]] Dims dims_of_out(const config::MethodSpec& method, const config::TensorSpec& output,
                                const DimsOfInput& dims_of_input) {
@@ -27,12 +27,12 @@ template <typename DimsOfInput>
     return dims;
 }
 
-/// All tensor arguments of one call: the inputs, and behind them the outputs that the method writes. Where the caller
-/// has not brought room for those, there is new room for them on the inputs' device.
+/// Returns all tensor arguments of a call: the inputs, then the outputs that the method writes.
+/// Allocates outputs that the caller did not bring, on the inputs' device.
 [[nodiscard]] std::vector<at::Tensor> with_outs(const config::MethodSpec& method,
                                                 const std::vector<at::Tensor>& inputs);
 
-/// What such a call has written: the last arguments.
+/// Returns what such a call has written: the last arguments.
 [[nodiscard]] std::vector<at::Tensor> outs_of(const config::MethodSpec& method,
                                               const std::vector<at::Tensor>& arguments);
 

@@ -9,12 +9,12 @@ struct evp_md_ctx_st;
 
 namespace bulkhead::worker {
 
-/// A SHA-256 under way. Throws std::runtime_error where OpenSSL cannot: it is out of memory, or forbids the hash.
+/// A SHA-256 computation. Throws  std::runtime_error if OpenSSL is out of memory or forbids the hash
 class Sha256 {
 public:
     Sha256();
     void update(std::span<const std::byte> bytes);
-    /// Lower-case hexadecimal, 64 characters; ends the hash.
+    /// Ends the hash. Returns 64 lower-case hexadecimal characters.
     [[nodiscard]] std::string hex();
 
 private:

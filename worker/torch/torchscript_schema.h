@@ -12,18 +12,18 @@
 namespace bulkhead::worker {
 
 struct InputArgument {
-    std::size_t index;  ///< of the method's inputs and, behind them, of the outputs that it takes as arguments
+    std::size_t index;  ///< among the method's inputs, then the outputs that it takes as arguments
 };
 struct ParameterArgument {
-    std::size_t index;  ///< of the method's parameters
+    std::size_t index;  ///< among the method's parameters
 };
-/// Where each argument of a TorchScript method comes from, in the schema's order, without `self`.
-/// An IValue is the schema's own default.
+/// The source of each argument of a TorchScript method, in the schema's order, without `self`. An
+/// IValue is the schema's own default.
 using ArgumentSource = std::variant<InputArgument, ParameterArgument, c10::IValue>;
 
-/// Matches a declared method with the file's, by argument names; the declaration's order is its own. Completes
-/// `method` by the schema's parameters that are not declared.
-/// Errors  config_invalid naming what is declared and what the file has
+/// Matches a declared method with the file's by argument names; the declaration keeps its own
+/// order. Adds the schema's undeclared parameters to `method`.
+/// Errors  config_invalid naming the declaration and the file's schema
 [[nodiscard]] Result<std::vector<ArgumentSource>> match_arguments(const c10::FunctionSchema& schema,
                                                                   config::MethodSpec& method);
 

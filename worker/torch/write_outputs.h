@@ -10,13 +10,13 @@
 
 namespace bulkhead::worker {
 
-/// Checks results against the declared outputs: their number, dtypes and shapes.
+/// Checks results against the declared outputs: number, dtypes and shapes.
 /// Errors  `code`, naming both
 [[nodiscard]] Result<> check_outputs(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
                                      ErrorCode code);
 
-/// Checks results and writes each once into the sink, contiguous, whatever its strides were.
-/// Errors  inference_failed for what was not declared, those of the sink
+/// Checks results and writes each once into the sink, contiguous whatever its strides.
+/// Errors  inference_failed for undeclared results, those of the sink
 [[nodiscard]] Result<> write_outputs(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
                                      OutputSink& sink);
 

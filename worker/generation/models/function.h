@@ -19,23 +19,23 @@ class Function {
 public:
     virtual ~Function() = default;
 
-    /// Throws what LibTorch throws, in the model's own words.
+    /// Throws what LibTorch throws, with the model's own message.
     virtual std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) = 0;
     [[nodiscard]] virtual std::size_t input_count() const noexcept = 0;
 
-    /// What it must be given before its first call.
+    /// A weight that the function needs before its first call.
     struct Constant {
-        std::string name;  ///< of the code's own
-        std::string fqn;   ///< of the exported module, by which the package knows it
+        std::string name;  ///< in the compiled code
+        std::string fqn;   ///< in the exported module and in the package
         at::ScalarType dtype;
         std::size_t bytes;
     };
     [[nodiscard]] virtual const std::vector<Constant>& constants() const noexcept = 0;
-    /// By `Constant::name`. They are read where they lie, as long as this lives.
+    /// Sets the weights, by `Constant::name`. They are read in place for as long as this lives.
     virtual void use(std::unordered_map<std::string, at::Tensor> tensors) = 0;
 };
 
-/// A LibTorch runner that tells what it takes: neither inputs nor constants are checked by the model itself.
+/// A LibTorch runner that reports what it takes; the compiled model checks neither inputs nor constants.
 template <typename Runner>
 class TellingRunner final : public Runner {
 public:
@@ -46,7 +46,7 @@ public:
         ask("AOTInductorModelContainerGetNumInputs", &AOTInductorModelContainerGetNumInputs, &count);
         return count;
     }
-    /// Those that somebody must give: what constant folding makes is left out.
+    /// Constants that the caller must set; those made by constant folding are left out.
     [[nodiscard]] std::vector<Function::Constant> constants() {
         std::size_t count = 0;
         ask("AOTInductorModelContainerGetNumConstants", &AOTInductorModelContainerGetNumConstants, &count);
@@ -72,7 +72,7 @@ public:
     }
 
 private:
-    /// Calls what the loaded library, not this program, has under that name. The declaration gives the type alone.
+    /// Calls the loaded library's function of that name, not this program's. The declaration only gives the type.
     template <typename F, typename... Arguments>
     void ask(const char* symbol, F* /*type*/, Arguments... arguments) {
         const auto function = reinterpret_cast<F*>(this->model_so_->sym(symbol));
@@ -80,7 +80,7 @@ private:
     }
 };
 
-/// With one of LibTorch's runners, and what its constructor takes.
+/// A `Function` on one of LibTorch's runners; the constructor passes its arguments on.
 template <typename Runner>
 class AotiFunction final : public Function {
 public:

@@ -10,17 +10,17 @@
 
 namespace bulkhead::worker::generation {
 
-/// Anonymous memory in huge pages of 2 MiB, where the kernel has any to give. What is read as a whole again and again,
-/// as weights are by each step, is read 1.1 to 1.5 times as fast as through pages of 4 KiB (docs/decisions.md).
+/// Anonymous memory in huge pages of 2 MiB, if the kernel provides any. Memory that each step reads as a
+/// whole, such as weights, reads 1.1 to 1.5 times as fast as in 4 KiB pages (docs/decisions.md).
 ///
 /// Owns  the memory
 class HugePages {
 public:
-    /// Zeros, which take no memory before they are touched. Empty where the system gives no process huge pages, or no
-    /// address is left.
+    /// Reserves zeroed memory; pages are allocated when touched. Empty if the system gives no huge
+    /// pages or has no free address range.
     [[nodiscard]] static std::optional<HugePages> reserve(std::uint64_t bytes);
 
-    /// Begins at a multiple of 2 MiB.
+    /// Starts at a multiple of 2 MiB.
     [[nodiscard]] std::span<std::byte> memory() const noexcept { return memory_; }
 
 private:

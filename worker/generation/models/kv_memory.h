@@ -12,8 +12,8 @@
 
 namespace bulkhead::worker::generation {
 
-/// The KV of all slots on a CPU: for each layer K and V, [slots * R, H, L, D], all of one mapping. Pages that no
-/// sequence has reached yet are not in memory, and none is in a core file.
+/// The KV of all slots on a CPU: K and V of each layer, [slots * R, H, L, D], in one mapping. Pages
+/// that no sequence has reached are not allocated; core files leave all of it out.
 ///
 /// Owns    the mapping; tensors of it must not outlive it
 /// Errors  the constructor throws ErrorException: out_of_memory
@@ -21,19 +21,19 @@ class KvMemory {
 public:
     KvMemory(const Manifest& manifest, const Shape& shape);
 
-    /// k0, v0, k1, v1, … of the first `sequences` slots: as large as decode wants them.
+    /// k0, v0, k1, v1, … of the first `sequences` slots, for decode.
     [[nodiscard]] const std::vector<at::Tensor>& front(std::uint32_t sequences) const { return front_[sequences]; }
-    /// Those of one slot, for prefill.
+    /// k0, v0, k1, v1, … of one slot, for prefill.
     [[nodiscard]] const std::vector<at::Tensor>& of(std::uint32_t slot) const { return of_[slot]; }
 
-    /// Positions [0, length) of two slots change places; of one go to the other.
+    /// Swaps, or copies, positions [0, length) of two slots.
     void exchange(std::uint32_t a, std::uint32_t b, std::uint32_t length);
     void copy(std::uint32_t from, std::uint32_t to, std::uint32_t length);
-    /// Positions [first, end) are zero again: what is masked must still be a number.
+    /// Zeroes positions [first, end): masked values must still be numbers.
     void clear(std::uint32_t slot, std::uint32_t first, std::uint32_t end);
 
 private:
-    /// Calls `f(bytes of positions [first, end) of one head of one row)` for all of a slot, in one order.
+    /// Calls `f(bytes of positions [first, end) of one head of one row)` for all heads of a slot, in a fixed order.
     template <typename F>
     void each_head(std::uint32_t slot, std::uint32_t first, std::uint32_t end, const F& f);
 

@@ -19,7 +19,7 @@
 
 namespace bulkhead::worker::generation {
 
-/// What every remedy of a broken package ends with.
+/// The end of every remedy for a broken package.
 inline constexpr std::string_view export_again = "export it again: python -m bulkhead.export";
 
 struct Manifest {
@@ -31,7 +31,7 @@ struct Manifest {
     struct Extra {
         std::string name;
         wire::DType dtype{};
-        std::vector<std::int64_t> dims;  ///< `prompt_dim` where the prompt's positions run
+        std::vector<std::int64_t> dims;  ///< `prompt_dim` for the dimension of the prompt's positions
     };
     static constexpr std::int64_t prompt_dim = -1;
     struct Prefill {
@@ -41,7 +41,7 @@ struct Manifest {
         wire::DType embeddings_dtype = wire::DType::float32;  ///< that of the weights
         std::uint32_t chunk_min = 2;  ///< positions that the graph takes in one call, at least ..
         std::uint32_t chunk_max = 2;  ///< .. and at most
-        bool logits = false;          ///< it returns those of the last position
+        bool logits = false;          ///< returns the last position's logits
         std::vector<Extra> extras;
     };
     struct Decode {
@@ -60,7 +60,7 @@ struct Manifest {
     std::string device;  ///< "cpu" or "cuda"
     std::string compute_capability;
     std::vector<std::string> cpu_flags;
-    wire::DType weights_dtype{};  ///< and of what is computed
+    wire::DType weights_dtype{};  ///< also the dtype of the computation
     wire::DType kv_dtype{};
     std::uint32_t vocabulary = 0;
     std::uint32_t codebooks = 1;
@@ -85,23 +85,23 @@ struct Manifest {
     std::vector<Method> methods;
     std::string weights_file;
     std::uint64_t weights_bytes = 0;
-    std::map<std::string, std::string> sha256;  ///< of weights and functions by file, as far as the manifest says it
+    std::map<std::string, std::string> sha256;  ///< of weights and functions by file, if the manifest has them
     std::map<std::string, std::map<std::string, std::string>> constants;  ///< file → name in the code → in the weights
 
     /// Bytes of the KV of one position of one sequence, all layers.
     [[nodiscard]] std::uint64_t kv_bytes_per_position() const;
 };
 
-/// Reads and checks the text; `folder` stands in the errors, and file names may not lead out of it.
-/// Errors  package_incompatible: the field, what stands there, and how to export again
+/// Parses and checks `text`. `folder` appears in errors; file names must not lead out of it.
+/// Errors  package_incompatible: the field, its value, and how to export again
 [[nodiscard]] Result<Manifest> parse_manifest(std::string_view text, const std::filesystem::path& folder);
 
-/// Errors  load_failed where there is no manifest, those of `parse_manifest`
+/// Reads the folder's manifest. Errors  load_failed if it has none; those of `parse_manifest`
 [[nodiscard]] Result<Manifest> read_manifest_of(const std::filesystem::path& folder);
 
-/// The manifest's choices, and the fleet file's where it makes some.
-/// Errors  config_invalid: more slots or positions than were exported; a length at which a slot's KV on a GPU would begin
-/// where it cannot be written in place, with those that would do
+/// Combines the manifest with the fleet file's choices.
+/// Errors  config_invalid: more slots or positions than exported; a length at which a slot's KV on
+///         a GPU would start where it cannot be written in place, with lengths that work
 [[nodiscard]] Result<Shape> settle(const Manifest& manifest, const config::GenerateSpec& chosen);
 
 }  // namespace bulkhead::worker::generation

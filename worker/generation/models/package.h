@@ -1,6 +1,6 @@
 #pragma once
 
-/// A generation package, opened: what is checked before any of its code runs, and its functions with their weights.
+/// An opened generation package: checks it before any of its code runs, and loads its functions with their weights.
 
 #include <functional>
 #include <map>
@@ -17,12 +17,12 @@
 
 namespace bulkhead::worker::generation {
 
-/// What an engine steps with. Its functions' weights live as long as the `Package` they came from.
+/// What an engine needs for a step. The `Package` owns the functions' weights and must outlive this.
 struct Parts {
     Manifest manifest;
     Shape shape;
-    std::string name;                   ///< of the model, for errors
-    int threads = 1;                    ///< of one step on a CPU
+    std::string name;                   ///< the model's, for errors
+    int threads = 1;                    ///< for one step on a CPU
     std::unique_ptr<Function> prefill;  ///< null: a prompt goes through decode, one position a call
     struct Decode {
         std::uint32_t sequences_min;
@@ -34,30 +34,31 @@ struct Parts {
 
 class Package {
 public:
-    /// Reads the manifest, maps the weights and unpacks the functions into the cache. Contents are compared with the
-    /// manifest's hashes: of functions always, of weights on a CPU alone (docs/decisions.md).
+    /// Reads the manifest, maps the weights and unpacks the functions into the cache. Verifies the
+    /// manifest's hashes: of functions always, of weights only on a CPU (docs/decisions.md).
     /// Errors  load_failed, package_incompatible, resources_exhausted
     static Result<Package> open(const std::filesystem::path& folder, const LoadContext& context);
 
     [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
     [[nodiscard]] const WeightsFile& weights() const noexcept { return weights_; }
 
-    /// Against device, torch, GPU and CPU of this machine: manifest and each function. On a GPU there must be a
-    /// prefill. Errors  package_incompatible
+    /// Checks manifest and functions against this machine's device, torch, GPU and CPU. A GPU needs
+    /// a prefill. Errors  package_incompatible
     [[nodiscard]] Result<> check(const Machine& machine) const;
 
-    /// Puts all weights onto the device. On a CPU they are copied to huge pages by `threads`, unless `has_room` says
-    /// that so many bytes do not fit: then they stay where they are mapped.
+    /// Puts all weights onto the device. On a CPU, copies them to huge pages with `threads`
+    /// threads, unless `has_room` refuses: then they stay mapped.
     void place_weights(Device& device, int threads, const std::function<bool(std::uint64_t bytes)>& has_room,
                        const LoadContext& context);
 
     /// Loads one of the manifest's files and gives it its weights.
-    /// Errors  package_incompatible: a constant is missing, or has another dtype or size, or the number of inputs
-    /// differs Throws  what LibTorch throws
+    /// Errors  package_incompatible: a constant is missing or has another dtype or size, or the number of inputs
+    ///         differs
+    /// Throws  what LibTorch throws
     [[nodiscard]] Result<std::unique_ptr<Function>> load(Device& device, const std::string& file,
                                                          std::size_t inputs) const;
 
-    /// As `may_write_inputs`, of one of the manifest's files.
+    /// `may_write_inputs` for one of the manifest's files.
     [[nodiscard]] bool may_write(const std::string& file, std::size_t inputs) const {
         return may_write_inputs(functions_.at(file).compiled, inputs);
     }
@@ -67,7 +68,7 @@ private:
         : manifest_{std::move(manifest)}, weights_{std::move(weights)}, folder_{std::move(folder)} {}
     Result<> unpack(const std::string& file, PackageCache& cache, const LoadContext& context);
     Result<> check_weights(const PackageCache& cache, const LoadContext& context) const;
-    /// Errors  package_incompatible, where the manifest says another hash
+    /// Errors  package_incompatible if the manifest has another hash
     [[nodiscard]] Result<> check_hash(const std::string& file, const std::string& sha256) const;
 
     Manifest manifest_;

@@ -18,31 +18,31 @@
 
 namespace bulkhead::worker::generation {
 
-/// One tensor of the file, contiguous, where it is mapped or was copied to.
+/// One tensor of the file, contiguous, in the mapping or the copy.
 struct WeightTensor {
     wire::DType dtype{};
     std::vector<std::int64_t> dims;
     std::span<const std::byte> bytes;
 };
 
-/// A safetensors file, mapped once, read-only and private: pages come from the page cache and are shared with whoever
-/// maps it too, until they are copied.
+/// A safetensors file, mapped read-only and private. Until they are copied, its pages are in the
+/// page cache, shared with every process that maps the file.
 ///
 /// Owns  the mapping or the copy; tensors made from it must not outlive it
 class WeightsFile {
 public:
-    /// Checks the header before anything is used: its length, its JSON, and that each tensor lies inside the file, is
-    /// as long as dtype and shape say, and starts at a multiple of its element. Errors  load_failed (missing,
-    /// unreadable), package_incompatible (truncated, or a header that lies)
+    /// Opens the file and checks its header: length, JSON, and that each tensor lies inside the file, has
+    /// the size of dtype and shape, and is aligned to its element.
+    /// Errors  load_failed (missing, unreadable), package_incompatible (truncated, or a wrong header)
     static Result<WeightsFile> open(const std::filesystem::path& path, std::uint64_t expected_bytes);
 
-    /// Copies all tensors into memory of this process and unmaps the file: whoever has a tensor's bytes must ask again.
-    /// Leaves them where they are if there are no huge pages, or `go_on`, asked before each part, says no. `done`
-    /// counts bytes; at the end `go_on` hears that all are done. Thread  the caller's and `threads` - 1 of its own
+    /// Copies all tensors to huge pages and unmaps the file: pointers obtained before become invalid. Does nothing
+    /// without huge pages, or if `go_on`, called before each part and at the end with the bytes done, returns false.
+    /// Thread  the caller's and `threads` - 1 of its own
     void copy_to_huge_pages(int threads, const std::function<bool(std::uint64_t done)>& go_on);
 
     [[nodiscard]] const std::map<std::string, WeightTensor, std::less<>>& tensors() const noexcept { return tensors_; }
-    /// Null where there is none of that name.
+    /// Null if there is no tensor of that name.
     [[nodiscard]] const WeightTensor* find(std::string_view name) const;
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }
     [[nodiscard]] bool is_copied() const noexcept { return copy_.has_value(); }

@@ -22,18 +22,18 @@ namespace bulkhead {
 
 class AsyncChannelState;
 
-/// The parts of one answer, as they come. Dropping it before the last part cancels the request.
+/// The parts of one answer, in order. Dropping the stream before the last part cancels the request.
 ///
-/// Thread  that of its channel. If the channel is dropped first, it ends with `cancelled`
+/// Thread  its channel's. If the channel is dropped first, the stream ends with `cancelled`
 class AsyncStream {
 public:
     AsyncStream(AsyncStream&&) noexcept;
     AsyncStream& operator=(AsyncStream&&) noexcept;
     ~AsyncStream();
 
-    /// Completes with Result<Reply>; a part without `more` is the last. One wait at a time; cancelling the wait cancels
-    /// the request. Reads from the worker only while somebody waits. Errors  as `Channel::next`; input_invalid after
-    /// the end
+    /// Completes with Result<Reply>; a part without `more` is the last. Allows one wait at a time;
+    /// cancelling it cancels the request. Reads from the worker only during a wait.
+    /// Errors  those of `Channel::next`; input_invalid after the end
     template <typename Token>
     auto async_next(Token&& token) {
         return boost::asio::async_initiate<Token, void(Result<Reply>)>(
@@ -53,27 +53,26 @@ private:
     std::uint64_t operation_;
 };
 
-/// `Channel` for programs with an Asio loop: any number of requests at a time, up to what the worker takes. Each has a
-/// completion token that gets a `Result`; they complete as the answers come. When a worker dies, the same rules hold:
-/// retry-safe requests are sent once more, to the next worker, while the loop runs on.
+/// `Channel` for programs with an Asio loop. Runs any number of requests at a time, up to the worker's
+/// limit. Each has its own completion token, which gets a `Result`. If the worker dies, retry-safe requests
+/// are sent once more, to the next worker, as with `Channel`; the loop keeps running.
 ///
-/// Cancelling an inference (by its token's cancellation slot) cancels the request: it ends with `cancelled`, or with
-/// its answer if that came first. Cancelling another operation only ends the wait.
+/// Cancelling an inference through its token's cancellation slot cancels the request. It ends with `cancelled`, or with
+/// its answer if that arrives first. Cancelling any other operation only ends the wait.
 ///
-/// While no operation is under way it still hears its worker and gives back what is idle, as long as the loop runs; it
-/// does not keep the loop running.
+/// With no operation under way, the channel still reads from its worker and returns idle slabs
+/// while the loop runs. It does not keep the loop running.
 ///
-/// The loop waits, within the bounds of clients/cpp/limits.h, only where a worker does not read what it is sent, and
-/// where a forwarded output's slab is lent to a worker for the first time. Unmapping slabs on a GPU waits for the GPU,
-/// without a bound, so another thread does it; but dropping the channel, or a tensor after it, unmaps in place.
+/// The channel blocks the loop only if the worker does not read, or when it first lends a forwarded
+/// output's slab to a worker; clients/cpp/base/limits.h bounds both. Unmapping GPU slabs waits for the GPU
+/// without a bound, so another thread does it. Dropping the channel, or a tensor after it, unmaps in place.
 ///
 /// Owns    its connections. Requests in flight when it is dropped end with `cancelled`
-/// Thread  the executor's: one thread, or a strand. All operations are started there, and inputs, outputs and replies
-/// are
-///         dropped there
+/// Thread  the executor's: one thread or a strand. Start operations and drop tensors and replies
+///         there
 class AsyncChannel {
 public:
-    AsyncChannel() noexcept;  ///< usable once one was assigned
+    AsyncChannel() noexcept;  ///< empty; assign one before use
     AsyncChannel(AsyncChannel&&) noexcept;
     AsyncChannel& operator=(AsyncChannel&&) noexcept;
     ~AsyncChannel();
@@ -87,7 +86,7 @@ public:
             },
             token, std::move(model), std::move(options));
     }
-    /// Opens a channel on a descriptor that came from elsewhere, as `Channel::adopt`.
+    /// Opens a channel on a descriptor from another source, as `Channel::adopt` does.
     template <typename Token>
     static auto async_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
                             Token&& token) {
@@ -107,7 +106,7 @@ public:
             },
             token, dtype, std::move(dims));
     }
-    /// The same on the GPU, as `Channel::allocate_on_gpu`.
+    /// Allocates on the GPU, as `Channel::allocate_on_gpu` does.
     template <typename Token>
     auto async_allocate_on_gpu(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
         return boost::asio::async_initiate<Token, void(Result<Input>)>(
@@ -126,11 +125,11 @@ public:
             token, size_bytes);
     }
 
-    /// For operations that are started elsewhere, such as `async_from_dlpack`.
+    /// Shares the state with operations defined elsewhere, such as `async_from_dlpack`.
     [[nodiscard]] std::shared_ptr<AsyncChannelState> share() const noexcept { return state_; }
 
-    /// Completes with Result<Reply>. What the request points to (names, inputs) must stay until then.
-    /// Errors  as `Channel::submit` and `Channel::wait`
+    /// Completes with Result<Reply>. Keep what the request points to (names, inputs) until then.
+    /// Errors  those of `Channel::submit` and `Channel::wait`
     template <typename Token>
     auto async_infer(Request request, Token&& token) {
         return boost::asio::async_initiate<Token, void(Result<Reply>)>(
@@ -140,7 +139,7 @@ public:
             token, std::move(request));
     }
 
-    /// Sends a request whose answer is taken part by part. What the request points to must stay until the first part.
+    /// Sends a request and streams its answer. Keep what the request points to until the first part.
     [[nodiscard]] AsyncStream stream(Request request);
 
     /// Reopens the channel if its worker died or was unloaded; otherwise does nothing. Completes with

@@ -20,14 +20,14 @@ namespace bulkhead {
 
 class AsyncControlState;
 
-/// `ControlClient` for programs with an Asio loop: any number of calls at a time, each with a completion token of its
-/// own (a callback, `use_awaitable`, `use_future`, `deferred`, …) that gets a `Result`. It outlives supervisors by the
-/// same rules, of docs/control.md. A cancelled operation ends with `cancelled`; a daemon that has read the request does
-/// it nevertheless.
+/// `ControlClient` for programs with an Asio loop. Runs any number of calls at a time, each with its own
+/// completion token (a callback, `use_awaitable`, `use_future`, `deferred`, …), which gets a `Result`. It
+/// survives supervisor restarts by the rules of docs/control.md. A cancelled operation ends with
+/// `cancelled`; if the daemon has already read the request, it still executes it.
 ///
-/// Owns    the connection, made by the first call. What is under way when it is dropped ends with `cancelled`
-/// Thread  an operation may be started on any; everything else happens on the executor, which is one thread's or a
-/// strand
+/// Owns    the connection, opened by the first call. Dropping it ends open operations with
+///         `cancelled`
+/// Thread  operations start on any thread; the rest runs on the executor: one thread, or a strand
 class AsyncControl {
 public:
     explicit AsyncControl(boost::asio::any_io_executor executor, std::filesystem::path socket = find_socket());
@@ -51,11 +51,11 @@ public:
         return async_call(std::move(method), std::move(params), std::nullopt, std::forward<Token>(token));
     }
 
-    /// The next event of these models, of all where none is named; the first call subscribes, later ones ask for the
-    /// same. One at a time. Completes with Result<boost::json::object>: an event of docs/control.md, or, where some
-    /// were lost with a supervisor or were not read in time, `{"event": "gap", "time", "since", "models": [row…]}`:
-    /// what happened from `since` to `time` (Unix ms) is not known, and the rows are how things stand after it. Errors
-    /// as `async_call`; the stream goes on with the next call, after a gap
+    /// Completes with Result<boost::json::object>: the next event (docs/control.md) of `models`, or
+    /// of all models if it is empty. The first call subscribes; later ones pass the same models.
+    /// One at a time. If events were lost, because a supervisor died or the client read too slowly,
+    /// the result is a `gap` as in `EventStream::next`.
+    /// Errors  as `async_call`; the next call resumes the stream, after a gap
     template <typename Token>
     auto async_next_event(std::vector<std::string> models, Token&& token) {
         return boost::asio::async_initiate<Token, void(Result<boost::json::object>)>(

@@ -11,9 +11,9 @@ namespace bulkhead {
 void start_from_dlpack(const std::shared_ptr<AsyncChannelState>& channel, DLPackTensor tensor, void* stream,
                        Completion<ImportedInput> handler);
 
-/// As `from_dlpack`, with an `AsyncChannel`: room is waited for as `async_allocate` does, and the copy of a tensor in
-/// host memory is then made on the channel's executor. The tensor must not change until then.
-/// Completes with Result<ImportedInput>; cancelling it ends the wait. Errors  as `from_dlpack`
+/// `from_dlpack` for an `AsyncChannel`. Waits for room as `async_allocate` does, then copies a host
+/// tensor on the channel's executor; do not change the tensor until then. Completes with
+/// Result<ImportedInput>; cancelling ends the wait. Errors  as `from_dlpack`
 template <typename Token>
 auto async_from_dlpack(const AsyncChannel& channel, DLPackTensor tensor, void* stream, Token&& token) {
     return boost::asio::async_initiate<Token, void(Result<ImportedInput>)>(

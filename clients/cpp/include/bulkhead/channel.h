@@ -24,14 +24,14 @@ class Gpu;  // ipc/cuda/gpu.h
 }
 
 class ReconnectingChannel;  // sessions with one worker after another
-class WorkerSession;        // one of them: the socket, and the tables of slabs and requests
+class WorkerSession;        // one session: the socket, and the tables of slabs and requests
 class ClientSlabs;          // the slabs of one session
 
-/// Bytes in the input slab, leased by this client: allocate, then fill, then submit. Nothing is copied.
+/// Bytes in the input slab, leased by this client. Allocate, fill, submit; nothing is copied.
 ///
-/// Owns    its lease, given back by the destructor once no request that uses it is in flight; the bytes
-///         stay valid when the channel ends first
-/// Thread  that of its channel
+/// Owns    its lease; the destructor returns it once no request in flight uses it. The bytes stay
+///         valid if the channel ends first
+/// Thread  its channel's
 class Input {
 public:
     Input(Input&&) noexcept;
@@ -45,10 +45,10 @@ public:
     }
     [[nodiscard]] wire::DType dtype() const noexcept;
     [[nodiscard]] std::span<const std::int64_t> dims() const noexcept;
-    /// The GPU in whose memory the bytes lie: its ordinal in this process. The bytes are then addresses that only the
-    /// GPU reads and writes. Nothing for host memory.
+    /// The ordinal, in this process, of the GPU that holds the bytes; nothing for host memory.
+    /// `bytes` are then device addresses, which the host must not read or write.
     [[nodiscard]] std::optional<int> gpu() const noexcept;
-    /// Another handle on the same lease. The last handle gives the lease back.
+    /// Returns another handle on the same lease. The last handle returns the lease.
     [[nodiscard]] Input share() const { return Input{lease_}; }
 
 private:
@@ -63,9 +63,9 @@ private:
 
 /// One result tensor, a read-only view of the worker's output slab.
 ///
-/// Owns    its lease: the destructor gives it back to the worker, once no request that forwards it is in flight. The
-///         bytes stay readable after the worker has died; holding them keeps that memory from returning, and the
-///         receipt says so.
+/// Owns    its lease; the destructor returns it to the worker once no request in flight forwards
+///         it. The bytes stay readable after the worker has died; the unload receipt then names
+///         this client as holding them
 class Output {
 public:
     Output(Output&&) noexcept;
@@ -83,10 +83,10 @@ public:
 
     /// As `Input::gpu`.
     [[nodiscard]] std::optional<int> gpu() const noexcept;
-    /// An output on the GPU may arrive before it is computed. What is queued on `stream` (a CUstream; null: the default
-    /// one) after this call runs when it is there; when this output is dropped, the worker takes the bytes back behind
-    /// all that is queued on that stream by then, and on others that this was called with. Does nothing for one in host
-    /// memory.
+    /// A GPU output may arrive before it is computed. Work queued on `stream` (a CUstream; null:
+    /// the default one) after this call runs once the output is ready. When the output is dropped,
+    /// the worker reuses the bytes only after all work queued by then on every stream this was
+    /// called with. No effect for host memory.
     [[nodiscard]] Result<> read_on(void* stream);
 
 private:
@@ -98,7 +98,7 @@ private:
 };
 
 struct Reply {
-    boost::container::small_vector<Output, 8> outputs;  ///< more than these take the heap
+    boost::container::small_vector<Output, 8> outputs;  ///< more than 8 go to the heap
     std::chrono::microseconds queued{};                 ///< in the worker, before it started
     std::chrono::microseconds run{};                    ///< in the model
     boost::json::object values;                         ///< results that are not tensors; usually empty
@@ -106,10 +106,10 @@ struct Reply {
     [[nodiscard]] const Output* find(std::string_view name) const noexcept;
 };
 
-/// An input allocated on the channel, or an output of any channel. The worker reads an output where it lies: it borrows
-/// the output's slab once, and gets a copy only where it cannot. An output on the GPU is copied there, in the order of
-/// `Request::stream`, and only to a channel that shares this GPU: else `input_invalid`. Thread  channels whose outputs
-/// are forwarded to one another are used by one thread at a time, all together
+/// An input allocated on this channel, or an output of any channel. The worker borrows the output's slab
+/// once and reads the output in place; if it cannot, it gets a copy. A GPU output is copied on the GPU, in
+/// the order of `Request::stream`, and only to a channel that shares this GPU: else `input_invalid`.
+/// Thread  channels that forward outputs to one another must all be used by one thread at a time
 struct NamedInput {
     NamedInput(std::string_view named, const Input* tensor) : name{named}, input{tensor} {}
     NamedInput(std::string_view named, const Output* tensor) : name{named}, output{tensor} {}
@@ -123,119 +123,119 @@ struct Request {
     std::span<const NamedInput> inputs{};
     boost::json::object parameters{};
     std::chrono::milliseconds deadline{0};  ///< 0: the model's own
-    /// Running it twice does no harm. If the worker dies before it answers, the request is sent once more, to the next
-    /// worker. Loading that worker counts against the deadline.
+    /// Running the request twice does no harm. If the worker dies before it answers, the request is
+    /// sent once more, to the next worker. Loading that worker counts against the deadline.
     bool retry_safe = false;
-    /// The model may answer in parts, for example a token each: `Channel::next` returns them. Otherwise parts are
-    /// dropped, and the last is the answer. A request that has a part is not sent once more.
+    /// The model may answer in parts, for example one per token; read them with `Channel::next`. If false,
+    /// parts are dropped and the last one is the answer. After its first part a request is not sent again.
     bool in_parts = false;
-    /// The stream (a CUstream; null: the default one) on which inputs on the GPU were written: the worker reads them
-    /// behind what is queued on it now. What writes such an input again must be queued behind `Output::read_on` of the
-    /// result, where that lies on the GPU; so must what writes an input that was allocated since, whose room may have
-    /// been the same, or that of a forwarded output's copy. Such a request is never sent once more: its inputs end with
-    /// the worker.
+    /// The stream (a CUstream; null: the default one) that wrote the GPU inputs. The worker reads
+    /// them after the work queued on it now. Before you write such an input again, queue behind
+    /// `Output::read_on` of a GPU result. Do the same before you write an input allocated since, or
+    /// the copy of a forwarded output: it may reuse the same room. A request with GPU inputs is
+    /// never sent again, because its inputs die with the worker.
     void* stream = nullptr;
 };
 
 struct ChannelOptions {
     std::string client = "bulkhead-cpp";                ///< at most 47 bytes, for logs and receipts
-    std::optional<std::chrono::milliseconds> deadline;  ///< of opening, a load included
-    /// Ask for rings in shared memory: cheaper wake-ups than the socket's. BULKHEAD_RINGS=0 in the environment: never.
+    std::optional<std::chrono::milliseconds> deadline;  ///< for opening, including a load
+    /// Ask for rings in shared memory, which wake faster than the socket. BULKHEAD_RINGS=0 disables them.
     bool rings = true;
-    std::chrono::microseconds spin{0};  ///< ignored, for programs that set it
-    /// An added input slab that was empty for so long is given back: by an `AsyncChannel` itself, by a `Channel` with
-    /// the next request or `receive`.
+    std::chrono::microseconds spin{0};  ///< ignored; kept for programs that set it
+    /// An added input slab is returned after being empty for this long: by an `AsyncChannel` on its
+    /// own, by a `Channel` at the next request or `receive`.
     std::chrono::milliseconds slab_idle{30'000};
-    /// The GPU on which to share tensors, if it is the worker's; see `cuda::Gpu::open`.
+    /// The GPU to share tensors on, if it is the worker's; see `cuda::Gpu::open`.
     std::shared_ptr<const cuda::Gpu> gpu{};
-    /// How to share them where the worker can do both: cuda_vmm, or the older cuda_ipc.
+    /// Preferred kind if the worker supports both: cuda_vmm, or the older cuda_ipc.
     wire::SlabKind gpu_kind = wire::SlabKind::cuda_vmm;
 };
 
-/// A direct connection to one worker. The supervisor introduces the two and then takes no part: it may die meanwhile.
+/// A direct connection to one worker. The supervisor only introduces the two; it may die meanwhile.
 ///
-/// When the worker dies, requests fail with `worker_lost`, and so does the channel, until `reopen`, or a retry-safe
-/// request, has connected to the next worker. Those are sent once more: inputs are copied from the old slab, which
-/// stays mapped here, and all that were lost go out together. Never sent again are requests of a model with state,
-/// cancelled ones, those whose answer had come, and those that an unload ended; nor any on an adopted channel.
-/// Inputs and outputs of the dead worker's slabs stay usable: such an input is copied each time it is sent.
+/// If the worker dies, the channel and its requests fail with `worker_lost` until `reopen`, or a retry-safe
+/// request, connects to the next worker. Retry-safe requests are sent once more, all together; their inputs
+/// are copied from the old slab, which stays mapped here. Not sent again: requests of a stateful model,
+/// cancelled or answered ones, those that an unload ended, and any on an adopted channel. Inputs and
+/// outputs in the dead worker's slabs stay usable; such an input is copied each time it is sent.
 ///
-/// Thread  one at a time; several channels may be used from several threads
+/// Thread  one at a time; different channels may run on different threads
 class Channel {
 public:
     /// Loads the model if need be. Errors  as `channel.open`, and `busy` for a stateful model in use
     static Result<Channel> open(ControlClient& control, std::string_view model, const ChannelOptions& options = {});
 
-    /// Opens a channel on a descriptor that came from elsewhere. It ends with its worker, because it does not know
-    /// which daemon to ask for the next one.
+    /// Opens a channel on a descriptor from another source. It ends with its worker, because it
+    /// knows no daemon to ask for the next one.
     static Result<Channel> adopt(UniqueFd socket, const ChannelOptions& options = {});
 
     Channel(Channel&&) noexcept;
     Channel& operator=(Channel&&) noexcept;
     ~Channel();
 
-    /// The methods as the worker describes them: `{"forward": {"inputs": [{"name","dtype","shape"}],
-    /// "parameters": […], "outputs": […]}}`. These values, and those below, are the present worker's: a reference is
-    /// valid until the channel is reopened.
+    /// Describes the methods: `{"forward": {"inputs": [{"name","dtype","shape"}], "parameters":
+    /// […], "outputs": […]}}`. This and the values below describe the current worker; references
+    /// are valid until the channel is reopened.
     [[nodiscard]] const boost::json::object& methods() const noexcept;
     [[nodiscard]] std::string_view model() const noexcept;
     [[nodiscard]] std::uint64_t generation() const noexcept;
     [[nodiscard]] std::uint32_t replica() const noexcept;
 
-    /// Opens the channel again when its worker has died or was unloaded, as `open` did; else does nothing. A model with
-    /// state starts over. Errors  as `open`; worker_lost for an adopted channel
+    /// Opens the channel again, as `open` did, if its worker died or was unloaded; else does
+    /// nothing. A stateful model starts over. Errors  as `open`; worker_lost for an adopted channel
     [[nodiscard]] Result<> reopen(std::optional<std::chrono::milliseconds> deadline = {});
-    /// How many requests were sent once more.
+    /// Number of requests sent once more.
     [[nodiscard]] std::uint64_t replays() const noexcept;
 
-    /// Leases room for one tensor in the input slab, growing the channel by a slab where it is full.
+    /// Leases room for one tensor in the input slab; adds a slab if the channel's slabs are full.
     /// Errors  resources_exhausted naming the channel's bound, shape_mismatch (negative, overflow)
     [[nodiscard]] Result<Input> allocate(wire::DType dtype, std::span<const std::int64_t> dims);
 
-    /// The same in memory of the GPU that worker and client share. Where they share none, or this process cannot import
-    /// it (another container), the input lies in host memory: `Input::gpu` says which, `why_no_gpu` why. Errors  as
-    /// `allocate`; out_of_memory of the GPU
+    /// Allocates in memory of the GPU that worker and client share. If they share none, or this process cannot import
+    /// it (another container), the input lies in host memory; `Input::gpu` tells, `why_no_gpu` gives the reason.
+    /// Errors  as `allocate`; out_of_memory of the GPU
     [[nodiscard]] Result<Input> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims);
-    /// From now on results lie on the GPU; `size_bytes` is the room for them to start with. Does nothing where
-    /// `why_no_gpu` has a reason. Errors  as `allocate_on_gpu`
+    /// Places later results on the GPU, in a slab of at least `size_bytes` at first. Does nothing
+    /// if `why_no_gpu` has a reason. Errors  as `allocate_on_gpu`
     [[nodiscard]] Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
-    /// Why no tensor of this channel can lie on a GPU. Empty if they can.
+    /// Why this channel cannot place tensors on a GPU; empty if it can.
     [[nodiscard]] std::optional<Error> why_no_gpu() const;
 
-    /// The one in its options; may be null.
+    /// The GPU from the options; may be null.
     [[nodiscard]] std::shared_ptr<const cuda::Gpu> gpu() const noexcept;
 
-    /// Whether it was allocated on this channel, from any of its workers.
+    /// Whether the input was allocated on this channel, in a slab of any of its workers.
     [[nodiscard]] bool owns(const Input& input) const noexcept;
 
     /// `submit` and `wait` in one. Errors  the worker's own; worker_lost when it died
     [[nodiscard]] Result<Reply> infer(const Request& request);
 
-    /// Sends a request and returns its number. The worker's welcome bounds how many may be in flight; one that is
-    /// answered counts until it is waited for. Errors  queue_full (wait for an earlier one first), the code of the
-    /// worker's `closing`, worker_lost,
-    ///         input_invalid for an input of another channel
+    /// Sends a request and returns its number. The worker's welcome limits how many may be in
+    /// flight; an answered request counts until `wait` returns it.
+    /// Errors  queue_full (first wait for an earlier one), the code of the worker's `closing`,
+    ///         worker_lost, input_invalid for another channel's input
     [[nodiscard]] Result<std::uint64_t> submit(const Request& request);
-    /// Ends at the request's deadline at the latest, with `deadline_exceeded`. Returns an answer that arrived before
-    /// the worker died. Sends a lost retry-safe request once more; if that fails the error says why, and it is
-    /// `worker_lost` if the next worker died of the request too.
+    /// Waits for the answer, until the request's deadline at most (`deadline_exceeded`). Returns an answer
+    /// that arrived before the worker died. Sends a lost retry-safe request once more. If that fails, the
+    /// error says why; it is `worker_lost` if the next worker died of the request too.
     [[nodiscard]] Result<Reply> wait(std::uint64_t request_id);
-    /// The next part of a request that was sent `in_parts`. A part without `more` is the last, and ends the request as
-    /// `wait` does. Waits as long as `wait`. Returns the parts that have arrived before it returns an error. Errors  as
-    /// `wait`; worker_lost says how many tokens had come, or how many parts; resources_exhausted where thousands were
-    /// not taken
+    /// Returns the next part of an `in_parts` request, waiting as `wait` does. A part without `more` is the
+    /// last and ends the request. Returns parts that have arrived before it reports an error.
+    /// Errors  as `wait`; worker_lost tells how many tokens or parts had come; resources_exhausted if
+    ///         thousands were not taken
     [[nodiscard]] Result<Reply> next(std::uint64_t request_id);
-    /// The request then ends with `cancelled`, unless it was already finished.
+    /// Cancels the request. It ends with `cancelled` unless it has finished.
     [[nodiscard]] Result<> cancel(std::uint64_t request_id);
-    /// Cancels it, and drops what still comes of it. Nobody may wait for it any more.
+    /// Cancels the request and drops the rest of its answer. Do not wait for it afterwards.
     void abandon(std::uint64_t request_id);
 
-    /// Readable when an answer, or the end of the channel, has come; for callers with a loop of their own, who only
-    /// poll it. Changes when the channel is reopened.
+    /// Readable when an answer has arrived or the channel has ended. Only poll it. Changes when the
+    /// channel is reopened.
     [[nodiscard]] int fd();
-    /// Handles the messages that the worker has sent, and returns unused slabs and leases. Never waits. For a channel
-    /// at rest: call it when `fd` is readable and nothing waits for a request, so that the worker can ask for memory back, and
-    /// from time to time, so that idle slabs (`slab_idle`) return. Errors  why the channel has ended
+    /// Handles the worker's messages and returns unused slabs and leases. Never blocks. While no
+    /// request is awaited, call it when `fd` is readable, so that the worker can reclaim memory,
+    /// and now and then, so that idle slabs (`slab_idle`) return. Errors  why the channel has ended
     Result<> receive();
 
 private:

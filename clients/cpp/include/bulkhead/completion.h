@@ -16,11 +16,11 @@
 
 namespace bulkhead {
 
-/// The handler of a completion token: called once, with the outcome of one operation.
+/// The handler of a completion token. Called once, with the outcome of one operation.
 template <typename T>
 using Completion = boost::asio::any_completion_handler<void(Result<T>)>;
 
-/// A completion and the executor to call it on, which has work until then.
+/// A completion and its executor. Keeps work on the executor until the call.
 template <typename T>
 class Completing {
 public:
@@ -29,7 +29,7 @@ public:
 
     [[nodiscard]] auto slot() const noexcept { return boost::asio::get_associated_cancellation_slot(handler_); }
 
-    /// Called from within a loop's own work, never from the function that started the operation.
+    /// Call it from within the loop, never from the function that started the operation.
     void operator()(Result<T> outcome) && {
         const auto executor = work_.get_executor();
         boost::asio::dispatch(executor, [handler = std::move(handler_), outcome = std::move(outcome)]() mutable {

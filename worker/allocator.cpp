@@ -1,20 +1,20 @@
-// jemalloc is linked into bulkhead-worker and takes the place of glibc's malloc, for LibTorch too.
+// jemalloc is linked into bulkhead-worker and replaces glibc's malloc, for LibTorch too.
 //
-// glibc maps a large tensor for each request and unmaps it behind it, so each of its pages faults in the kernel: 64 MiB
-// cost several times as much as copying them. jemalloc keeps freed pages for the next request, for a while.
+// glibc maps a large tensor for each request and unmaps it afterwards, so each page faults in the kernel; 64 MiB cost
+// several times as much as copying them. jemalloc keeps freed pages for the next request, for a while.
 
 extern "C" {
 
-/// Read before main(). `environment: {MALLOC_CONF: ...}` in the fleet file is read after it, key by key.
+/// Read before main(), then merged, key by key, with `environment: {MALLOC_CONF: ...}` of the fleet file.
 const char* malloc_conf =
-    // 10 s, jemalloc's default: long enough for the pauses of a conversation. Then all of it is given back.
+    // 10 s, jemalloc's default: long enough for pauses in a conversation. Then all freed pages are returned.
     "dirty_decay_ms:10000,"
-    // No second stage: pages under MADV_FREE count as resident until another process wants them.
+    // No second stage: pages under MADV_FREE count as resident until another process needs them.
     "muzzy_decay_ms:0,"
-    // By default, allocations of 8 MiB and more are given back as soon as they are freed.
+    // The default returns allocations of 8 MiB and more as soon as they are freed.
     "oversize_threshold:0,"
-    // Decay otherwise happens in calls of malloc and free, of which an idle worker makes none. The thread sleeps without
-    // a timeout where nothing is due.
+    // Without a thread, decay happens in malloc and free, which an idle worker does not call. The
+    // thread sleeps without a timeout if nothing is due.
     "background_thread:true,max_background_threads:1";
 
 }  // extern "C"

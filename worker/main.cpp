@@ -60,21 +60,22 @@ int main(int argc, char** argv) {
     Result<Identity> identity = Identity::parse(environment("BULKHEAD_WORKER"));
     if (!identity) return wrong_usage(identity.error().text());
 
-    // A child of the model must not hold the link open.
+    // A child of the model must not keep the link open.
     ::fcntl(link_fd, F_SETFD, FD_CLOEXEC);
     std::signal(SIGPIPE, SIG_IGN);
-    // A model's output is in the log before the process ends, however it ends.
+    // Line buffering: a model's output reaches the log however the process ends.
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     // The supervisor adds time and worker to each line.
     spdlog::set_default_logger(spdlog::stderr_logger_mt("worker"));
     spdlog::set_pattern("%l: %v");
     const SignalStack signal_stack;
     report_fatal_signals(link_fd);
-    // On this thread, which lives as long as the process. Never destroyed: the kernel releases the mutex.
+    // The main thread, which lives as long as the process, holds the page's mutex. Never destroyed: the kernel releases
+    // it.
     Result<std::unique_ptr<StatusPage>> page = StatusPage::make();
     if (!page) spdlog::warn("{}; a death of this worker is noticed later", page.error().text());
 
-    // By its hello the daemon knows that the context is there.
+    // The context is made before the hello, which tells the daemon that it exists.
     if (identity->is_blank() && *environment("CUDA_VISIBLE_DEVICES") != '\0')
         if (const auto made = make_cuda_context(); !made) {
             spdlog::error("no context on its GPU: {}", made.error().text());

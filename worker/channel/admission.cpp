@@ -8,7 +8,7 @@
 namespace bulkhead::worker {
 namespace {
 
-/// Methods that an error names at most, to keep it readable.
+/// Most method names that an error lists, to stay readable.
 constexpr std::size_t names_shown_max = 16;
 
 Result<const config::MethodSpec*> find_method(const Model& model, const generation::Method* generate,
@@ -25,7 +25,7 @@ Result<const config::MethodSpec*> find_method(const Model& model, const generati
                  fmt::format("call one of: {}", fmt::join(known, ", "))};
 }
 
-/// Lent slabs are left out: nobody writes them while a result in them is held.
+/// Ignores lent slabs: nothing writes to them while a result in them is held.
 bool overlap(const wire::LeaseRef& a, const wire::LeaseRef& b) {
     return a.slab_id == b.slab_id && a.slab_id < wire::lent_slab_id_min &&
            a.offset_bytes < b.offset_bytes + b.size_bytes && b.offset_bytes < a.offset_bytes + a.size_bytes;
@@ -37,7 +37,7 @@ bool same(const wire::LeaseRef& a, const wire::LeaseRef& b) {
 
 bool collide(const wire::LeaseRef& a, const wire::LeaseRef& b) { return overlap(a, b) && !same(a, b); }
 
-/// `before` are the tensors of its own request that were looked at already.
+/// `before`: the tensors of the same request that were checked already.
 Result<> check_overlap(const channel::Tensor& tensor, std::span<const channel::Tensor> before,
                        std::span<const Request* const> in_flight) {
     for (const channel::Tensor& other : before)
@@ -47,7 +47,7 @@ Result<> check_overlap(const channel::Tensor& tensor, std::span<const channel::T
                 fmt::format("tensor \"{}\" overlaps tensor \"{}\" of the same request", tensor.name, other.name),
                 "give each tensor bytes of its own, or let two of them name the very same lease"};
     for (const Request* other : in_flight) {
-        // To the client a request that was answered early is over.
+        // For its client, a request that was answered early is over.
         if (other->answered) continue;
         for (const channel::Tensor& theirs : other->tensors)
             if (collide(tensor.lease, theirs.lease))
@@ -73,7 +73,7 @@ Result<> admit(channel::Infer& message, const Model& model, const generation::Me
     if (!method) return method.error();
     request.method = *method;
     const bool generates = generate != nullptr && *method == &generate->spec;
-    if (generates)  // its steps have deadlines, it has none
+    if (generates)  // its steps have deadlines, the request has none
         request.deadline =
             message.deadline.count() > 0 ? request.received + message.deadline : Clock::time_point::max();
 

@@ -20,7 +20,7 @@ Error draining_error() {
 constexpr std::uint64_t offered_features =
     wire::feature_rings | wire::feature_lending | wire::feature_returning | wire::feature_packing;
 
-/// What its client may send: a hello, other messages, and new requests among these.
+/// What the client may send: a hello, other messages, and new requests among these.
 struct Allowed {
     bool hello, messages, requests;
 };
@@ -130,7 +130,7 @@ void ChannelSession::on_message(const channel::Hello& message) {
     features_ = message.features & offered_features;
     if (context_.dispatcher.steps() != nullptr) features_ |= message.features & wire::feature_streaming;
     if (context_.model.writes_inputs()) features_ &= ~std::uint64_t{wire::feature_lending};
-    // An importer pins GPU memory. So it is offered only to clients that can be asked to return it.
+    // An importer pins GPU memory, so only clients that can be asked to return it get an offer.
     if (const auto gpu = context_.model.gpu(); gpu && gpu->uuid() == message.gpu && agreed(wire::feature_returning)) {
         features_ |= message.features & gpu->features();
         slabs_->use_gpu(gpu);
@@ -182,7 +182,7 @@ void ChannelSession::slabs_made(const Result<>& made) {
     host_.opened(*this);
 }
 
-/// Null where the machine has no memory for them: the channel then stays on the socket.
+/// Null if the machine lacks memory for them: the channel then stays on the socket.
 std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
     const Identity& own = context_.identity;
     const std::string label =
@@ -195,7 +195,7 @@ std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
 
 void ChannelSession::use_rings(std::unique_ptr<RingEnd> rings) {
     const auto fds = rings->offer_fds();
-    // A queued offer would be overtaken by what follows it in the ring. Nothing before welcome can fill a socket.
+    // Messages in the ring would overtake a queued offer. Nothing sent before welcome can fill a socket.
     if (stream_->send(channel::encode(rings->offer()), fds) != PacketStream::Sent::yes)
         return close("its socket is full before the first message");
     stream_->use_rings(std::move(rings));
@@ -209,14 +209,14 @@ void ChannelSession::refuse(const Error& error) {
 
 void ChannelSession::drain(std::chrono::milliseconds deadline) {
     if (state_ == State::opening) return refuse(draining_error());
-    if (state_ != State::open) return;  // the host refuses the hello that it has not answered
+    if (state_ != State::open) return;  // the host refuses the hello itself
     state_ = State::draining;
     send(channel::encode(channel::Closing{ErrorCode::worker_draining, deadline}));
     withdraw_gpu_slabs();
 }
 
-/// This worker is about to end, and GPU memory that clients map would stay in use. So they are asked to return it as
-/// soon as none of their requests needs it.
+/// Asks clients to return GPU memory, which would stay in use after this worker's end, once no
+/// request of theirs needs it.
 void ChannelSession::withdraw_gpu_slabs() {
     if (state_ != State::draining || !in_flight_.empty()) return;
     for (const std::uint32_t id : slabs_->withdraw_gpu()) send(channel::encode(channel::SlabWithdraw{id}));
@@ -238,7 +238,7 @@ void ChannelSession::on_message(const channel::SlabRequest& message) {
 }
 
 void ChannelSession::on_message(channel::SlabLend& message) {
-    UniqueFd memfd = std::move(lent_);  // closed here where the loan is refused
+    UniqueFd memfd = std::move(lent_);  // closed here if the loan is refused
     if (!agreed(wire::feature_lending)) return not_agreed();
     if (message.kind != wire::SlabKind::host_memfd)
         return fail(message.request_id,
@@ -267,7 +267,7 @@ void ChannelSession::make_slab(std::uint64_t request_id, bool on_executor, std::
     if (slabs_pending_ >= limits::channel_slabs_max)
         return fail(request_id, Error{ErrorCode::resources_exhausted, "too many slabs asked for at once",
                                       "wait for the answers about those slabs"});
-    // Zeroing or mapping so much memory takes long: other channels would wait.
+    // Zeroing or mapping this much memory takes long: other channels would wait.
     ++slabs_pending_;
     context_.executor.post([self = shared_from_this(), make = std::move(make), made] {
         return [self, made, result = make()] {
@@ -283,11 +283,11 @@ void ChannelSession::on_message(const channel::SlabReturn& message) {
     if (!agreed(is_loan ? wire::feature_lending : wire::feature_returning)) return not_agreed();
     if (const Result<> taken = slabs_->give_back(message.slab_id); !taken) return count_violation(0, taken.error());
     drop_returned_slabs();
-    if (state_ == State::draining) host_.flushed();  // it may have been the last that a drain waits for
+    if (state_ == State::draining) host_.flushed();  // this may be the last one that a drain waits for
 }
 
-/// Drops returned slabs that no request reads. Not while the outbox holds something: it may be the offer of such a
-/// slab, with its descriptor.
+/// Drops returned slabs that no request reads. Waits for an empty outbox, which may hold such a
+/// slab's offer with its descriptor.
 void ChannelSession::drop_returned_slabs() {
     if (!is_open() || !stream_->outbox_empty()) return;
     const auto is_read = [this](std::uint32_t id) {
@@ -379,7 +379,7 @@ void ChannelSession::part(const Request& request, std::span<const std::int32_t> 
     send_parts();
 }
 
-/// Sends as much as the client reads. The rest is kept until its socket has room.
+/// Sends as much as the client reads. Keeps the rest until its socket has room.
 void ChannelSession::send_parts() {
     while (is_open() && !token_streams_.empty()) {
         if (!stream_->has_room())
@@ -407,7 +407,7 @@ void ChannelSession::completed(const Request& request, Completion completion) {
     if (is_closed()) return;
     while (auto rest = token_streams_.take_part(request.id)) send_part(*rest);  // whether the client reads or not
     token_streams_.end(request.id);
-    send_offers();  // of slabs that this result may lie in
+    send_offers();  // of slabs that may hold this result
     const auto result =
         channel::encode(channel::InferResult{request.id, false, completion.outputs.tensors(),
                                              std::move(completion.values), completion.queued, completion.run});
@@ -472,7 +472,7 @@ void ChannelSession::close(State how, std::string_view reason) {
     idle_slabs_.cancel();
     unread_streams_.cancel();
     stream_->close();
-    // Before its requests are dropped: the last one may send the slabs to the executor, which may wait for the stream.
+    // Before dropping its requests: the last one may send the slabs to the executor, which may wait for the stream.
     if (auto events = slabs_->let_events_pass()) context_.held_streams.add(std::move(events), client_);
     context_.dispatcher.drop(id_);
     end_if_unused();

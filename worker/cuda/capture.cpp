@@ -12,7 +12,7 @@ namespace {
 constexpr c10::DeviceIndex only_device = 0;  // CUDA_VISIBLE_DEVICES names one GPU
 constexpr std::uint64_t fixed_seed = 20'260'101;
 
-/// The first exception of a capture is its cause; those that follow are echoes.
+/// The first exception of a capture is its cause; later ones are echoes.
 struct FirstError {
     std::string words;
     int cuda_error = 0;
@@ -29,8 +29,8 @@ struct FirstError {
 
 CapturePool::CapturePool()
     : pool_{at::cuda::graph_pool_handle()}, random_{c10::make_intrusive<at::CUDAGeneratorState>()} {
-    // The default generator gets a state that is also held here: a failed capture leaves `capturing_` set in
-    // it, after which every random operation of an eager run is refused, and LibTorch has no call to undo that.
+    // This object also holds the default generator's state. A failed capture leaves `capturing_` set in it;
+    // every random operation of an eager run is then refused, and LibTorch has no call to undo that.
     const at::Generator& generator = at::cuda::detail::getDefaultCUDAGenerator(only_device);
     generator.unsafeGetGeneratorImpl()->graphsafe_set_state(
         c10::make_intrusive<at::CUDAGeneratorImpl>(only_device, random_));
@@ -43,7 +43,7 @@ CapturePool::Captured CapturePool::capture(const std::function<std::vector<at::T
     std::vector<at::Tensor> outputs;
     bool begun = false;
     try {
-        // Thread-local: other threads of this process may use CUDA meanwhile, this one is held to the rules.
+        // Thread-local: other threads of this process may use CUDA meanwhile; only this one is restricted.
         graph->capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
         begun = true;
         outputs = body();
@@ -66,8 +66,8 @@ CapturePool::Captured CapturePool::capture(const std::function<std::vector<at::T
 }
 
 void CapturePool::take_back_failed_capture() noexcept {
-    (void)cudaGetLastError();  // told by the diagnosis: the next call must not report it
-    // capture_end stops at the first error and then leaves these three undone; what is already done throws.
+    (void)cudaGetLastError();  // the diagnosis reports it; the next call must not
+    // capture_end stops at the first error and leaves these three undone. Those already done throw.
     try {
         c10::cuda::CUDACachingAllocator::endAllocateToPool(only_device, pool_);
     } catch (const std::exception&) {

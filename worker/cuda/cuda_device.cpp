@@ -75,7 +75,7 @@ Result<std::unique_ptr<Device>> CudaDevice::create() {
 
 c10::cuda::CUDAStream CudaDevice::stream() {
     if (!stream_) {
-        at::globalContext().lazyInitDevice(c10::kCUDA);  // LibTorch's allocators, before anyone asks them
+        at::globalContext().lazyInitDevice(c10::kCUDA);  // initialises LibTorch's allocators before their first use
         c10::cuda::set_device(0);
         stream_ = c10::cuda::getStreamFromPool();
         for (cudaEvent_t& event : finished_)
@@ -91,10 +91,10 @@ void CudaDevice::wait() {
     C10_CUDA_CHECK(cudaEventSynchronize(latest));
 }
 
-/// A stream that is stuck, behind the event of a client that was killed, shows here: this request then exceeds its
-/// deadline.
+/// Waits until fewer than `queued_requests_max` requests are unfinished. If the stream is stuck
+/// behind the event of a killed client, the request exceeds its deadline here.
 void CudaDevice::wait_for_room_in_the_queue() {
-    C10_CUDA_CHECK(cudaEventSynchronize(finished_[turn_ % finished_.size()]));  // done at once if never recorded
+    C10_CUDA_CHECK(cudaEventSynchronize(finished_[turn_ % finished_.size()]));  // at once if never recorded
 }
 
 boost::json::object CudaDevice::graphs() const {
@@ -123,7 +123,7 @@ std::unique_ptr<generation::Function> CudaDevice::load_function(const std::strin
         library, /*num_models=*/1U, "cuda:0", cubin_folder, /*run_single_threaded=*/true);
 }
 
-/// Through the pinned ring, in stream order: whoever uses it does so on the same stream.
+/// Copies through the pinned ring, in stream order; users of the weight run on the same stream.
 at::Tensor CudaDevice::place_weight(const TensorView& weight) {
     const c10::cuda::CUDAStreamGuard guard{stream()};
     const at::Tensor placed = at::empty(at::IntArrayRef{weight.dims.data(), weight.dims.size()},
@@ -158,7 +158,7 @@ Result<> CudaDevice::prepare(const config::ModelSpec& spec, const std::vector<co
     try {
         const c10::InferenceMode inference;
         const c10::cuda::CUDAStreamGuard guard{stream()};
-        C10_CUDA_CHECK(cudaDeviceSynchronize());  // weights were copied on the default stream
+        C10_CUDA_CHECK(cudaDeviceSynchronize());  // the default stream copied the weights
         Result<> prepared = engine_.prepare(spec, methods, runtime, context);
         note_allocator_memory();
         return prepared;
@@ -182,11 +182,11 @@ Result<> CudaDevice::run(Runtime& runtime, const config::MethodSpec& method, std
             C10_CUDA_CHECK(cudaEventRecord(finished_[turn_++ % finished_.size()], stream().stream()));
             return delivered;
         }
-        wait();  // also where the sink refused: the copy engine still reads the request's slab
+        wait();  // also if the sink refused: the copy engine still reads the request's slab
         return delivered;
     } catch (const std::exception& exception) {
         Error error = explain(exception, ErrorCode::inference_failed, fmt::format("running {}", method.name));
-        end_if_context_is_lost();  // else everything is finished now, and the slab is no longer read
+        end_if_context_is_lost();  // else all work is finished now, and nothing reads the slab
         return error;
     }
 }
@@ -194,14 +194,14 @@ Result<> CudaDevice::run(Runtime& runtime, const config::MethodSpec& method, std
 std::vector<at::Tensor> CudaDevice::run_eagerly(Runtime& runtime, const config::MethodSpec& method,
                                                 std::span<const TensorView> inputs,
                                                 const std::vector<config::ParameterValue>& parameters) {
-    // A reset between channels runs on the default stream, which does not wait for this one by itself.
+    // A reset between channels runs on the default stream, which does not wait for this one.
     C10_CUDA_CHECK(cudaEventRecord(reset_, c10::cuda::getDefaultCUDAStream().stream()));
     C10_CUDA_CHECK(cudaStreamWaitEvent(stream().stream(), reset_, 0));
 
     std::vector<at::Tensor> tensors;
     for (const TensorView& input : inputs) {
         const auto options = at::TensorOptions{}.dtype(scalar_type(input.dtype)).device(device());
-        if (input.on_device) {  // where it lies
+        if (input.on_device) {  // used in place
             const at::IntArrayRef dims{input.dims.data(), input.dims.size()};
             tensors.push_back(
                 at::for_blob(input.bytes.data(), dims).options(options).target_device(device()).make_tensor());
@@ -218,7 +218,7 @@ std::vector<at::Tensor> CudaDevice::run_eagerly(Runtime& runtime, const config::
 Result<> CudaDevice::deliver(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
                              OutputSink& sink) {
     if (auto checked = check_outputs(method, outputs, ErrorCode::inference_failed); !checked) return checked.error();
-    std::vector<at::Tensor> sources;  // kept until the copies are queued: the allocator reuses in stream order
+    std::vector<at::Tensor> sources;  // kept until the copies are queued: the allocator reuses memory in stream order
     for (std::size_t i = 0; i < outputs.size(); ++i) {
         const at::Tensor& source = sources.emplace_back(outputs[i].resolve_conj().resolve_neg().contiguous());
         const std::span<const std::int64_t> dims{source.sizes().data(), source.sizes().size()};

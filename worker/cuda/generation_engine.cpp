@@ -32,7 +32,7 @@ using generation::Prompt;
 using generation::Start;
 using generation::StepToken;
 
-/// Numbers of sequences that get a graph: 1, 2, 4, 8 … and all slots.
+/// The numbers of sequences to capture: 1, 2, 4, 8 … and all slots.
 std::vector<std::uint32_t> captured_counts(std::uint32_t slots) {
     std::vector<std::uint32_t> counts;
     for (std::uint32_t n = 1; n < slots; n *= 2) counts.push_back(n);
@@ -40,7 +40,7 @@ std::vector<std::uint32_t> captured_counts(std::uint32_t slots) {
     return counts;
 }
 
-/// All of the engine that belongs to CUDA; leaked by its owner.
+/// The engine's CUDA side; its owner leaks it.
 class GpuSteps {
 public:
     GpuSteps(Parts parts, c10::cuda::CUDAStream stream)
@@ -75,11 +75,11 @@ public:
     [[nodiscard]] boost::json::object counters() const;
 
 private:
-    /// What the host must know of a slot. The rest is on the device.
+    /// What the host must know of a slot; the rest is on the device.
     struct HostSlot {
-        std::uint32_t position_max = 0;  ///< the position is this or, where the sequence stopped meanwhile, less
-        std::uint32_t filled = 0;        ///< positions that were ever written since the KV was last known to be numbers
-        bool tainted = false;            ///< no step has shown yet that it is all numbers, or one showed it is not
+        std::uint32_t position_max = 0;  ///< the position is this or, if the sequence has stopped, less
+        std::uint32_t filled = 0;        ///< positions written since the KV was last known to be all numbers
+        bool tainted = false;            ///< no step has shown yet that the KV is all numbers, or one showed it is not
     };
     struct Bucket {
         std::uint32_t sequences;
@@ -89,8 +89,8 @@ private:
     struct Pending {
         std::uint32_t turn;
         std::uint32_t first;
-        std::vector<std::uint32_t> lies;  ///< by i: the slot that holds it now; `nowhere`: it was reset
-        bool is_step;                     ///< not a prompt's end
+        std::vector<std::uint32_t> lies;  ///< by i: the slot that holds it now; `nowhere`: reset since
+        bool is_step;                     ///< false: a prompt's end
     };
     static constexpr std::uint32_t nowhere = 0xffff'ffffU;
 
@@ -102,14 +102,14 @@ private:
     std::optional<CaptureDiagnosis> capture(const Bucket& bucket);
     void reset_all();
     void activate(std::uint32_t n);
-    /// The least attention length of a bucket that holds so many positions.
+    /// The shortest attention length of a bucket that holds `positions`.
     [[nodiscard]] std::uint32_t bucket_length(std::uint32_t positions) const {
         return *std::ranges::lower_bound(parts_.shape.buckets, std::min(positions, parts_.shape.length));
     }
     void expect_room() const {
         TORCH_CHECK(pending_.size() + 1 < given_turns, "a step was launched before earlier ones were collected");
     }
-    /// What was queued for slots [first, first + n) gives its tokens in this turn.
+    /// The work queued for slots [first, first + n) delivers its tokens in this turn.
     void await(std::uint32_t first, std::uint32_t n, bool is_step);
     void read(const Pending& pending);
 
@@ -120,10 +120,10 @@ private:
     std::optional<CapturePool> pool_;
     std::map<Bucket, CapturePool::Captured> graphs_;
     std::vector<HostSlot> slots_;
-    std::array<cudaEvent_t, given_turns> begun_{};  ///< of the launch with that turn
+    std::array<cudaEvent_t, given_turns> begun_{};  ///< of the launch in that turn
     std::array<cudaEvent_t, given_turns> done_{};
-    std::uint32_t active_ = 0;                     ///< what `DeviceSlots::active` is, in stream order
-    std::uint32_t turn_ = 0;                       ///< counted in step with `DeviceSlots::turn`
+    std::uint32_t active_ = 0;                     ///< the value of `DeviceSlots::active`, in stream order
+    std::uint32_t turn_ = 0;                       ///< counts along with `DeviceSlots::turn`
     std::deque<Pending> pending_;
     std::vector<std::int32_t> tokens_;  ///< [slots, C], of the launch collected last
     std::vector<StepToken> given_;
@@ -135,7 +135,7 @@ private:
     std::map<Bucket, std::string> failures_;
     std::uint64_t moves_ = 0;
     std::uint64_t copies_ = 0;
-    double device_ms_ = 0;  ///< of the collected steps, each from its place in the stream to its last kernel
+    double device_ms_ = 0;  ///< of collected steps, each from its place in the stream to its last kernel
 };
 
 const Parts::Decode* GpuSteps::function_for(std::uint32_t n) const {
@@ -144,7 +144,7 @@ const Parts::Decode* GpuSteps::function_for(std::uint32_t n) const {
     return nullptr;
 }
 
-/// Queues one whole step; returns its logits.
+/// Queues one whole step. Returns its logits.
 at::Tensor GpuSteps::step(std::uint32_t n, std::uint32_t length) {
     const Parts::Decode* function = function_for(n);
     TORCH_CHECK(function != nullptr, "no decode function of the package takes ", n, " sequences");
@@ -211,7 +211,7 @@ std::optional<CaptureDiagnosis> GpuSteps::capture(const Bucket& bucket) {
         ++turn_;
     }
     C10_CUDA_CHECK(cudaStreamSynchronize(stream_.stream()));
-    c10::cuda::CUDACachingAllocator::emptyCache();  // what warm-up used is free for the pool
+    c10::cuda::CUDACachingAllocator::emptyCache();  // frees what warm-up used for the pool
     CapturePool::Captured captured = pool_->capture([&] { return std::vector{step(n, length)}; });
     if (captured.failure) {
         C10_CUDA_CHECK(cudaDeviceSynchronize());
@@ -223,7 +223,7 @@ std::optional<CaptureDiagnosis> GpuSteps::capture(const Bucket& bucket) {
     C10_CUDA_CHECK(cudaStreamSynchronize(stream_.stream()));
     const Manifest& manifest = parts_.manifest;
     const bool exact = manifest.weights_dtype == wire::DType::float32 && manifest.kv_dtype == wire::DType::float32;
-    const double tolerance = exact ? 1e-3 : 2e-2;  // as far as the narrower of both carries
+    const double tolerance = exact ? 1e-3 : 2e-2;  // as precise as the narrower dtype
     if (!at::allclose(eager, captured.outputs.at(0), tolerance, tolerance, /*equal_nan=*/true))
         return replay_differs("logits");
     graphs_.emplace(bucket, std::move(captured));
@@ -233,7 +233,7 @@ std::optional<CaptureDiagnosis> GpuSteps::capture(const Bucket& bucket) {
 void GpuSteps::reset(std::uint32_t slot, const generation::SlotStart& start) {
     HostSlot& here = slots_[slot];
     const auto keep = static_cast<std::uint32_t>(start.state.position);
-    for (Pending& pending : pending_)  // a step whose outcome is not known yet may have tainted it
+    for (Pending& pending : pending_)  // a step without a known outcome may have tainted it
         for (std::uint32_t& lies : pending.lies)
             if (lies == slot) {
                 lies = nowhere;
@@ -251,7 +251,7 @@ void GpuSteps::prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t f
     TORCH_CHECK(here.position_max == first && count > 0 && first + count <= parts_.shape.length, "positions ", first,
                 " to ", first + count, " of a prompt do not follow what the slot holds, ", here.position_max);
     std::vector<at::Tensor> inputs;
-    // The attention is as long as a bucket, and the chunk padded, so that the chunks of all prompts have few shapes.
+    // Attention has a bucket's length and the chunk is padded, so that the chunks of all prompts have few shapes.
     const at::Tensor span = memory_.span(bucket_length(first + count));
     const std::int64_t rows = generation::static_rows(*parts_.manifest.prefill, count);
     for (const at::Tensor& argument : generation::prompt_chunk(parts_.manifest, prompt, first, count, rows, span))
@@ -300,7 +300,7 @@ void GpuSteps::copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t l
 
 void GpuSteps::launch(std::uint32_t n) {
     expect_room();
-    // Rows up to the next captured number ride along: they write KV where their slots' next tokens would go, no more.
+    // Rows up to the next captured number run too: they write KV only where their slots' next tokens would go.
     const auto count = *std::ranges::lower_bound(counts_, n);
     std::uint32_t longest = 0;
     for (std::uint32_t slot = 0; slot < count; ++slot) {
@@ -323,7 +323,7 @@ void GpuSteps::launch(std::uint32_t n) {
     if (graph == graphs_.end()) ++eager_[std::string{eager_reason_}];
 }
 
-/// A captured step reads it from the device, so a graph of 4 serves 3.
+/// Sets `DeviceSlots::active`, which a captured step reads, so that a graph of 4 serves 3.
 void GpuSteps::activate(std::uint32_t n) {
     if (active_ == n) return;
     set_active(memory_.slots(), n, stream_.stream());
@@ -361,7 +361,7 @@ void GpuSteps::read(const Pending& pending) {
         std::int32_t* tokens = tokens_.data() + slot * codebooks;
         std::copy_n(given.tokens, codebooks, tokens);
         given_.push_back({slot, {tokens, codebooks}, given.stop != 0, given.not_finite != 0});
-        // Finite logits: all the KV they were made from is finite.
+        // Finite logits: all the KV that produced them is finite.
         if (pending.lies[i] != nowhere) slots_[pending.lies[i]].tainted = given.not_finite != 0;
     }
 }
@@ -384,7 +384,7 @@ boost::json::object GpuSteps::counters() const {
             {"device_ms", device_ms_}};
 }
 
-/// The engine's interface around it: stream, errors.
+/// The engine's interface around `GpuSteps`: stream and errors.
 class CudaEngine final : public Engine {
 public:
     explicit CudaEngine(GpuSteps& steps) : steps_{steps} {}
@@ -444,7 +444,7 @@ private:
 
 Result<std::unique_ptr<Engine>> make_generation_engine(Parts parts, config::Graphs graphs, const LoadContext& context,
                                                        c10::cuda::CUDAStream stream) {
-    auto& steps = *new GpuSteps{std::move(parts), stream};  // leaked: what belongs to CUDA ends with the process
+    auto& steps = *new GpuSteps{std::move(parts), stream};  // leaked: CUDA objects live until the process ends
     if (auto captured = steps.capture_all(graphs, context); !captured) return captured.error();
     return std::unique_ptr<Engine>{new CudaEngine{steps}};
 }

@@ -1,4 +1,4 @@
-// Compiled by nvcc, with each operation rounded by itself (--fmad=false): worker/generation/exact_math.h says why.
+// Compiled by nvcc with each operation rounded by itself (--fmad=false); worker/generation/exact_math.h says why.
 
 #include "worker/cuda/generation_kernels.h"
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(block_threads) draw_kernel(DeviceSlots slots, 
     draw_block<block_threads, several>(scratch, slots, logits, first);
 }
 
-/// How `draw_kernel<true>` is launched for n slots; used where it is, for the configuration points into it.
+/// The launch configuration of `draw_kernel<true>` for n slots. It points into itself, so it is not moved.
 struct ClusterLaunch {
     ClusterLaunch(std::uint32_t codebooks, std::uint32_t row_blocks, std::uint32_t n, cudaStream_t stream) {
         attribute.id = cudaLaunchAttributeClusterDimension;
@@ -96,7 +96,7 @@ __device__ void swap_words(Word* a, Word* b, std::uint64_t count) {
     }
 }
 
-/// The last blocks, one for each of a slot's tables.
+/// Exchanges a slot's tables, with one block for each.
 __global__ void exchange_tables_kernel(DeviceSlots slots, std::uint32_t a, std::uint32_t b) {
     const std::uint64_t flags = std::uint64_t{slots.rules.codebooks} * slots.rules.vocabulary;
     const std::uint64_t forced = std::uint64_t{slots.rules.codebooks} * generation_limits::forced_steps_max;
@@ -107,7 +107,7 @@ __global__ void exchange_tables_kernel(DeviceSlots slots, std::uint32_t a, std::
                    sizeof(SlotState));
 }
 
-/// What a block of the KV kernels works on: one head of one buffer of a slot.
+/// The part that one block of the KV kernels works on: one head of one buffer of a slot.
 template <typename Word>
 __device__ Word* head_of(const DeviceKv& kv, std::uint32_t slot) {
     const std::uint64_t head_bytes = std::uint64_t{kv.length} * kv.position_bytes;
@@ -154,7 +154,7 @@ std::uint32_t row_blocks_here(std::uint32_t vocabulary) {
         int clusters = 0;
         if (cudaOccupancyMaxActiveClusters(&clusters, draw_kernel<true>, &launch.config) == cudaSuccess && clusters > 0)
             break;
-        (void)cudaGetLastError();  // a GPU before sm_90 has none
+        (void)cudaGetLastError();  // a GPU before sm_90 has no clusters
     }
     return blocks;
 }

@@ -23,8 +23,8 @@ constexpr std::string_view parameter_without_default = "parameter_without_defaul
 
 cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
-/// Inputs for warm-up and comparison: floats spread over [-1, 1]; integers and booleans 0, the one index that
-/// every table has.
+/// Makes an input for warm-up and comparison: floats spread over [-1, 1]; integers and booleans 0,
+/// an index that every table has.
 at::Tensor static_input(const config::TensorSpec& spec, Shape dims) {
     const at::TensorOptions options = at::TensorOptions{}.dtype(scalar_type(spec.dtype)).device(at::kCUDA);
     if (!isFloatingType(scalar_type(spec.dtype)) && !isComplexType(scalar_type(spec.dtype)))
@@ -127,7 +127,7 @@ std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& s
         if (!eager[i].is_cuda()) return output_on_cpu(output_name(spec, i));
     if (first_difference(before, eager)) return keeps_state();
     before.clear();
-    c10::cuda::CUDACachingAllocator::emptyCache();  // what warm-up used is free for the pool
+    c10::cuda::CUDACachingAllocator::emptyCache();  // frees what warm-up used for the pool
 
     CapturePool::Captured captured = pool_->capture(call);
     {
@@ -135,7 +135,7 @@ std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& s
         pool_bytes_ = pool_->bytes();
     }
     if (captured.failure) {
-        C10_CUDA_CHECK(cudaDeviceSynchronize());  // a context lost with the capture is found here, not by a request
+        C10_CUDA_CHECK(cudaDeviceSynchronize());  // detects a context lost during capture here, not in a request
         return captured.failure;
     }
     pool_->with_fixed_seed([&] { captured.graph->replay(); });

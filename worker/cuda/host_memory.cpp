@@ -20,7 +20,7 @@ PinnedRing::Slot& PinnedRing::next() {
         C10_CUDA_CHECK(cudaHostAlloc(&bytes, slot_bytes_, cudaHostAllocDefault));
         slot.bytes = static_cast<std::byte*>(bytes);
     }
-    C10_CUDA_CHECK(cudaEventSynchronize(slot.done));  // done at once for one that was never recorded
+    C10_CUDA_CHECK(cudaEventSynchronize(slot.done));  // an event never recorded is done at once
     return slot;
 }
 
@@ -85,7 +85,7 @@ void HostMemory::add(std::span<std::byte> bytes) {
         error = cudaHostRegister(bytes.data(), bytes.size(), cudaHostRegisterReadOnly);
     }
     if (error != cudaSuccess) {
-        (void)cudaGetLastError();  // handled here: the next call must not report it
+        (void)cudaGetLastError();  // handled here; the next call must not report it
         spdlog::warn(
             "slab of {} bytes is not registered with CUDA ({}): its copies go through {} MiB of pinned buffers",
             bytes.size(), cudaGetErrorString(error), ring_slots * request_slot_bytes >> 20);

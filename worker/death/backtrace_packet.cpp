@@ -14,17 +14,17 @@ namespace bulkhead::worker {
 namespace {
 
 constexpr std::size_t frames_max = 48;
-/// The handler's own frames come before the fault's.
+/// Frames of the handler itself, before the fault's.
 constexpr std::size_t handler_frames_max = 16;
-/// LibTorch's mangled names run to many kilobytes; their starts tell enough.
+/// LibTorch's mangled names can have many kilobytes; their starts tell enough.
 constexpr std::size_t frame_bytes_max = 512;
 constexpr std::size_t packet_bytes = 48 * 1024;
 static_assert(frames_max * frame_bytes_max * 3 / 2 < packet_bytes, "room for escapes");
 
-int pipe_source = -1;  ///< glibc writes symbols to descriptors alone, if it may not allocate
+int pipe_source = -1;  ///< a pipe: without allocating, glibc writes symbols only to descriptors
 int pipe_target = -1;
 
-/// The packet, of which the last bytes are kept for its end.
+/// Writes the packet and reserves its last bytes for the end.
 class Writer {
 public:
     void raw(std::string_view text) noexcept {
@@ -36,7 +36,7 @@ public:
         const auto [end, failed] = std::to_chars(digits.data(), digits.data() + digits.size(), value);
         if (failed == std::errc{}) raw({digits.data(), static_cast<std::size_t>(end - digits.data())});
     }
-    /// Symbols are ASCII; of names that are not, JSON holds no broken UTF-8.
+    /// Symbols are ASCII. Other bytes are replaced, so that the JSON has no broken UTF-8.
     void quoted(std::string_view text) noexcept {
         if (used_ + 2 * text.size() + 2 > bytes_.size() - tail_bytes) text = {};
         raw("\"");

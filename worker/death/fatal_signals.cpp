@@ -18,12 +18,12 @@
 namespace bulkhead::worker {
 namespace {
 
-/// Enough for the handler, for the unwinder, and for what the kernel saves of wide registers (AVX-512, AMX: 12 KiB).
+/// Enough for the handler, the unwinder, and the kernel's copy of wide registers (AVX-512, AMX: 12 KiB).
 constexpr std::size_t stack_bytes = 64 * 1024;
 
-/// For a backtrace that waits for a lock, which the thread that failed may itself hold: the dynamic linker's.
+/// For a backtrace that waits for the dynamic linker's lock, which the failing thread may itself hold.
 constexpr timeval backtrace_deadline{.tv_sec = 0, .tv_usec = 500'000};
-/// A second thread that fails lets the first one finish.
+/// How long a second failing thread lets the first one finish.
 constexpr int second_failure_wait_ms = 1'000;
 
 struct LastWords {
@@ -42,7 +42,7 @@ static_assert(SIGSEGV == 11 && SIGABRT == 6 && SIGBUS == 7 && SIGFPE == 8 && SIG
 
 std::atomic<int> link{-1};
 std::atomic<pid_t> owner{0};                   ///< the process that installed the handlers; a forked child has them too
-std::array<std::atomic<pid_t>, 2> suspects{};  ///< by what they do
+std::array<std::atomic<pid_t>, 2> suspects{};  ///< by kind of work
 std::atomic<bool> suspect_asked{false};
 std::atomic<pid_t> teller{0};  ///< the only thread that reports
 std::atomic<int> first_signal{0};
@@ -54,7 +54,7 @@ void say(std::string_view packet) noexcept {
     ::send(link.load(), packet.data(), packet.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/// The default action. Raised here too, for a signal that somebody sent does not come again.
+/// Takes the default action. Raises the signal again, because one sent by a process does not recur.
 void end_by(int number) noexcept {
     sigset_t it;
     ::sigemptyset(&it);
@@ -87,8 +87,8 @@ const void* fault_of(const void* context) noexcept {
 #endif
 }
 
-/// True when another thread was asked to report: the suspect, or the main thread if there is none. The receiver of the
-/// signal may be an idle thread of a library.
+/// Asks another thread to report: the suspect, or the main thread if there is none. True if asked.
+/// The receiver of the signal may be an idle thread of a library.
 bool hand_to_suspect(const siginfo_t& signal) noexcept {
     const bool sent_by_another = signal.si_code <= 0 && signal.si_pid != ::getpid();
     pid_t thread = ::getpid();
@@ -114,7 +114,7 @@ extern "C" void on_fatal_signal(int number, siginfo_t* information, void* contex
         say(backtrace_packet(number, fault_of(context)));
     } else if (other != this_thread()) {
         ::poll(nullptr, 0, second_failure_wait_ms);
-    }  // else telling failed: whatever the stack holds cannot be read
+    }  // else the report itself failed: the stack cannot be read
     end_by(first_signal.load());
 }
 

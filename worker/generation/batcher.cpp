@@ -42,7 +42,7 @@ void Batcher::set_sampling(Number number, const Sampling& sampling) {
     Sequence* const sequence = find(number);
     if (sequence == nullptr) return;
     sequence->parameters.sampling = sampling;
-    if (!sequence->slot) return;  // where it has none yet, `begin` will tell
+    if (!sequence->slot) return;  // without a slot, `begin` will set it
     if (const Result<> set = engine_.set_sampling(*sequence->slot, sampling); !set) fail(*sequence, set.error());
 }
 
@@ -59,7 +59,7 @@ bool Batcher::turn() {
     if (must_collect()) {  // the prompt's end was a launch too
         collect();
         if (computes && engine_.launches_ahead() == 1) {
-            step_is_due_ = true;  // a step would compute now, and the first token wait for it
+            step_is_due_ = true;  // a step would compute now and delay the first token
             return true;
         }
     }
@@ -75,8 +75,8 @@ Batcher::Sequence* Batcher::find(Number number) {
     return found == sequences_.end() ? nullptr : &found->second;
 }
 
-/// Positions of its prompt that prefill computes: one of tokens leaves its last to the first step, unless the prefill
-/// itself gives a token.
+/// Returns how many positions of the prompt prefill computes. A prompt of tokens leaves its last
+/// position to the first step, unless the prefill itself gives a token.
 std::uint32_t Batcher::to_compute(const Sequence& sequence) const {
     return sequence.parameters.prompt_length - (shape_.embeddings || shape_.prefill_gives ? 0 : 1);
 }
@@ -85,13 +85,13 @@ std::uint32_t Batcher::steps_max(const Sequence& sequence) const {
     return sequence.parameters.new_max - (shape_.prefill_gives ? 1 : 0);
 }
 
-/// The tokens whose KV lies in its slot; of a prompt of embeddings or with pictures nothing that could be compared.
-/// Until its first token only the KV that it reused is known to be finite.
+/// Returns the tokens whose KV lies in the sequence's slot; nothing for a prompt of embeddings or pictures,
+/// which cannot be compared. Until the first token, only the reused KV is known to be finite.
 std::span<const std::int64_t> Batcher::held_by(const Sequence& sequence) const {
     if (shape_.embeddings || !sequence.parameters.tokens_tell_all || sequence.known.empty()) return {};
     if (sequence.known.size() == sequence.parameters.tokens.size())
         return std::span{sequence.known}.first(std::size_t{sequence.reused} * shape_.codebooks);
-    // The last token known may be a stop: a step that ran ahead has read it, and left the position as it was.
+    // The last known token may be a stop: a step that ran ahead has read it without advancing the position.
     const std::size_t positions = std::size_t{sequence.computed} + sequence.steps;
     const std::size_t fed = sequence.known.size() / shape_.codebooks - 1;
     return std::span{sequence.known}.first(std::min(positions, fed) * shape_.codebooks);
@@ -118,7 +118,7 @@ void Batcher::compute_chunk(Number number) {
         prompts_.push_back(number);
 }
 
-/// Finds it a slot, with as much of its prompt as one holds.
+/// Finds a slot for the sequence, with as much of its prompt as a slot holds.
 Result<> Batcher::begin(Sequence& sequence) {
     for (const auto& [number, other] : sequences_)
         if (other.slot) slots_.holds(*other.slot, held_by(other));
@@ -151,8 +151,8 @@ void Batcher::join(Sequence& sequence) {
     ++active_;
 }
 
-/// Gives the slot up. What it holds may serve the next prompt, so it is exchanged, not overwritten, where the last of
-/// the active ones moves up.
+/// Gives up the sequence's slot. The last active sequence moves up by an exchange, not an
+/// overwrite, because what the slot holds may serve the next prompt.
 void Batcher::leave(Sequence& sequence, bool kv_is_good) {
     if (!sequence.slot) return;
     const std::uint32_t slot = *std::exchange(sequence.slot, std::nullopt);
@@ -170,7 +170,7 @@ void Batcher::exchange(std::uint32_t a, std::uint32_t b) {
         if (Sequence* const sequence = find(slots_.sequence_in(slot)); sequence != nullptr) sequence->slot = slot;
 }
 
-/// Those whose last step is launched need no slot any more; they end when it is collected.
+/// Takes the slots of sequences whose last step is launched; they end when it is collected.
 void Batcher::let_go_of_the_complete() {
     for (std::uint32_t slot = active_; slot-- > 0;) {
         Sequence& sequence = *find(slots_.sequence_in(slot));
@@ -201,7 +201,7 @@ void Batcher::collect() {
         statistics_.stepped(now - began);
     for (std::size_t i = 0; i < launch.sequences.size(); ++i) {
         Sequence* const sequence = find(launch.sequences[i]);
-        if (sequence == nullptr) continue;  // it ended by a step before this one, or was removed
+        if (sequence == nullptr) continue;  // ended by an earlier step, or removed
         if (tokens)
             take(*sequence, (*tokens)[i]);
         else
@@ -251,7 +251,7 @@ void Batcher::end(Sequence& sequence, Ending ending, bool kv_is_good) {
 }
 
 void Batcher::fail_all(const Error& error) {
-    active_ = 0;  // nobody moves up
+    active_ = 0;  // so that no sequence moves up
     prompts_.clear();
     for (std::uint32_t slot = 0; slot < slots_.count(); ++slot) slots_.leave(slot, {});
     for (auto& [number, sequence] : sequences_) sequence.slot.reset();

@@ -33,7 +33,7 @@ Error invalid(std::string_view called, std::string what, std::string remedy) {
 }
 Error invalid(std::string what, std::string remedy) { return invalid(method_name, std::move(what), std::move(remedy)); }
 
-/// The parameters of one request, and those of `usual` behind them. Remembers the first fault.
+/// Reads one request's parameters, with defaults from `usual`. Remembers the first error.
 class Reader {
 public:
     Reader(std::string_view called, const Shape& shape, const json::object& given, const json::object& usual)
@@ -45,7 +45,7 @@ public:
 
     [[nodiscard]] bool is_given(std::string_view name) const { return given_.contains(name); }
 
-    /// (min, max] where `open`, else [min, max].
+    /// Range (min, max] if `open`, else [min, max].
     void number(std::string_view name, double min, double max, bool open, float& to, std::string_view hint = {}) {
         const json::value* const value = find(name);
         if (value == nullptr) return;
@@ -79,7 +79,7 @@ public:
             out_of_range(name, *value, "give true or false");
     }
 
-    /// One token id, or an array of them.
+    /// Reads one token id, or an array of them.
     void tokens(std::string_view name, std::vector<std::int32_t>& to) {
         const json::value* const value = given_.if_contains(name);
         if (value == nullptr) return;
@@ -90,7 +90,7 @@ public:
         for (const json::value& each : value->get_array()) token(name, each, false, to);
     }
 
-    /// What the first steps give: an id each, or with several codebooks an array of C; null leaves one free.
+    /// Reads the first steps' tokens: one id each, or an array of C with several codebooks; null leaves one free.
     void forced(std::uint32_t steps_max, std::vector<std::int32_t>& to) {
         constexpr std::string_view name = "forced";
         const json::value* const value = given_.if_contains(name);
@@ -150,7 +150,7 @@ private:
         to.push_back(static_cast<std::int32_t>(*id));
     }
 
-    const std::string_view called_;  ///< the method
+    const std::string_view called_;  ///< the method's name
     const Shape& shape_;
     const json::object& given_;
     const json::object& usual_;
@@ -159,7 +159,7 @@ private:
 
 void read_sampling(const Shape& shape, Reader& reader, Sampling& sampling) {
     reader.boolean("do_sample", sampling.do_sample);
-    // Whoever asks for a way to draw wants to draw; a manifest's own temperature alone does not say so.
+    // A request that sets how to draw wants to draw; a manifest's own temperature alone does not mean that.
     if (!reader.is_given("do_sample") && reader.any_given({"temperature", "top_k", "top_p", "min_p"}))
         sampling.do_sample = true;
     reader.number("temperature", 0, limits::temperature_max, false, sampling.temperature);
@@ -192,9 +192,9 @@ void read_sampling(const Shape& shape, Reader& reader, Sampling& sampling) {
     }
 }
 
-/// Tokens that fit behind a prompt: the last one is never fed, so it takes no position. A prompt of tokens feeds its
-/// own last one in the first step; one of embeddings feeds `first_token` there, or nothing where prefill gives the
-/// token.
+/// Returns how many tokens fit behind a prompt. The last one is never fed, so it takes no position.
+/// The first step feeds the last token of a prompt of tokens; after embeddings it feeds
+/// `first_token`, or nothing if prefill gives the token.
 std::uint32_t room_behind(const Shape& shape, std::uint32_t prompt_length) {
     const std::uint32_t taken = prompt_length + (shape.embeddings && !shape.prefill_gives ? 1 : 0);
     return taken > shape.length ? 0 : shape.length - taken + 1;
@@ -202,18 +202,19 @@ std::uint32_t room_behind(const Shape& shape, std::uint32_t prompt_length) {
 
 std::uint64_t seed_by_chance() {
     std::random_device device;
-    // 53 bits: every reader of JSON can say it back.
+    // 53 bits: every JSON reader can represent it.
     return (std::uint64_t{device()} << 21) ^ device();
 }
 
-/// Of several codebooks: text is an id and a -1 for each further codebook, audio a code of each.
+/// Whether the ids are a row of several codebooks: text is an id and -1 for each further codebook, audio one code of
+/// each.
 bool is_row(const Shape& shape, std::span<const std::int64_t> ids) {
     if (std::ranges::any_of(ids, [](std::int64_t id) { return id < 0; }))
         return ids.front() >= 0 && std::ranges::all_of(ids.subspan(1), [](std::int64_t id) { return id == -1; });
     return std::ranges::all_of(ids, [&](std::int64_t id) { return id < std::int64_t{shape.vocabulary}; });
 }
 
-/// `tokens` is [T * C].
+/// Checks `tokens`, [T * C].
 Result<> check_tokens(const Shape& shape, std::span<const std::int64_t> tokens) {
     const std::int64_t end = shape.prompt_id_end != 0 ? shape.prompt_id_end : std::int64_t{shape.vocabulary};
     const auto bad =
@@ -234,7 +235,7 @@ Result<> check_tokens(const Shape& shape, std::span<const std::int64_t> tokens) 
     return {};
 }
 
-/// What is generated stands where plain text would: at one place in time, height and width, behind all that was seen.
+/// Checks that generated tokens follow as plain text: at one place in time, height and width, behind all that was seen.
 Result<> check_last_position(std::span<const std::byte> bytes) {
     std::vector<std::int64_t> rope(bytes.size() / sizeof(std::int64_t));
     std::memcpy(rope.data(), bytes.data(), bytes.size());
@@ -295,7 +296,7 @@ Result<> read_prompt(const Method& method, std::span<const TensorView> inputs, s
     const config::TensorSpec& first = specs.front();
     const auto at_t =
         static_cast<std::size_t>(std::ranges::find(first.shape, "T", &config::DimRange::name) - first.shape.begin());
-    // Lengths first: a prompt that is too long is what people meet, and "widen the declared range" would not help them.
+    // Lengths first: a prompt too long is the common error, and "widen the declared range" would not help.
     for (const TensorView& view : inputs) {
         if (view.name != first.name || view.dims.size() != first.shape.size()) continue;
         const std::int64_t length = view.dims[at_t];
@@ -335,7 +336,7 @@ Result<> read_parameters(const Shape& shape, const boost::json::object& given, G
     const std::uint32_t room = room_behind(shape, parameters.prompt_length);
     Sampling& sampling = parameters.sampling;
     read_sampling(shape, reader, sampling);
-    // Greedy too: it may be adjusted to draw.
+    // Greedy too: it may later be adjusted to draw.
     sampling.seed = reader.is_given("seed") ? 0 : seed_by_chance();
     reader.integer("seed", 0, std::numeric_limits<std::uint64_t>::max(), sampling.seed);
 
@@ -376,7 +377,7 @@ Result<> check_defaults(const Shape& shape) {
     json::object given;
     for (const auto& [name, value] : shape.sampling)
         if (!value.is_null()) given[name] = value;
-    // A generation_config may hold a temperature beside it; then greedy is what it means.
+    // A generation_config may also have a temperature; `do_sample` false then means greedy.
     if (const json::value* const draws = given.if_contains("do_sample"); draws != nullptr && *draws == false)
         given.erase("do_sample");
     GenerateParameters parameters;

@@ -23,7 +23,7 @@ Result<SlotStart> start_slot(const DrawRules& rules, const Start& start) {
         if (token >= 0 && token < std::int64_t{rules.vocabulary})  // a prompt may hold ids that are never generated
             made.flags[codebook * rules.vocabulary + static_cast<std::size_t>(token)] |= flag;
     };
-    // With several codebooks a row of text is its id and -1s: no code of any of them.
+    // With several codebooks, a row of text is its id and -1s, and contains no code of any codebook.
     const auto see = [&](std::span<const std::int64_t> row) {
         if (codebooks > 1 && std::ranges::any_of(row, [](std::int64_t id) { return id < 0; })) return;
         for (std::size_t c = 0; c < row.size(); ++c) mark(c, row[c], token_seen);
@@ -37,7 +37,7 @@ Result<SlotStart> start_slot(const DrawRules& rules, const Start& start) {
     for (const std::int32_t token : start.rules.banned)
         for (std::size_t c = 0; c < codebooks; ++c) mark(c, token, token_banned);
 
-    // The prompt's last audio counts for repetition-aware sampling.
+    // Repetition-aware sampling also counts the prompt's last audio.
     if (rules.ras_window == 0) return made;
     for (auto rest = start.presence; rest.size() >= codebooks; rest = rest.subspan(codebooks)) {
         const auto ids = rest.first(codebooks);

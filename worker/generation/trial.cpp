@@ -10,7 +10,7 @@
 namespace bulkhead::worker::generation {
 namespace {
 
-/// All zeros. Of a long one, what nobody reads takes no memory.
+/// A prompt of zeros. Unread pages of a long one take no memory.
 class ZeroPrompt {
 public:
     ZeroPrompt(const Shape& shape, std::uint32_t length) : length_{length} {
@@ -48,7 +48,7 @@ Result<> start_all(Engine& engine) {
     return {};
 }
 
-/// The positions before it count as computed: their KV holds zeros.
+/// Treats the positions before the chunk as computed: their KV holds zeros.
 Result<> try_end_of_longest_prompt(Engine& engine, std::uint32_t chunk) {
     const std::uint32_t length = engine.shape().length;
     const std::uint32_t count = std::min({chunk, engine.shape().chunk_max, length});
@@ -59,7 +59,7 @@ Result<> try_end_of_longest_prompt(Engine& engine, std::uint32_t chunk) {
     return engine.prefill(0, prompt.get(), start.keep, count, false);
 }
 
-/// Zeros are tokens like any others, so a model that is whole gives numbers; as embeddings nobody ever met them.
+/// Zeros are ordinary tokens, so an intact model gives finite logits. As embeddings they are unusual inputs.
 Result<> collect(Engine& engine) {
     const auto collected = engine.collect();
     if (!collected) return collected.error();

@@ -10,9 +10,9 @@
 namespace bulkhead::worker {
 namespace {
 
-/// A hello tells the same, and newer.
+/// Messages that the next hello repeats, with newer values.
 constexpr std::array<std::string_view, 4> told_by_hello{"busy", "idle", "progress", "statistics"};
-/// Each comes once in a life.
+/// Messages that a process sends once.
 constexpr std::array<std::string_view, 4> vital{"ready", "failed", "overrun", "drained"};
 
 }  // namespace
@@ -55,7 +55,7 @@ void WorkerLink::say_owed_hello() {
         const HelloPacket hello = events_.hello(with_descriptors);
         const std::string text = boost::json::serialize(hello.message);
         const auto sent = stream_->send_now(std::as_bytes(std::span{text}), hello.fds);
-        if (sent == PacketStream::Sent::queued) return;  // built again when somebody reads
+        if (sent == PacketStream::Sent::queued) return;  // built again when the peer reads
         if (sent != PacketStream::Sent::refused) break;
         spdlog::warn("the kernel refuses a hello with {} descriptors", hello.fds.size());
     }

@@ -50,7 +50,7 @@ public:
             if (auto room = append_room(method, inputs, tensors, sink); !room) return room;
         const auto outputs = runtime.call(method, tensors, parameters);
         runs_.fetch_add(1, std::memory_order_relaxed);
-        if (method.takes_outputs()) return {};  // they lie where the client reads them
+        if (method.takes_outputs()) return {};  // outputs are already where the client reads them
         for (const at::Tensor& output : outputs) copied_bytes_.fetch_add(output.nbytes(), std::memory_order_relaxed);
         return write_outputs(method, outputs, sink);
     }
@@ -67,7 +67,7 @@ public:
     }
 
 private:
-    /// For the outputs that the method takes as arguments: in the sink itself.
+    /// Appends the outputs that the method takes as arguments, with room in the sink.
     static Result<> append_room(const config::MethodSpec& method, std::span<const TensorView> inputs,
                                 std::vector<at::Tensor>& tensors, OutputSink& sink) {
         for (const config::TensorSpec& output : method.outputs) {

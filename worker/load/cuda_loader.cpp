@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto module_name = "libbulkhead_cuda.so";
 
-/// In bin/ with the program, or in lib/ beside bin/, as it is built and installed.
+/// Finds the module: in bin/ with the program, or in lib/ beside bin/, as built or installed.
 std::filesystem::path find_module() {
     std::error_code error;
     const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
@@ -26,7 +26,7 @@ std::filesystem::path find_module() {
 Result<std::unique_ptr<Device>> load_cuda_device() {
     const auto file = find_module();
     const auto attempt = fmt::format("loading the CUDA module {}", file.string());
-    // Global, with LibTorch's CUDA libraries that come along: exported packages take their symbols from there.
+    // Global, so that exported packages find symbols in LibTorch's CUDA libraries, which this loads.
     // Never closed: CUDA's own threads and exit handlers stay until the process ends.
     void* const module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (module == nullptr)
@@ -48,7 +48,7 @@ Result<> make_cuda_context() {
     if (!device) return device.error();
     auto gpu = bulkhead::cuda::Gpu::open(0);
     if (!gpu) return gpu.error();
-    // Never destroyed: what belongs to CUDA ends with the process.
+    // Never destroyed: CUDA objects live until the process ends.
     (void)std::move(*device).release();
     (void)new std::shared_ptr{std::move(*gpu)};
     return {};

@@ -23,7 +23,7 @@
 namespace bulkhead::worker {
 namespace {
 
-/// Room for the results of a warm-up.
+/// Holds the results of a warm-up.
 class HeapSink final : public OutputSink {
 public:
     Result<std::span<std::byte>> allocate(std::string_view /*name*/, wire::DType dtype,
@@ -37,7 +37,7 @@ private:
     std::vector<at::Tensor> kept_;
 };
 
-/// What one warm-up call of a method is made with.
+/// The inputs of one warm-up call of a method.
 struct Example {
     std::vector<std::vector<std::int64_t>> shapes;
     std::vector<config::ParameterValue> parameters;
@@ -128,7 +128,7 @@ private:
                 std::string_view detail) const {
         if (context_.progress) context_.progress(phase, done, total, unit, detail);
     }
-    /// As `guarded` in worker/torch/guarded.h, with the model's threads.
+    /// `guarded` of worker/torch/guarded.h, with the model's threads.
     template <typename Work>
     Result<> guarded(std::string_view attempt, ErrorCode code, Work&& work) {
         return worker::guarded(threads_, attempt, code, std::forward<Work>(work));
@@ -178,7 +178,7 @@ Result<std::unique_ptr<Model>> LoadedModel::load(const config::ModelSpec& spec, 
     return std::unique_ptr<Model>{std::move(model)};
 }
 
-/// The driver's view of the device that LibTorch has its context on. Without it clients get host slabs.
+/// Opens the driver's view of LibTorch's device. If that fails, clients get host slabs.
 void LoadedModel::open_gpu() {
     auto gpu = bulkhead::cuda::Gpu::open(0);
     if (gpu)
@@ -214,7 +214,7 @@ Result<> LoadedModel::load_torchscript_file(const ModelFile& file) {
     auto runtime = load_torchscript(file, spec_, device_->device(), methods_, read);
     if (!runtime) return runtime.error();
     runtime_ = std::move(runtime.value());
-    report("reading", file.size_bytes(), file.size_bytes(), "bytes", "");  // LibTorch reads what it needs, no more
+    report("reading", file.size_bytes(), file.size_bytes(), "bytes", "");  // LibTorch reads only what it needs
     return {};
 }
 
@@ -227,7 +227,7 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     };
     auto package = PackageCache{context_.cache}.open(file, read);
     if (!package) return package.error();
-    if (was_read) report("reading", to_read, to_read, "bytes", "");  // what it holds besides AOTInductor's is left out
+    if (was_read) report("reading", to_read, to_read, "bytes", "");  // files other than AOTInductor's are skipped
     package_ = std::move(package.value());
     auto compiled = find_compiled_model(package_.folder);
     if (!compiled) return compiled.error().during(spec_.file.string());
@@ -243,7 +243,7 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     return {};
 }
 
-/// Calls the method with zeros until it is warm, and learns, or checks, what it returns.
+/// Calls the method with zeros until it is warm. Learns its outputs, or checks them.
 Result<> LoadedModel::warm_up(config::MethodSpec& method) {
     const auto example = Example::of(method);
     const auto attempt = fmt::format("warming up {} with zeros ({})", method.name, example.text(method));
@@ -263,7 +263,7 @@ Result<> LoadedModel::warm_up(config::MethodSpec& method) {
     if (method.outputs.empty())
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             const auto dtype = dtype_of(outputs[i].scalar_type());
-            // Only the rank is known of what nobody declared.
+            // An undeclared output only has a known rank.
             const config::DimRange any{0, std::numeric_limits<std::int64_t>::max()};
             method.outputs.push_back({fmt::format("output{}", i), dtype.value_or(wire::DType{}),
                                       std::vector(static_cast<std::size_t>(outputs[i].dim()), any)});
@@ -272,7 +272,7 @@ Result<> LoadedModel::warm_up(config::MethodSpec& method) {
     return checked ? Result<>{} : Result<>{checked.error().during(attempt)};
 }
 
-/// The whole way of a request, from bytes in host memory to bytes in host memory.
+/// Runs a whole request, from host memory to host memory.
 Result<> LoadedModel::infer_once(const config::MethodSpec& method) {
     return guarded(fmt::format("trying {} once", method.name), ErrorCode::load_failed, [&] {
         const auto example = Example::of(method);

@@ -42,11 +42,11 @@ void EdgeWait::stop() {
     reactor_.deregister_descriptor(descriptor_, registration_, /*closing=*/false);
     reactor_.cleanup_descriptor_data(registration_);
     registration_ = nullptr;
-    // A wait that has ended may be queued on the loop already.
+    // A wait that has ended may still be queued on the loop.
     readable_.ec_ = writable_.ec_ = boost::asio::error::operation_aborted;
 }
 
-/// `loop` is null when the loop is destroyed while this waits.
+/// `loop` is null if the loop is destroyed during the wait.
 void EdgeWait::Wait::completed(void* loop, detail::operation* self, const boost::system::error_code&, std::size_t) {
     auto& wait = *static_cast<Wait*>(self);
     if (loop == nullptr) return wait.held.reset();

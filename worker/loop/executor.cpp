@@ -54,11 +54,11 @@ void Executor::cover(std::unique_lock<std::mutex>& lock) {
 
 void Executor::serve() {
     ::pthread_setname_np(::pthread_self(), "executor");
-    const SignalStack stack;  // a model that recurses too deep is reported as well
+    const SignalStack stack;  // so that a model's stack overflow is reported too
     std::unique_lock lock{mutex_};
     while (!ended_) {
         const Handover::ModelThread next = handover_.next(!jobs_.empty());
-        if (next == Handover::ModelThread::waits) {  // where the worker hangs then, the cover is
+        if (next == Handover::ModelThread::waits) {  // a hang report then names the cover
             model_thread_waits_.wait(lock);
             continue;
         }
@@ -94,14 +94,14 @@ void Executor::run_job(std::unique_lock<std::mutex>& lock) {
     followers_.push_back(std::move(then));
     const bool has_loop = handover_.job_ended();
     lock.unlock();
-    // While the cover handles an event, it is awake, and does this next.
+    // A cover that handles an event is awake, and does this next.
     if (!handlers_.try_run([this] { follow_jobs(); }))
         boost::asio::post(io_, handlers_.wrap([this] { follow_jobs(); }));
     lock.lock();
     if (has_loop && !jobs_.empty()) handle_some(lock);
 }
 
-/// What comes meanwhile is heard, however many jobs wait.
+/// Handles what arrives between jobs, however many jobs wait.
 void Executor::handle_some(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     for (std::size_t i = 0; i < limits::handlers_between_jobs && io_.poll_one() > 0; ++i) {
@@ -110,7 +110,7 @@ void Executor::handle_some(std::unique_lock<std::mutex>& lock) {
     if (io_.stopped()) end();
 }
 
-/// In the order of the jobs.
+/// Runs the followers in the order of their jobs.
 void Executor::follow_jobs() {
     std::vector<Then> followers;
     {
@@ -120,7 +120,7 @@ void Executor::follow_jobs() {
     for (const Then& then : followers) then();
 }
 
-/// Where the model's thread waits, the cover runs the loop, and tells it when it leaves.
+/// Ends the loop. If the model's thread waits, the cover runs the loop and wakes it when it leaves.
 void Executor::end() {
     ended_ = true;
     set_timer(std::chrono::nanoseconds{1});
@@ -135,7 +135,7 @@ void Executor::stop() {
     if (model_thread_.joinable()) model_thread_.join();
     std::deque<Job> jobs;
     std::vector<Then> followers;
-    const std::lock_guard lock{mutex_};  // ends before they do: they may hold what posts
+    const std::lock_guard lock{mutex_};  // released before the followers, whose members may call `post`
     jobs_.swap(jobs);
     followers_.swap(followers);
 }

@@ -18,7 +18,7 @@ namespace bulkhead::worker {
 
 std::shared_ptr<PacketStream> PacketStream::make(boost::asio::io_context& io, UniqueFd socket,
                                                  std::span<std::byte> receive_buffer, Events events) {
-    // The flag belongs to this end alone: the peer's is another open file.
+    // The flag affects only this end: the peer's is another open file description.
     ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
     std::shared_ptr<PacketStream> stream{new PacketStream{io, std::move(socket), receive_buffer, std::move(events)}};
     stream->at_socket_.await_readable(stream);
@@ -38,12 +38,12 @@ void PacketStream::use_rings(std::unique_ptr<RingEnd> rings) {
         packets_.stay_awake();
         read_packets();
     });
-    // To see the peer's end, and to go on reading: a read of the socket that is under way uses the rings from now on.
+    // Watches for the peer's end, and reads on: a pending read of the socket now uses the rings.
     at_socket_.await_readable(shared_from_this());
     look_again();
 }
 
-/// With rings only the peer's end is noticed here: packets on the socket are announced in the ring.
+/// With rings, only the peer's end is noticed here: packets on the socket are announced in the ring.
 void PacketStream::socket_has_news() {
     if (!open_ || lost_) return;
     if (at_bell_) {
@@ -67,7 +67,7 @@ void PacketStream::look_again() {
     }));
 }
 
-/// Until the peer rings or ends. Other handlers run before this looks again.
+/// Sleeps until the peer rings or ends. Other handlers run before the next look.
 void PacketStream::sleep_at_rings() {
     if (!packets_.prepare_to_sleep(awaits_room_ && !packets_.socket_was_full())) {
         packets_.stay_awake();
@@ -104,7 +104,7 @@ void PacketStream::read_packets() {
     }
     if (!open_ || lost_) return;
     if (!through_rings) {
-        // Rings may have come into use in this turn.
+        // This turn may have switched to rings.
         drained ? at_socket_.await_readable(shared_from_this()) : look_again();
         return;
     }
@@ -207,7 +207,7 @@ void PacketStream::close() {
     }
     if (at_bell_) at_bell_->stop();
     at_socket_.stop();
-    packets_.drop_rings();  // a wait that has ended holds this object until the loop comes to it
+    packets_.drop_rings();  // an ended wait holds this object until the loop handles it
     socket_.reset();
     outbox_.clear();
 }

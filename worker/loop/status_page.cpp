@@ -30,7 +30,7 @@ Result<std::unique_ptr<StatusPage>> StatusPage::make() {
     if (!mapping) return system_error(attempt, errno);
     const std::span<std::byte> memory = mapping.bytes();
     std::unique_ptr<StatusPage> made{new StatusPage{std::move(memfd), std::move(mapping)}};
-    // After the mapping above, which stays writable. A child of the model has no business in it.
+    // Sealed after the mapping above, which stays writable. A child of the model does not inherit the page.
     constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
     if (::fcntl(made->fd(), F_ADD_SEALS, seals) != 0 || ::madvise(memory.data(), memory.size(), MADV_DONTFORK) != 0)
         return system_error(attempt, errno);

@@ -14,7 +14,7 @@ bool equals(const config::Bucket& bucket, std::span<const Shape> inputs) {
                               [](const auto& shape, Shape dims) { return std::ranges::equal(shape, dims); });
 }
 
-/// A request of the same ranks whose dims are all within the bucket's.
+/// Whether the request has the bucket's ranks, and no dim exceeds the bucket's.
 bool fits(const config::Bucket& bucket, std::span<const Shape> inputs) {
     return std::ranges::equal(bucket.shapes, inputs, [](const auto& shape, Shape dims) {
         return std::ranges::equal(shape, dims, [](std::int64_t room, std::int64_t size) {
@@ -30,13 +30,13 @@ bool may_be_padded(const config::MethodSpec& method, const config::Bucket& bucke
     return true;
 }
 
-/// Dims that a request gives one size, according to the declaration: they have one name, or else one range.
+/// Whether the declaration gives both dims one size: they have the same name or, without names, the same range.
 bool is_alike(const config::DimRange& a, const config::DimRange& b) {
     if (!a.name.empty() && !b.name.empty()) return a.name == b.name;
     return a.min == b.min && a.max == b.max;
 }
 
-/// The one size that all input dims like this one have; empty when there are none, or several sizes.
+/// The one size of all input dims like this one; empty if there are none, or several sizes.
 std::optional<std::int64_t> size_of_range(const config::MethodSpec& method, const config::DimRange& range,
                                           std::span<const Shape> inputs) {
     std::optional<std::int64_t> size;
@@ -51,7 +51,7 @@ std::optional<std::int64_t> size_of_range(const config::MethodSpec& method, cons
     return size;
 }
 
-/// The dims of every output for inputs of these dims; empty when a varying one cannot be told.
+/// The dims of every output for these inputs; empty if a varying dim is ambiguous.
 std::optional<std::vector<std::vector<std::int64_t>>> output_dims(const config::MethodSpec& method,
                                                                   std::span<const Shape> inputs) {
     std::vector<std::vector<std::int64_t>> all;

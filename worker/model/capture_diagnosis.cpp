@@ -10,11 +10,11 @@
 namespace bulkhead::worker {
 namespace {
 
-/// One way in which captures fail. Matched in order: the first whose text or number fits.
+/// One way in which captures fail. The first rule whose text or number matches counts.
 struct Rule {
     std::string_view cause;
-    int cuda_error;           ///< 0: not told by a number
-    std::string_view needle;  ///< empty: not told by a text
+    int cuda_error;           ///< 0: matches by text only
+    std::string_view needle;  ///< empty: matches by number only
     std::string_view reason;
     std::string_view remedy;
 };
@@ -27,8 +27,8 @@ constexpr std::string_view cpu_tensor_reason = "a tensor is made on the CPU and 
 constexpr std::string_view cpu_tensor_remedy =
     "make it on the device (device=x.device), or once before the call with register_buffer";
 
-// The numbers are cudaError_t's, from CUDA 13.0's driver_types.h. Text goes before number: of a failed host
-// read and a failed copy CUDA says the same number, LibTorch different words.
+// The numbers are cudaError_t's, from CUDA 13.0's driver_types.h. Text rules come first: CUDA gives
+// a failed host read and a failed copy the same number, but LibTorch's texts differ.
 constexpr std::array rules{
     Rule{"cpu_tensor", 0, "Cannot copy between CPU and CUDA tensors during CUDA graph capture", cpu_tensor_reason,
          cpu_tensor_remedy},
@@ -77,7 +77,7 @@ std::string_view trimmed(std::string_view text) {
     return text;
 }
 
-/// The line that ends before `end`, and moves `end` to that line's own beginning.
+/// Returns the line that ends before `end`, and moves `end` to its start.
 std::string_view line_before(std::string_view text, std::size_t& end) {
     if (end == 0) return {};
     const std::size_t newline = text.rfind('\n', end - 1);
@@ -92,8 +92,8 @@ struct Frame {
     std::string line;
 };
 
-/// The innermost frame of the model's original source. TorchScript prints `File "x.py", line 12, in f`, some
-/// lines of source, and under the guilty one `~~~~ <--- HERE`. Packages without debug records have none.
+/// Finds the innermost frame of the model's original source. TorchScript prints `File "x.py", line 12, in
+/// f`, some source, and `~~~~ <--- HERE` under the failing line. Packages without debug records have none.
 std::optional<Frame> model_frame(std::string_view text) {
     const std::size_t original = text.find("Traceback of TorchScript, original code");
     if (original == std::string_view::npos) return std::nullopt;
@@ -128,7 +128,7 @@ std::optional<Frame> model_frame(std::string_view text) {
     return found;
 }
 
-/// What the model raised, without the traceback around it: its last "XError: …" line, else the first line.
+/// Returns the model's own message without the traceback: its last "XError: …" line, else the first line.
 std::string_view own_words(std::string_view text) {
     constexpr std::string_view error_word = "Error: ";
     if (const std::size_t at = text.rfind(error_word); at != std::string_view::npos) {

@@ -60,7 +60,7 @@ Result<> check_tensor(const config::MethodSpec& method, const config::TensorSpec
     return {};
 }
 
-/// Inputs in the method's order, each of a fitting shape: dimensions of one name must be of one size.
+/// Checks that dims of one name have one size. `ordered` are the inputs in the method's order.
 Result<> check_named_dims(const config::MethodSpec& method, std::span<const TensorView> ordered) {
     std::map<std::string_view, std::pair<std::string_view, std::int64_t>> firsts;  ///< input and size, by name
     for (std::size_t i = 0; i < ordered.size(); ++i) {
@@ -94,7 +94,7 @@ std::string_view kind_name(boost::json::kind kind) {
     return "unknown";
 }
 
-/// Empty where the JSON value is not of the type, or an integer beyond 64 bits.
+/// Empty if the JSON value has another type, or is an integer beyond 64 bits.
 std::optional<ParameterValue> typed(ParameterType type, const boost::json::value& value) {
     boost::system::error_code error;
     switch (type) {

@@ -8,7 +8,7 @@ namespace bulkhead::worker {
 namespace {
 
 constexpr std::size_t shared_bytes_min = 256 << 10;  ///< less is copied before a helper wakes
-constexpr std::size_t piece_bytes = 1 << 20;         ///< some 0.1 ms: long beside taking the lock, short beside a slot
+constexpr std::size_t piece_bytes = 1 << 20;         ///< about 0.1 ms: much longer than a lock, shorter than a slot
 
 }  // namespace
 
@@ -45,7 +45,7 @@ void ParallelCopy::operator()(std::byte* to, std::span<const std::byte> from) {
 
 void ParallelCopy::copy_pieces(std::unique_lock<std::mutex>& lock) {
     while (!left_.empty()) {
-        // Something for everybody of what is less than a piece each.
+        // Splits the rest among all threads if it is less than a piece each.
         const std::size_t each = left_.size() / (helpers_.size() + 1) + 1;
         const auto piece = left_.first(std::min({left_.size(), piece_bytes, std::max(each, shared_bytes_min / 4)}));
         std::byte* const to = std::exchange(to_, to_ + piece.size());

@@ -22,7 +22,7 @@ namespace {
 using caffe2::serialize::PyTorchStreamReader;
 using torch::_export::archive_spec::AOTINDUCTOR_DIR;
 
-/// Every part of the path is a name, so that it stays below the folder it is put into.
+/// Whether the path has only names, so that it stays below its target folder.
 bool stays_inside(std::string_view path) {
     if (path.empty() || path.size() > limits::package_path_bytes_max) return false;
     for (std::size_t start = 0; start <= path.size();) {
@@ -59,7 +59,7 @@ Result<UnpackedFile> unpack_one(PyTorchStreamReader& archive, const std::string&
                                 const std::filesystem::path& target, std::vector<std::byte>& chunk) {
     const auto path = target / name;
     if (auto made = make_folders(target, std::filesystem::path{name}.parent_path()); !made) return made.error();
-    // O_EXCL: a name that comes twice is an error, not the last one's content.
+    // O_EXCL: a repeated name is an error, not an overwrite.
     const UniqueFd file{::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)};
     if (!file) return system_error(fmt::format("creating {}", path.string()), errno);
 

@@ -29,7 +29,7 @@ constexpr auto hashes_name = "hashes";
 constexpr std::string_view partial_prefix = ".partial-";
 constexpr std::size_t sha256_length = 64;
 
-/// A folder's descriptor, locked without waiting; empty when another process holds the lock.
+/// Opens and locks a folder without waiting; empty if another process holds the lock.
 UniqueFd lock_folder(const fs::path& folder, int kind) {
     UniqueFd fd{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)};
     if (fd && ::flock(fd.get(), kind | LOCK_NB) != 0) fd.reset();
@@ -43,14 +43,14 @@ bool is_at(const UniqueFd& fd, const fs::path& path) {
            held.st_ino == named.st_ino;
 }
 
-/// Renames it away at once, then removes it from the disk. A process killed in between leaves a partial.
+/// Renames the entry away, then removes it. A process killed in between leaves a partial.
 void remove_entry(const fs::path& folder, const fs::path& entry) {
     const auto doomed = folder / fmt::format("{}{}-removed-{}", partial_prefix, ::getpid(), entry.filename().string());
     std::error_code ignored;
     if (::rename(entry.c_str(), doomed.c_str()) == 0) fs::remove_all(doomed, ignored);
 }
 
-/// Owner of a folder that is being filled: locked, and removed unless it was renamed away.
+/// Owns a folder that is being filled: locked, and removed unless it was renamed away.
 class Partial {
 public:
     static Result<Partial> make(const fs::path& cache) {
@@ -59,7 +59,7 @@ public:
             auto path = name;
             if (::mkdtemp(path.data()) == nullptr)
                 return system_error(fmt::format("creating a folder in the package cache {}", cache.string()), errno);
-            // Between its creation and its lock another process may take it for one that was left, and sweep it.
+            // Between creation and lock, another process may take it for an abandoned one and remove it.
             auto lock = lock_folder(path, LOCK_EX);
             if (lock && is_at(lock, path)) return Partial{path, std::move(lock)};
         }
@@ -74,8 +74,8 @@ public:
     }
 
     [[nodiscard]] const fs::path& path() const noexcept { return path_; }
-    /// From here on whoever wants to load it may; still nobody may remove it while this lives.
-    /// False, with errno, when the name is taken by an equal entry of a quicker process.
+    /// Publishes the folder: from now on any process may load it, and none may remove it while this lives.
+    /// False, with errno, if a faster process has published an equal entry.
     [[nodiscard]] bool rename_to(const fs::path& target) {
         ::flock(lock_.get(), LOCK_SH | LOCK_NB);
         if (::rename(path_.c_str(), target.c_str()) != 0) return false;
@@ -153,7 +153,7 @@ Result<std::string> PackageCache::sha256(const ModelFile& file,
     const fs::directory_iterator known{hashes, error};
     if (std::distance(begin(known), end(known)) >= static_cast<std::ptrdiff_t>(limits::known_hashes_max))
         for (const auto& old : fs::directory_iterator{hashes, error}) fs::remove(old, error);
-    fs::create_symlink(hash.value(), link, error);  // without it the next load hashes again
+    fs::create_symlink(hash.value(), link, error);  // if this fails, the next load hashes again
     return hash;
 }
 
@@ -176,7 +176,7 @@ std::optional<UnpackedPackage> PackageCache::hold(const std::string& name) const
     const auto entry = folder_ / name;
     if (name.size() != sha256_length) return std::nullopt;
     UniqueFd lock{::open(entry.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)};
-    // Who has it exclusively is about to rename it: waiting would end with a folder that is gone.
+    // The holder of an exclusive lock is about to rename it: waiting would give a folder that is gone.
     if (!lock || ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 || !is_at(lock, entry)) return std::nullopt;
     if (const std::string damaged = damaged_file(entry); !damaged.empty()) {
         spdlog::warn("{} is not as it was unpacked: somebody wrote into the package cache, whose code is run here; the "
@@ -186,7 +186,7 @@ std::optional<UnpackedPackage> PackageCache::hold(const std::string& name) const
         if (auto alone = lock_folder(entry, LOCK_EX); alone && is_at(alone, entry)) remove_entry(folder_, entry);
         return std::nullopt;
     }
-    ::futimens(lock.get(), nullptr);  // used last now; what it fails for (a read-only disk) fails no load
+    ::futimens(lock.get(), nullptr);  // marks the use; a failure (read-only disk) is ignored
     return UnpackedPackage{entry, std::move(lock)};
 }
 
@@ -206,7 +206,7 @@ Result<> PackageCache::unpack(const ModelFile& package, const std::string& name,
 }
 
 void PackageCache::remember(const ModelFile& package, const std::string& name) const {
-    std::error_code ignored;  // without the link the next load hashes again
+    std::error_code ignored;  // without the link, the next load hashes again
     fs::create_symlink(fs::path{".."} / name, folder_ / links_name / package.identity(), ignored);
 }
 

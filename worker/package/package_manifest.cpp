@@ -82,7 +82,7 @@ std::vector<UnpackedFile> read_manifest(const std::filesystem::path& folder) {
                              std::string{file.at("sha256").as_string()},
                              file.at("changed_ns").to_number<std::int64_t>()});
         return files;
-    } catch (const std::exception&) {  // not ours, or cut off: the entry is unpacked again
+    } catch (const std::exception&) {  // not ours, or truncated: the entry is unpacked again
         return {};
     }
 }

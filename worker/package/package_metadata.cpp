@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What Inductor calls a vector instruction set, and the CPU's flags it stands for (torch/_inductor/cpu_vec_isa.py).
+/// Inductor's names of vector instruction sets, and the CPU flags they need (torch/_inductor/cpu_vec_isa.py).
 constexpr std::array<std::pair<std::string_view, std::string_view>, 5> vector_sets{{
     {"AVX2", "avx2 fma f16c"},
     {"AVX512", "avx512f avx512dq avx512vl avx512bw fma"},
@@ -43,7 +43,7 @@ std::string read_cpu_flags() {
     return {};
 }
 
-/// "2.11" of "2.11.0+cu130": AOTInductor's C interface holds within a minor release.
+/// "2.11" of "2.11.0+cu130": AOTInductor's C interface is stable within a minor release.
 std::string_view minor_release(std::string_view version) {
     const auto second_dot = version.find('.', version.find('.') + 1);
     return version.substr(0, second_dot);
@@ -66,7 +66,7 @@ Result<std::map<std::string, std::string>> read_metadata(const fs::path& file) {
     }
 }
 
-/// What the code may use and this CPU lacks.
+/// CPU flags that the code may use and this CPU lacks.
 std::vector<std::string> missing_flags(const CompiledModel& model, const std::string& present) {
     std::vector<std::string> wanted;
     const auto value = [&](const char* key) {

@@ -15,7 +15,7 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-/// What a model throws past its own translation ends the request, not the process.
+/// Runs a request. An exception that the model did not translate ends the request, not the process.
 Result<> run_guarded(Model& model, const Request& request, RequestOutputs& outputs) {
     try {
         request.slabs->register_with(model);
@@ -117,7 +117,7 @@ void Dispatcher::run() {
 void Dispatcher::finished() {
     const RequestPtr request = std::move(running_);
     durations_.add(request->ended - request->received);
-    if (request->answered) request->outputs->take_back();  // the next one may need the room
+    if (request->answered) request->outputs->take_back();  // the next request may need the room
     start_next();
     if (!request->complete()) ++errors_;
     request->let_go();
@@ -209,7 +209,7 @@ std::optional<Clock::time_point> Dispatcher::idle_due() {
     const Clock::time_point due = settled_at_ + limits::idle_after;
     if (Clock::now() < due) return due;
     busy_ = false;
-    deadlines_.cancel();  // it may be armed for requests that ended long before their deadline
+    deadlines_.cancel();  // it may be set for requests that ended long before their deadline
     events_.idle();
     return std::nullopt;
 }

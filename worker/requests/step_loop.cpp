@@ -21,7 +21,7 @@ Error deadline_passed(const Request& request, std::string_view where, Clock::tim
             "give the request a longer deadline, or ask for fewer tokens"};
 }
 
-/// What the last result says besides the tokens.
+/// The last result's values besides the tokens.
 boost::json::object values_of(const Ending& ending, const Request& request) {
     const auto to_first = std::chrono::duration<double, std::milli>{ending.first - request.received};
     boost::json::object values{{"finish", ending.finish},
@@ -42,7 +42,7 @@ StepLoop::StepLoop(Executor& executor, StatusPage* page, Model& model, const con
       scheduler_{spec.queue_bound}, batcher_{*model.generator(), spec.generate.prefill_chunk, *this, statistics_} {}
 
 Result<> StepLoop::submit(RequestPtr request) {
-    // The bound is on those that wait: while a slot is free, none does.
+    // The bound covers waiting requests: while a slot is free, none waits.
     if (Result<> pushed = scheduler_.push(request, 0); !pushed) return pushed;
     start_more();
     return {};
@@ -116,7 +116,7 @@ void StepLoop::fail_all(const Error& error) {
 
 void StepLoop::answer_early(Number number, Request& request, const Error& error) {
     ++errors_;
-    tell({number});  // first: no further step begins once its client knows
+    tell({number});  // first: no further step may begin once the client knows
     request.fail(error);
 }
 
@@ -231,7 +231,7 @@ void StepLoop::obey(const Command& command) {
         batcher_.add(command.number, std::move(*request.generate), request.inputs, request.streams);
     } else if (command.sampling) {
         batcher_.set_sampling(command.number, *command.sampling);
-    } else if (sequences_.erase(command.number) == 1) {  // else it ended by itself, and that was said
+    } else if (sequences_.erase(command.number) == 1) {  // else it has ended by itself, and that was reported
         batcher_.remove(command.number);
         saying_.ends.push_back({command.number, {}});
     }

@@ -31,8 +31,8 @@ spdlog::level::level_enum level_of(config::LogLevel level) {
     return spdlog::level::info;
 }
 
-/// A channel may fill the queue only if it is the only one. `slots`: sequences of a generating model that run beside
-/// the queue.
+/// Requests in flight per channel. A channel may fill the queue only if it is the only one.
+/// `slots`: a generating model's sequences, which run beside the queue.
 std::uint32_t channel_in_flight_max(const config::ModelSpec& spec, std::uint32_t slots) {
     const bool alone = spec.state == config::StateScope::channel || spec.channel.channels_max == 1;
     return std::min(limits::channel_in_flight_max, slots + (alone ? spec.queue_bound : (spec.queue_bound + 1) / 2));
@@ -94,7 +94,7 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
 
 Server::~Server() {
     grant_.give_up();
-    executor_.stop();  // before the members that its job uses are destroyed
+    executor_.stop();  // before destroying the members that its job uses
     if (progress_) progress_->finish();
 }
 
@@ -137,7 +137,7 @@ HelloPacket Server::hello(bool with_descriptors) const {
     }
     if (model_) message.loaded = readiness();
     boost::json::object packet = worker_link::to_json(message);
-    // Very many methods and buckets do not fit. The buckets' counters can be asked for later.
+    // A great many methods and buckets do not fit. The buckets' counters can be asked for later.
     if (model_ && boost::json::serialize(packet).size() > packet_bytes_max)
         packet["loaded"].as_object()["graphs"] = boost::json::object{};
     return {std::move(packet), std::move(fds)};
@@ -296,7 +296,7 @@ void Server::on_link(ChannelMessage message) {
         return refuse_at_once({ErrorCode::resources_exhausted,
                                "opening a channel while very many others are being opened",
                                "open the channel again later"});
-    // The rest is decided when its hello comes: a client could miss an earlier answer.
+    // Its hello decides the rest: the client could miss an earlier answer.
     auto session = std::make_shared<ChannelSession>(*context_, static_cast<SessionHost&>(*this), message);
     sessions_.emplace(message.channel, session);
     session->start(std::move(message.socket));
@@ -319,7 +319,7 @@ void Server::hello_came(ChannelSession& session) {
 }
 
 bool Server::take_state(ChannelSession& session) {
-    // The former client's end of file may not have been read yet.
+    // The former client's end of file may still be unread.
     const auto is_gone = [this](std::uint64_t channel) {
         const auto found = sessions_.find(channel);
         if (found == sessions_.end()) return true;
@@ -332,7 +332,7 @@ bool Server::take_state(ChannelSession& session) {
         return true;
     }
     if (is_gone(*holder_) && (!waiting_ || is_gone(*waiting_))) {
-        waiting_ = session.id();  // until the holder's memory, and its running request, are gone too
+        waiting_ = session.id();  // until the holder's memory and running request are gone
         return false;
     }
     session.refuse({ErrorCode::busy,
@@ -361,13 +361,13 @@ void Server::ended(ChannelSession& session, bool was_refused) {
 }
 
 void Server::reclaimed(std::uint64_t channel, bool was_refused) {
-    if (held_streams_) held_streams_->look_now();  // slabs on a GPU end when its work has
+    if (held_streams_) held_streams_->look_now();  // GPU slabs are freed once their work ends
     if (const auto found = sessions_.find(channel); found != sessions_.end()) {
         ignored_frames_past_ += found->second->ignored_frames();
         sessions_.erase(found);
     }
     if (!was_refused) link_.send(worker_link::ChannelClosed{channel});
-    finish_drain_if_done();  // a client that ends lets go of device memory
+    finish_drain_if_done();  // an ending client releases device memory
     if (waiting_ == channel) waiting_.reset();
     if (holder_ != channel) return;
     holder_.reset();

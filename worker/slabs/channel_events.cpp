@@ -45,7 +45,7 @@ Result<> ChannelEvents::make_waits() {
 void ChannelEvents::let_all_pass() const noexcept {
     const std::scoped_lock lock{mutex_};
     for (std::uint32_t id = limits::gpu_events + 1; id <= 2 * limits::gpu_events; ++id)
-        (void)events_[id - 1].record(free_stream_);  // a lost context has nobody left who waits
+        (void)events_[id - 1].record(free_stream_);  // after a lost context nothing waits
 }
 
 Result<> ChannelEvents::make_wait(cuda::CUstream stream, std::span<const std::uint32_t> ids) {
@@ -54,7 +54,7 @@ Result<> ChannelEvents::make_wait(cuda::CUstream stream, std::span<const std::ui
     const cuda::Gpu::Current current{*gpu_};
     const std::scoped_lock lock{mutex_};
     if (queued_ - passed_ == waits_.size()) (void)held_first();
-    const bool counts = queued_ - passed_ < waits_.size();  // else it is behind one that is known, and goes with it
+    const bool counts = queued_ - passed_ < waits_.size();  // else a tracked wait blocks it, and stands for it
     const Wait& wait = waits_[queued_ % waits_.size()];
     if (counts)
         if (auto done = driver.check("cuEventRecord", driver.cuEventRecord(wait.reached, stream)); !done) return done;
@@ -74,7 +74,7 @@ ChannelEvents::Held ChannelEvents::held_at() const noexcept {
 
 ChannelEvents::Held ChannelEvents::held_first() const noexcept {
     const auto is_done = [&](cuda::CUevent event) {
-        return gpu_->driver().cuEventQuery(event) != cuda::CUDA_ERROR_NOT_READY;  // a lost context holds nobody
+        return gpu_->driver().cuEventQuery(event) != cuda::CUDA_ERROR_NOT_READY;  // a lost context blocks nothing
     };
     while (passed_ < queued_ && is_done(waits_[passed_ % waits_.size()].passed)) ++passed_;
     if (passed_ == queued_) return {};

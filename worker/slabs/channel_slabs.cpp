@@ -23,8 +23,8 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
     if (!made) return std::move(made).error();
     const std::uint64_t slab_bytes = made->memory->bytes().size();
     const std::lock_guard lock{mutex_};
-    // Only a slab that the client asked for changes the kind: it may have changed again before the worker's own is
-    // made.
+    // Only a slab that the client asked for changes the kind: the kind may change again before the
+    // worker's own slab is made.
     if (direction == wire::SlabDirection::output && is_gpu(kind) && request_id != 0) output_kind_ = kind;
     const bool is_first = std::ranges::none_of(
         slabs_, [&](const auto& slab) { return slab->direction == direction && slab->memory->kind() == kind; });
@@ -99,7 +99,7 @@ Result<ChannelSlabs::Room> ChannelSlabs::allocate_output(std::uint64_t size_byte
     if (is_gpu(kind) && kind != output_kind())
         return Error{ErrorCode::resources_exhausted, "its client has given back the slab on the GPU meanwhile",
                      "send the request again: its results lie on the host now"};
-    // Halves the step until there is room for it, down to what is needed.
+    // Halves the step until there is room for it, at least to the needed size.
     const std::uint64_t at_least = std::max<std::uint64_t>(size_bytes, wire::tensor_alignment);
     std::uint64_t step = std::max(at_least, output_growth(kind));
     Result<> grown = add(wire::SlabDirection::output, step, 0, kind);
@@ -139,7 +139,7 @@ std::optional<ChannelSlabs::Room> ChannelSlabs::allocate_in_existing(std::uint64
 Result<> ChannelSlabs::release(const wire::LeaseRef& lease) {
     const std::lock_guard lock{mutex_};
     Slab* slab = find(lease.slab_id);
-    if (slab == nullptr)  // an input slab has no leases
+    if (slab == nullptr)  // input slabs have no leases here
         return Error{
             ErrorCode::protocol_violation,
             fmt::format("releasing a lease of slab {}, which is not an output slab of this channel", lease.slab_id),
@@ -250,11 +250,11 @@ Result<> ChannelSlabs::give_back(std::uint32_t id) {
         return Error{ErrorCode::protocol_violation, fmt::format("returning slab {}, {}", id, why),
                      "return each slab once: a loan, an input slab, or an output slab that was withdrawn"};
     };
-    // A client cannot know a slab that was not offered yet.
+    // A client cannot know a slab before its offer.
     if (slab == nullptr || !slab->offered) return refused("which this channel does not have");
     if (slab->state == State::returned) return refused("which was returned before");
-    // A client that cannot import device memory returns it unused. After the last such slab its results lie on the
-    // host.
+    // A client that cannot import device memory returns it unused. After the last such slab, its
+    // results go to the host.
     const bool unused_gpu = is_gpu(slab->memory->kind()) && slab->allocator.leases() == 0;
     if (slab->direction == wire::SlabDirection::output && slab->state != State::withdrawn) {
         if (!unused_gpu) return refused("an output slab that was not withdrawn");

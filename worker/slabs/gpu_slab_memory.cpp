@@ -39,7 +39,7 @@ private:
     wire::CudaIpcHandle handle_;
 };
 
-/// Clears device memory, before it returns: CUDA may hand out memory with the bytes of another client's slab in it.
+/// Clears device memory and waits: CUDA may hand out memory that holds another client's bytes.
 Result<> clear(const cuda::Gpu& gpu, cuda::CUdeviceptr pointer, std::uint64_t size_bytes) {
     const cuda::Driver& driver = gpu.driver();
     const cuda::Gpu::Current current{gpu};

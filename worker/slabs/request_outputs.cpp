@@ -17,7 +17,7 @@ Result<std::span<std::byte>> RequestOutputs::allocate(std::string_view name, wir
     Result<ChannelSlabs::Room> room = slabs_->allocate_output(*bytes, kind_);
     if (!room) return std::move(room).error().during(fmt::format("output \"{}\" of {} bytes", name, *bytes));
     tensors_.push_back({std::string{name}, dtype, {dims.begin(), dims.end()}, room->lease});
-    slabs_->register_with(model_);  // a slab may just have been made
+    slabs_->register_with(model_);  // the output's slab may be new
     // The room may have been released, behind an event, since the request began.
     if (on_device() && stream_)
         if (Result<> ordered = slabs_->wait_for_client(*stream_, {}); !ordered) return std::move(ordered).error();

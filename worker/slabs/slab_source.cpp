@@ -35,7 +35,7 @@ Result<SlabSource::Made> SlabSource::make(wire::SlabKind kind, wire::SlabDirecti
     Result<std::unique_ptr<SlabMemory>> memory = make_memory(kind, direction, size_bytes, made.id);
     if (!memory) return std::move(memory).error();
     if (const std::uint64_t bytes = (*memory)->bytes().size(); bytes > size_bytes) {
-        // A device may allocate in larger steps than pages.
+        // A device may allocate in steps larger than pages.
         made.reserved = {};
         Result<Reservation> reserved = reserve(bytes);
         if (!reserved) return std::move(reserved).error();
@@ -75,7 +75,7 @@ Result<std::unique_ptr<SlabMemory>> SlabSource::make_memory(wire::SlabKind kind,
                                              huge_pages_ ? SlabPages::huge : SlabPages::plain);
     if (!slab) return std::move(slab).error();
     if (!slab->plain_because().empty()) {
-        static std::once_flag said;  // each slab of this worker would have the same to say
+        static std::once_flag said;  // the reason is the same for each slab of this worker
         std::call_once(said, [&] { spdlog::warn("slabs lie on plain pages: {}", slab->plain_because()); });
     }
     return std::make_unique<HostMemfd>(std::move(*slab));

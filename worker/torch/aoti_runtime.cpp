@@ -13,8 +13,8 @@ namespace {
 
 using torch::inductor::AOTIModelContainerRunner;
 
-/// The model's words among what it printed: LibTorch's own, where one of its operators failed, else the last
-/// "Error: …" of the generated code. Empty where it said nothing.
+/// Finds the model's message in what it printed: LibTorch's own if one of its operators failed,
+/// else the last "Error: …" of the generated code. Empty if there is none.
 std::string words_in(std::string_view heard) {
     for (const std::string_view start : {"Exception in aoti_torch: ", "Error: "}) {
         const auto at = heard.rfind(start);
@@ -54,7 +54,8 @@ private:
                           std::move(remedy)}};
 }
 
-/// A package takes one input's size for all inputs of the same symbolic size, and does not say which inputs these are.
+/// Checks dynamic dims. A package takes one input's size for all dims of one symbolic size, and does not tell which
+/// inputs share it.
 void check_dynamic_dims(const config::ModelSpec& spec, const config::MethodSpec& method) {
     std::size_t count = 0;
     std::string unnamed;

@@ -13,7 +13,7 @@ namespace bulkhead::worker {
 
 namespace {
 
-/// Empty where the kernel does not say, or numbers more than a cpu_set_t holds.
+/// Empty if the kernel does not tell, or has more cores than a cpu_set_t holds.
 std::vector<int> cores_of_this_thread() {
     cpu_set_t allowed;
     CPU_ZERO(&allowed);
@@ -24,7 +24,7 @@ std::vector<int> cores_of_this_thread() {
     return cores;
 }
 
-/// Before any thread is bound.
+/// Must first be called before any thread is bound.
 const std::vector<int>& cores() {
     static const std::vector<int> all = cores_of_this_thread();
     return all;
@@ -61,7 +61,7 @@ void bind_team(int count) {
         cpu_set_t own;
         CPU_ZERO(&own);
         CPU_SET(places[static_cast<std::size_t>(omp_get_thread_num())], &own);
-        (void)::sched_setaffinity(0, sizeof own, &own);  // if refused, the kernel places it
+        (void)::sched_setaffinity(0, sizeof own, &own);  // if refused, the kernel places the thread
     }
 }
 

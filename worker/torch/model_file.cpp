@@ -66,7 +66,7 @@ Result<ModelFile> ModelFile::open_any(const std::filesystem::path& path) {
     const auto failed = [&](std::string_view what, std::string remedy) {
         return not_opened(path, what, std::move(remedy));
     };
-    // Non-blocking, so that a FIFO in a file's place is refused instead of waited for.
+    // Non-blocking: a FIFO in place of a file is refused instead of awaited.
     ModelFile file{path, UniqueFd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)}};
     if (!file.fd_) {
         const int number = errno;
@@ -112,7 +112,7 @@ Result<std::string> ModelFile::sha256(const std::function<void(std::uint64_t)>& 
     for (std::uint64_t offset = 0; offset < size_bytes_;) {
         const auto got = read_at(fd_.get(), chunk, offset);
         if (got < 0) return system_error(fmt::format("reading {} at byte {}", path_.string(), offset), errno);
-        if (got == 0) break;  // it became shorter: `unchanged` reports that
+        if (got == 0) break;  // the file became shorter; `unchanged` reports that
         hash.update(std::span{chunk}.first(static_cast<std::size_t>(got)));
         offset += static_cast<std::uint64_t>(got);
         if (progress) progress(offset);

@@ -48,8 +48,8 @@ struct BoundMethod {
     bool writes_inputs;
 };
 
-/// The operator is made of others, and its schema does not say that it may return its input, as `type_as` and
-/// `dropout` do: alias analysis takes its output for a new tensor.
+/// Whether the operator may return its input although its schema does not say so, as composite
+/// operators such as `type_as` and `dropout` do. Alias analysis takes its output for a new tensor.
 bool may_return_an_input_unannounced(const torch::jit::Node& node) {
     const c10::FunctionSchema* schema = node.maybeSchema();
     if (schema == nullptr) return false;
@@ -59,10 +59,10 @@ bool may_return_an_input_unannounced(const torch::jit::Node& node) {
     return handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
-/// By LibTorch's alias analysis, which treats what it does not know as a write. What is written behind an operator
-/// that may return its input counts as written before it.
+/// Whether the method may write to its inputs, by LibTorch's alias analysis, which treats unknown operators
+/// as writes. A write after an operator that may return its input counts as a write to that input.
 bool writes_inputs(const torch::jit::Method& method, const std::vector<ArgumentSource>& arguments, std::size_t inputs) {
-    std::shared_ptr<torch::jit::Graph> graph = method.graph()->copy();  // the iterator takes no const one
+    std::shared_ptr<torch::jit::Graph> graph = method.graph()->copy();  // a copy: the iterator needs a non-const graph
     torch::jit::Inline(*graph);
     const torch::jit::AliasDb aliases{graph};
     std::vector<torch::jit::Node*> passing;
@@ -85,7 +85,7 @@ bool writes_inputs(const torch::jit::Method& method, const std::vector<ArgumentS
     }
     for (std::size_t i = 0; i < arguments.size(); ++i) {
         const auto* input = std::get_if<InputArgument>(&arguments[i]);
-        // Of the graph's inputs the first one is the module.
+        // The graph's first input is the module.
         if (input != nullptr && input->index < inputs && is_written(graph->inputs().at(i + 1))) return true;
     }
     return false;

@@ -14,7 +14,7 @@ namespace {
 
 using config::ParameterType;
 
-/// The type itself, or that of an Optional.
+/// The type itself, or an Optional's element type.
 c10::TypePtr value_type(const c10::TypePtr& type) {
     if (const auto optional = type->cast<c10::OptionalType>()) return optional->getElementType();
     return type;
@@ -22,7 +22,7 @@ c10::TypePtr value_type(const c10::TypePtr& type) {
 
 bool is_tensor(const c10::TypePtr& type) { return value_type(type)->kind() == c10::TypeKind::TensorType; }
 
-/// Empty for a type that no parameter has, such as a list.
+/// Empty for a type that no parameter can have, such as a list.
 std::optional<ParameterType> parameter_type(const c10::TypePtr& type) {
     switch (value_type(type)->kind()) {
     case c10::TypeKind::IntType: return ParameterType::integer;
@@ -50,7 +50,7 @@ std::optional<std::size_t> index_of(const Specs& specs, const std::string& name)
     return static_cast<std::size_t>(found - specs.begin());
 }
 
-/// One schema argument against the declaration; throws nothing, reads nothing else.
+/// Matches one schema argument with the declaration. Does not throw.
 class Matcher {
 public:
     Matcher(const c10::FunctionSchema& schema, config::MethodSpec& method) : schema_{schema}, method_{method} {}

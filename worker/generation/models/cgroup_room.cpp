@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
 
-/// How a version calls it. Of version 1, memory.stat counts the folders below under other names.
+/// A cgroup version's names. In version 1, memory.stat counts child folders under other names.
 struct Version {
     std::string_view controller;
     const char* limit;
@@ -28,7 +28,7 @@ constexpr Version versions[] = {
     {"memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_active_file", "total_inactive_file"},
 };
 
-/// `otherwise` where there is no such file, or no number in it ("max").
+/// Returns `otherwise` if the file is missing or holds no number ("max").
 std::uint64_t read_number(const fs::path& path, std::uint64_t otherwise) {
     std::ifstream file{path};
     std::uint64_t value = 0;
@@ -59,7 +59,7 @@ std::uint64_t cgroup_room(std::string_view mountinfo, std::string_view cgroup) {
     for (const Version& version : versions)
         if (const auto own = own_cgroup(mountinfo, cgroup, version.controller))
             for (fs::path folder = *own; folder.has_relative_path(); folder = folder.parent_path())
-                room = std::min(room, room_in(folder, version));  // above the mount there is no such file
+                room = std::min(room, room_in(folder, version));  // above the mount the file is missing
     return room;
 }
 

@@ -16,10 +16,10 @@
 namespace bulkhead::worker::generation {
 namespace {
 
-/// What a slot holds. A sequence starts by assigning `start` whole.
+/// A slot's contents. A sequence starts by assigning `start` as a whole.
 struct Slot {
     SlotStart start;
-    std::uint32_t filled = 0;  ///< positions whose KV was ever written since the slot's KV was last known to be numbers
+    std::uint32_t filled = 0;  ///< positions written since the slot's KV was last known to be all numbers
     bool tainted = false;      ///< the last sequence's KV holds a NaN, or no step has shown yet that it does not
 };
 
@@ -136,7 +136,7 @@ private:
         return parts_.shape.prefill_gives ? checked(result, parts_.shape.rows) : result;
     }
 
-    /// Without a prefill function: position by position. The logits of all but the last are not used.
+    /// Computes a prompt position by position, without a prefill function. Uses only the last logits.
     at::Tensor decode_prompt(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count) {
         at::Tensor logits;
         for (std::uint32_t i = first; i < first + count; ++i)
@@ -148,7 +148,7 @@ private:
 
     at::Tensor decode(std::uint32_t n) {
         const Parts::Decode& function = function_for(n);
-        // A row beyond n stands where its slot's next token would go, so what it writes there is never read.
+        // A row beyond n is at its slot's next position, so what it writes there is never read.
         const std::uint32_t rows = std::max(n, function.sequences_min);
         const std::int64_t codebooks = parts_.shape.codebooks;
         at::Tensor tokens = at::empty({rows, codebooks}, at::kLong);
@@ -176,7 +176,7 @@ private:
         return checked(function.function->call(inputs).at(0), sequences * parts_.shape.rows);
     }
 
-    /// The function whose range holds n, or the one that needs the fewest rows more.
+    /// Returns the function whose range holds n, or the one that needs the fewest extra rows.
     const Parts::Decode& function_for(std::uint32_t n) const {
         const auto rows = [n](const Parts::Decode& decode) { return std::max(n, decode.sequences_min); };
         const Parts::Decode* best = nullptr;
@@ -207,7 +207,7 @@ private:
         } else {
             advance(start.state, parts_.manifest.draw, nullptr, nullptr, nullptr, wrote_kv, given);
         }
-        slots_[slot].tainted = start.state.not_finite;  // finite logits: all the KV they were made from is finite
+        slots_[slot].tainted = start.state.not_finite;  // finite logits: all the KV that produced them is finite
         return {slot, {given, parts_.shape.codebooks}, start.state.stopped, start.state.not_finite};
     }
 

@@ -15,7 +15,7 @@
 namespace bulkhead::worker::generation {
 namespace {
 
-/// Logits, intermediate results and what LibTorch keeps: a share of the KV, and this at least.
+/// Minimum for logits, intermediate results and LibTorch's own memory, which else is a share of the KV.
 constexpr std::uint64_t step_bytes = 64ULL << 20;
 
 std::string contents(const char* path) {
@@ -23,8 +23,8 @@ std::string contents(const char* path) {
     return {std::istreambuf_iterator<char>{file}, {}};
 }
 
-/// "8192 MiB of weights and 4096 MiB of KV (4 slots of 8192 positions, bfloat16)". Weights that are mapped take no
-/// memory that could be missing: they count 0.
+/// "8192 MiB of weights and 4096 MiB of KV (4 slots of 8192 positions, bfloat16)". Mapped weights
+/// need no memory of their own: they count 0.
 std::string wanted(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes) {
     return fmt::format("{}{} MiB of KV ({} slots of {} positions, {})",
                        weights_bytes > 0 ? fmt::format("{} MiB of weights and ", weights_bytes >> 20) : "",

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t page_bytes = 2 << 20;
 
-/// "always [madvise] never": the kernel's choice stands in brackets.
+/// Parses "always [madvise] never": brackets mark the kernel's setting.
 bool are_given() {
     std::ifstream file{"/sys/kernel/mm/transparent_hugepage/enabled"};
     const std::string text{std::istreambuf_iterator<char>{file}, {}};
@@ -26,7 +26,7 @@ std::optional<HugePages> HugePages::reserve(std::uint64_t bytes) {
     Mapping mapping{reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE};
     const std::span<std::byte> all = mapping.bytes();
     if (!mapping || ::madvise(all.data(), all.size(), MADV_HUGEPAGE) != 0) return {};
-    (void)::madvise(all.data(), all.size(), MADV_DONTDUMP);  // if refused, a core holds the weights too
+    (void)::madvise(all.data(), all.size(), MADV_DONTDUMP);  // if refused, core files include the weights
     const std::uint64_t past = reinterpret_cast<std::uintptr_t>(all.data()) % page_bytes;
     return HugePages{std::move(mapping), all.subspan(past == 0 ? 0 : page_bytes - past, bytes)};
 }

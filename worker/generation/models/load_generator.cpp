@@ -17,7 +17,7 @@
 namespace bulkhead::worker::generation {
 namespace {
 
-/// A package's further method, as the device runs any model's.
+/// Runs a package's further method as the device runs any model's.
 class FunctionRuntime final : public Runtime {
 public:
     explicit FunctionRuntime(std::unique_ptr<Function> function) : function_{std::move(function)} {}
@@ -31,7 +31,7 @@ private:
     std::unique_ptr<Function> function_;
 };
 
-/// Functions that fail at their first step do not fit the manifest's tensors.
+/// Rewrites a failure of the first step: the functions do not fit the manifest's tensors.
 Error contradicts(Error error) {
     if (error.code != ErrorCode::inference_failed) return error;
     return {ErrorCode::package_incompatible, std::move(error.attempt),
@@ -43,7 +43,7 @@ public:
     GeneratingModel(Package package, std::unique_ptr<Device> device, int threads)
         : package_{std::move(package)}, device_{std::move(device)}, threads_{threads} {}
 
-    /// Loads it, and tries it once. An out_of_memory says what would need less.
+    /// Loads the package and tries it once. An out_of_memory names what needs less.
     Result<> make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
 
     [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
@@ -68,7 +68,7 @@ public:
 private:
     /// Throws what LibTorch throws.
     Result<> load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
-    /// As `guarded` in worker/torch/guarded.h, with the model's threads.
+    /// `guarded` of worker/torch/guarded.h, with the model's threads.
     template <typename Work>
     Result<> guarded(std::string_view attempt, ErrorCode code, Work&& work) {
         return worker::guarded(threads_, attempt, code, std::forward<Work>(work));
@@ -81,7 +81,7 @@ private:
     std::vector<config::MethodSpec> methods_;
     std::vector<std::unique_ptr<Runtime>> runtimes_;  ///< of `methods_`
     std::unique_ptr<Engine> engine_;                  ///< uses the package's weights
-    bool writes_inputs_ = false;                      ///< one of its functions may, KV aside
+    bool writes_inputs_ = false;                      ///< a function may write to its inputs, apart from KV
 };
 
 Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
@@ -107,7 +107,7 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
 
 Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
     const Manifest& manifest = package_.manifest();
-    // A copy of the weights is read faster; a model that fits only as the file is mapped runs all the same.
+    // A copy of the weights is faster to read; a model that fits only with the file mapped still runs.
     const auto has_room = [&](std::uint64_t bytes) {
         return check_fit(manifest, shape, bytes, device_->free_bytes(), device_->name()).has_value();
     };
@@ -120,7 +120,7 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
     const auto load = [&](const std::string& file, std::size_t inputs, std::size_t buffers) {
         if (context.progress) context.progress("loading", loaded, functions, "functions", file);
         ++loaded;
-        if (!context.cuda && package_.may_write(file, inputs)) writes_inputs_ = true;  // a GPU has copies
+        if (!context.cuda && package_.may_write(file, inputs)) writes_inputs_ = true;  // a GPU works on copies
         return package_.load(*device_, file, inputs + buffers);
     };
     for (const Manifest::Decode& decode : manifest.decode) {

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 namespace json = boost::json;
 
-/// One place of the document, with the words for what is wrong there.
+/// One place in the document, with the errors for it.
 class Field {
 public:
     Field(const json::value& value, std::string path, const fs::path& folder)
@@ -45,7 +45,7 @@ public:
                               fmt::format("reading {}: \"{}\" is unknown", manifest_path(), joined(key)),
                               std::string{export_again}}};
     }
-    /// Empty where it is missing or null.
+    /// Empty if it is missing or null.
     [[nodiscard]] std::optional<Field> find(std::string_view key) const {
         if (!value_.is_object()) refuse("an object");
         const auto* found = value_.as_object().if_contains(key);
@@ -80,7 +80,7 @@ public:
         if (!known) refuse("a dtype such as \"float32\"");
         return *known;
     }
-    /// A name in the package's own folder.
+    /// A file name in the package's own folder.
     [[nodiscard]] std::string file() const {
         const std::string name = text();
         if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
@@ -152,7 +152,7 @@ Manifest::RopeDelta read_rope_delta(const Field& from) {
     from.refuse("false, \"rope\" or \"prompt\"");
 }
 
-/// The methods stand there in the fleet file's own words, and are read by its reader.
+/// Reads a method. The manifest spells methods as the fleet file does, so the same reader parses them.
 config::MethodSpec read_method(const Field& from, const fs::path& folder) {
     json::object method = from.value().as_object();
     method.erase("name");
@@ -197,8 +197,8 @@ void read_draw(const Field& root, Manifest& manifest) {
     }
 }
 
-/// Members of a manifest, as clients/python/bulkhead/export/manifest.py lists them; those of them that may be null, and
-/// those that packages of earlier exporters lack. Each value is checked where it is read.
+/// Members of a manifest, as clients/python/bulkhead/export/manifest.py lists them; those that may
+/// be null; and those that older exporters omit. Each value is checked when it is read.
 constexpr std::string_view members[] = {"format",
                                         "family",
                                         "name",
@@ -247,7 +247,7 @@ void check_members(const Field& root) {
         if (std::ranges::find(members, std::string_view{member.key()}) == std::end(members)) root.unknown(member.key());
 }
 
-/// Each number of sequences up to `slots_max` has a function.
+/// Checks that each number of sequences up to `slots_max` has a function.
 void check_decode(const Field& root, const Manifest& manifest) {
     for (std::uint32_t n = 1; n <= manifest.slots_max; ++n)
         if (std::ranges::none_of(manifest.decode, [n](const Manifest::Decode& decode) {
@@ -356,8 +356,8 @@ Error exceeds(std::string_view what, std::uint32_t asked, std::uint32_t exported
 /// GPU_ALIGN_BYTES of torch/_inductor/utils.py.
 constexpr std::uint64_t aligned_bytes = 16;
 
-/// Whether each slot's KV begins where a package for a GPU writes it in place: AOTInductor gives its kernels a copy of
-/// a tensor that does not lie at a multiple of 16 bytes, and what they write there is lost.
+/// Checks that each slot's KV starts at a multiple of 16 bytes. AOTInductor copies other tensors
+/// for its kernels on a GPU, and what they write to the copy is lost.
 Result<> check_slots_aligned(const Manifest& manifest, const Shape& shape) {
     const std::uint64_t position = std::uint64_t{manifest.rows} * manifest.heads * manifest.dim *
                                    element_size(manifest.kv_dtype);  // of one layer's keys, or values
@@ -377,7 +377,7 @@ Result<> check_slots_aligned(const Manifest& manifest, const Shape& shape) {
                  fmt::format("what would fit: {}", fmt::join(ways, ", or "))};
 }
 
-/// The prompt's tensors, as requests bring them.
+/// The prompt's tensors, as requests send them.
 std::vector<config::TensorSpec> prompt_inputs(const Manifest& manifest, std::uint32_t length) {
     const config::DimRange along{1, length, "T"};
     const auto fixed = [](std::int64_t size) { return config::DimRange{size, size, ""}; };

@@ -20,7 +20,7 @@ std::set<std::string> files_of(const Manifest& manifest) {
     return files;
 }
 
-/// What the manifest says, in the words that `check_compatible` reads.
+/// The manifest's facts, in the form that `check_compatible` reads.
 CompiledModel as_compiled(const Manifest& manifest) {
     CompiledModel model;
     model.metadata = {{"AOTI_DEVICE_KEY", manifest.device},
@@ -148,7 +148,7 @@ Result<std::unique_ptr<Function>> Package::load(Device& device, const std::strin
             return disagree(
                 fmt::format("its constant {} is not among the weights (looked for as {})", constant.fqn, name));
         const at::Tensor& tensor = placed->second;
-        // The code counts some of its constants in whole lines of 64 bytes.
+        // The code rounds some constants' sizes up to whole lines of 64 bytes.
         const std::size_t lines = (tensor.nbytes() + 63) / 64 * 64;
         if (tensor.scalar_type() != constant.dtype || (constant.bytes != tensor.nbytes() && constant.bytes != lines))
             return disagree(fmt::format("its constant {} is {} of {} bytes, the weights hold {} of {}", constant.fqn,

@@ -15,11 +15,11 @@ const TensorView* find(const Prompt& prompt, std::string_view name) {
     return found == prompt.inputs.end() || found->bytes.empty() ? nullptr : &*found;
 }
 
-/// Which positions of a prompt the rows of a chunk are.
+/// Maps a chunk's rows to the prompt's positions.
 struct Rows {
     std::int64_t first;
     std::int64_t count;
-    std::int64_t all;  ///< those from `count` on are the last one again
+    std::int64_t all;  ///< rows from `count` on repeat the last one
 
     [[nodiscard]] at::Tensor positions() const {
         return at::arange(first, first + all, at::kLong).clamp_max(first + count - 1);

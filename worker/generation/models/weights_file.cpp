@@ -44,7 +44,7 @@ Error broken(const fs::path& path, std::string_view what) {
             fmt::format("copy the package again, or {}", export_again)};
 }
 
-/// Bytes of a tensor, or nothing where they exceed 64 bits.
+/// Computes a tensor's bytes; false if they exceed 64 bits.
 bool size_of(const std::vector<std::int64_t>& dims, wire::DType dtype, std::uint64_t& bytes) {
     bytes = element_size(dtype);
     for (const std::int64_t dim : dims)
@@ -52,7 +52,7 @@ bool size_of(const std::vector<std::int64_t>& dims, wire::DType dtype, std::uint
     return true;
 }
 
-/// What is wrong with one entry of the header; empty, and `tensor` filled, where nothing is.
+/// Reads one entry of the header into `tensor`. Returns what is wrong with it, or an empty string.
 std::string read_entry(const boost::json::value& entry, std::span<const std::byte> data, WeightTensor& tensor) {
     const auto* object = entry.if_object();
     if (object == nullptr) return "is not an object";

@@ -13,14 +13,14 @@
 
 namespace bulkhead::cli {
 
-/// What a shell sees. Documented in the help text and in docs/control.md's terms.
+/// Exit statuses for shells, documented in the help text and, in its terms, in docs/control.md.
 enum Exit : int { exit_done = 0, exit_failed = 1, exit_usage = 2, exit_no_daemon = 3, exit_config_invalid = 78 };
 
-/// The options that every command takes, and the command that was chosen.
+/// The options common to all commands, and the chosen command.
 struct Session {
     std::optional<std::filesystem::path> socket;
     bool json = false;
-    /// Returns  an exit status. Throws  ErrorException: why it could not be done
+    /// Returns  an exit status. Throws  ErrorException with the reason of a failure
     std::function<int()> command;
 
     /// Throws  ErrorException, as `ControlClient::connect`
@@ -29,10 +29,10 @@ struct Session {
     [[nodiscard]] boost::json::value ask(std::string_view method, boost::json::object params = {}) const;
 };
 
-/// `run` is the program where the command line names `command`.
+/// Makes `run` the program if the command line names `command`.
 void when_chosen(CLI::App* command, Session& session, std::function<int()> run);
 
-/// Each adds one command, or a family of them, to the application; its callback sets `session.command`.
+/// Each adds one command, or a family of commands, to the application; its callback sets `session.command`.
 void add_up(CLI::App& app, Session& session);
 void add_down(CLI::App& app, Session& session);
 void add_ps(CLI::App& app, Session& session);
@@ -55,14 +55,14 @@ void add_reload(CLI::App& app, Session& session);
 void add_validate(CLI::App& app, Session& session);
 void add_doctor(CLI::App& app, Session& session);
 
-/// Reads the command line into `session`; `session.command` is then what to do.
-/// Returns  an exit status where nothing is left to do: help was shown, or wrong usage told
+/// Reads the command line into `session` and sets `session.command`.
+/// Returns  an exit status if nothing is left to do: it has shown help or reported wrong usage
 [[nodiscard]] std::optional<int> parse(int argc, const char* const* argv, Session& session);
 
-/// The whole program. Returns  its exit status
+/// Runs the whole program. Returns  its exit status
 [[nodiscard]] int run(int argc, const char* const* argv);
 
-/// The exit status that tells an error of this kind.
+/// The exit status for an error of this kind.
 [[nodiscard]] int exit_status(ErrorCode code) noexcept;
 
 }  // namespace bulkhead::cli

@@ -37,7 +37,7 @@ int validate(const Session& session, const std::filesystem::path& file) {
     return print(fmt::format("{} is valid: {}\n", one_line(file.string()), names));
 }
 
-/// The first of a file's errors, which stands for all of them where --json wants one.
+/// The first of a file's errors; --json prints it for all of them.
 Error first_error(const config::ReadFleet& read) {
     const config::Diagnostic& first = read.diagnostics.front();
     Error error = first.error;

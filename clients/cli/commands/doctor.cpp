@@ -1,4 +1,4 @@
-/// The command that runs the graph doctor of the Python package, in the environment of what it looks at.
+/// The command that runs the Python package's graph doctor in its target's own environment.
 
 #include <unistd.h>
 
@@ -20,10 +20,10 @@ struct Examination {
     std::string target;
     std::optional<std::filesystem::path> interpreter;
     std::optional<std::filesystem::path> fleet;
-    std::vector<std::string> passed;  ///< options of the doctor, as it takes them
+    std::vector<std::string> passed;  ///< options for the doctor, in its spelling
 };
 
-/// A name without a colon or a suffix is a model's.
+/// Whether the name is a model's: it has no colon and no suffix.
 bool is_model(const std::string& target) {
     return target.find(':') == std::string::npos && !std::filesystem::path{target}.has_extension();
 }
@@ -42,7 +42,7 @@ std::filesystem::path fleet_file(const Session& session, const Examination& exam
     return text_member(control->call("daemon.info", {}, limits::answer).value().result, "fleet");
 }
 
-/// The engine of a model of the fleet in the place of its name, its options, and its interpreter.
+/// Replaces a fleet model's name by its engine, and adds its options and its interpreter.
 void find_model(const Session& session, Examination& examination) {
     const std::filesystem::path file = fleet_file(session, examination);
     const config::ReadFleet read = config::read_fleet(file);
@@ -65,7 +65,7 @@ void find_model(const Session& session, Examination& examination) {
     examination.passed.insert(examination.passed.end(), {"--engine", boost::json::serialize(model->python.options)});
 }
 
-/// Throws: otherwise this process has become the doctor
+/// Replaces this process by the doctor. Returns only by an exception.
 int examine(const Session& session, Examination examination) {
     if (is_model(examination.target)) find_model(session, examination);
     const std::filesystem::path start = program_folder().parent_path() / "share/bulkhead/python/bulkhead/doctor/start.py";

@@ -1,4 +1,4 @@
-/// The commands that stay, through the deaths of supervisors: events, logs, ps --watch.
+/// The commands that run on across supervisor restarts: events, logs, ps --watch.
 #include "clients/cli/commands/follow.h"
 
 #include <poll.h>
@@ -57,7 +57,7 @@ std::size_t first_new_line(const json::array& lines, const json::value& last) {
 
 namespace {
 
-/// False when the subscription ended and is worth renewing: a call will find out whether the daemon has gone.
+/// False if the subscription ended and should be renewed; the next call finds out whether the daemon has gone.
 bool wait_for_more(ControlClient& control) {
     const Result<> waited = control.wait_notification();
     if (!waited && waited.error().code == ErrorCode::not_running) return false;
@@ -65,7 +65,7 @@ bool wait_for_more(ControlClient& control) {
     return true;
 }
 
-/// A new picture at every event, and once a second for the counters, until the daemon or the reader goes away.
+/// Draws at every event, and once a second for the counters, until the daemon or the reader ends.
 int watch_workers(const Session& session) {
     ControlClient control = session.connect();
     Interruption interruption{control};
@@ -73,7 +73,7 @@ int watch_workers(const Session& session) {
     (void)control.call("events.subscribe", {}, limits::answer).value();
     bool interrupted = false;
     control.on_reconnect([&] {
-        static_cast<void>(control.call("events.subscribe"));  // without it there is still one picture a second
+        static_cast<void>(control.call("events.subscribe"));  // if it fails, the picture still updates once a second
         interrupted = true;
     });
     const bool redraw = is_terminal(stdout);
@@ -87,7 +87,7 @@ int watch_workers(const Session& session) {
             interruption.tell(session, "changes");
         }
         pollfd ready{control.fd(), POLLIN, 0};
-        ::poll(&ready, 1, static_cast<int>(limits::watch.count()));  // what has come is read by the next call
+        ::poll(&ready, 1, static_cast<int>(limits::watch.count()));  // the next call reads what arrived
     }
 }
 
@@ -114,7 +114,7 @@ int follow_logs(const Session& session, const Logs& logs) {
         last = line;
         session.json ? print_json(line) : print(render_log_line(line, style));
     };
-    std::vector<json::value> arrived;  // lines may overtake the answer that holds the earlier ones
+    std::vector<json::value> arrived;  // new lines may overtake the answer that holds earlier ones
     control.on_notification([&](std::string_view method, const json::object& params) {
         if (method == "log") arrived.emplace_back(params);
     });
@@ -129,7 +129,7 @@ int follow_logs(const Session& session, const Logs& logs) {
         const Answer tail = control.call("logs.tail", asked, limits::renewal).value();
         if (renewed) interruption.tell(session, "lines");
         const json::array& lines = array_member(tail.result, "lines");
-        const bool shown_none = renewed && !last;  // then only what is newer than this command is new
+        const bool shown_none = renewed && !last;  // then only lines newer than this command are new
         for (std::size_t i = last ? first_new_line(lines, *last) : 0; i < lines.size(); ++i) {
             if (shown_none && integer_member(lines[i], "time").value_or(0) < began) continue;
             print_line(lines[i]);
@@ -143,7 +143,7 @@ int follow_logs(const Session& session, const Logs& logs) {
 struct Events {
     std::vector<std::string> models;
     std::int64_t count = 0;  ///< 0: until the daemon ends
-    bool follow = true;      ///< understood, as of `logs`; without a count there is nothing else it could do
+    bool follow = true;      ///< also accepted, as in `logs`; implied without a count
 };
 
 int show_events(const Session& session, const Events& events) {

@@ -10,20 +10,20 @@
 
 namespace bulkhead::cli {
 
-/// "note: …" on standard error, with --json one {"note": …}: never among what a command prints.
+/// Prints "note: …" to standard error, with --json {"note": …}, so that it is not part of a command's output.
 void tell_note(const Session& session, std::string_view text);
 
-/// Whoever waits for a call is told when a new supervisor took it over. `then` runs afterwards: to subscribe again.
+/// Tells the user of a waiting call that a new supervisor took it over. `then` runs afterwards, to subscribe again.
 void tell_of_new_supervisors(const Session& session, ControlClient& control, std::function<void()> then = {});
 
-/// Why a subscription ended, as the next supervisor's pid tells it: there is another one, or the same has closed the
-/// connection, as it does for a slow reader.
+/// Tells why a subscription ended, from the supervisor's pid: there is another supervisor, or the
+/// same one closed the connection, as it does for a slow reader.
 class Interruption {
 public:
     explicit Interruption(ControlClient& control) : control_{control} {}
-    /// Before each subscription: a call after it could reconnect, and lose it unseen.
+    /// Call it before each subscription: a later call could reconnect and lose the subscription unnoticed.
     void ask();
-    /// `what` may be missing: "events".
+    /// Names what may be missing: `what`, such as "events".
     void tell(const Session& session, std::string_view what) const;
 
 private:
@@ -31,8 +31,8 @@ private:
     std::int64_t before_ = 0, now_ = 0;  ///< pids
 };
 
-/// Where in a new tail of a log that begins which was not shown yet, `last` being the last line that was: behind it,
-/// or at the start where it is not there, for then all lines are newer.
+/// Returns the index in a new log tail of the first line not shown yet. `last` is the last line
+/// shown; if it is not in the tail, all lines are newer.
 [[nodiscard]] std::size_t first_new_line(const boost::json::array& lines, const boost::json::value& last);
 
 }  // namespace bulkhead::cli

@@ -1,4 +1,4 @@
-/// The command generate: token ids in, token ids out as they come.
+/// The command generate: takes token ids and prints token ids as they arrive.
 
 #include <array>
 #include <cmath>
@@ -19,7 +19,7 @@
 namespace bulkhead::cli {
 namespace {
 
-/// Sampling parameters that are numbers, under the names that the model knows them by.
+/// Numeric sampling parameters, by the model's names.
 constexpr std::array number_options{
     std::pair{"temperature", "Of the distribution that is drawn from; 0 is greedy"},
     std::pair{"top_k", "Draw among so many likeliest tokens; 0: all"},
@@ -31,7 +31,7 @@ constexpr std::array number_options{
     std::pair{"max_new_tokens", "End after so many"},
     std::pair{"guidance", "Weight of classifier-free guidance, for models that have it"},
 };
-/// Those that are lists of token ids.
+/// Sampling parameters that are lists of token ids.
 constexpr std::array list_options{
     std::pair{"stop", "Token ids that end the sequence, in place of the model's own"},
     std::pair{"stop_also", "Token ids that end the sequence, beside the model's own"},
@@ -53,7 +53,7 @@ struct Generation {
     std::string client = "bulkhead generate";
 };
 
-/// "1,2,3", "1 2 3" or JSON such as "[[1, 2], [3, 4]]".
+/// Parses "1,2,3", "1 2 3" or JSON such as "[[1, 2], [3, 4]]".
 std::optional<json::value> parse_ids(std::string text) {
     if (text.find('[') == std::string::npos) {
         std::string list;
@@ -74,7 +74,7 @@ std::string check_ids(const std::string& text) {
     return parse_ids(text) ? std::string{} : fmt::format("\"{}\": write token ids, such as 1,2,3", text);
 }
 
-/// A finite number, whole where it is written so.
+/// Parses a finite number; an integer if it is written as one.
 std::optional<json::value> parse_number(const std::string& text) {
     boost::system::error_code failure;
     json::value value = json::parse(text, failure);
@@ -98,7 +98,7 @@ json::object parameters_of(const Generation& generation, const json::value& meth
     return parameters;
 }
 
-/// Shows tokens as they come, and counts them: on a terminal or in a file their ids, with --json an object a line.
+/// Shows tokens as they arrive, and counts them. Prints their ids; with --json one object per line.
 class Shown {
 public:
     explicit Shown(bool as_json) : json_{as_json} {}

@@ -1,4 +1,4 @@
-/// The command infer: one request, or the same one many times.
+/// The command infer: sends one request, once or many times.
 
 #include <algorithm>
 #include <cmath>
@@ -63,7 +63,7 @@ std::string summary(const Output& output) {
     std::vector<std::string> first;
     for (std::size_t i = 0; i < count; ++i) {
         const double value = number_at(output.dtype(), data + i * size);
-        min = std::fmin(min, value);  // NaN counts in the mean alone
+        min = std::fmin(min, value);  // NaN affects only the mean
         max = std::fmax(max, value);
         sum += value;
         if (i < shown_max) first.push_back(fmt::format("{:.6g}", value));
@@ -144,7 +144,7 @@ int infer(const Session& session, const Inference& inference) {
     std::vector<double> ms;
     std::optional<Reply> last;
     for (std::int64_t i = 0; i < inference.repeat; ++i) {
-        last.reset();  // its outputs go back first
+        last.reset();  // returns its outputs first
         const Clock::time_point start = Clock::now();
         Result<Reply> reply = channel.infer(request);
         ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());

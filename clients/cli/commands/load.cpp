@@ -1,4 +1,4 @@
-/// The commands that change what runs: load, unload, restart.
+/// The commands that change which models run: load, unload, restart.
 
 #include <cstdio>
 
@@ -18,7 +18,7 @@ namespace {
 struct Choice {
     std::vector<std::string> models;
     bool all = false;
-    std::string deadline;  ///< as typed; empty without one
+    std::string deadline;  ///< as typed; empty if not given
 
     [[nodiscard]] json::object params() const {
         if (all) return {{"all", true}};
@@ -36,7 +36,7 @@ std::shared_ptr<Choice> add_choice(CLI::App* command) {
     return choice;
 }
 
-/// Calls one method while its progress is shown. Loads may take minutes; the fleet file bounds them.
+/// Calls a method and shows its progress. Loads may take minutes; the fleet file bounds them.
 json::value call_with_progress(const Session& session, std::string_view method, const Choice& choice) {
     ControlClient control = session.connect();
     const auto shown = is_terminal(stderr) ? Progress::Mode::bars : Progress::Mode::lines;
@@ -50,7 +50,7 @@ json::value call_with_progress(const Session& session, std::string_view method, 
         json::object wanted;
         if (!choice.all) wanted["models"] = json::value_from(choice.models);
         tell_of_new_supervisors(session, control, [&control, wanted] {
-            static_cast<void>(control.call("events.subscribe", wanted, limits::answer));  // else: no progress is shown
+            static_cast<void>(control.call("events.subscribe", wanted, limits::answer));  // on failure: no progress
         });
         (void)control.call("events.subscribe", wanted, limits::answer).value();
     }

@@ -1,4 +1,4 @@
-/// The commands that look once: why, info, crashes, gpus.
+/// The commands that print one report: why, info, crashes, gpus.
 
 #include <cstdio>
 
@@ -19,7 +19,7 @@ int show_why(const Session& session, const std::string& model) {
     return session.json ? print_json(why) : print(render_why(why, Style::of(stdout)));
 }
 
-/// What a worker says in its welcome: so the model is loaded if need be.
+/// Shows the methods from the worker's welcome, so it loads the model if need be.
 int show_methods(const Session& session, const std::string& model) {
     ControlClient control = session.connect();
     const Channel channel = Channel::open(control, model, {.client = "bulkhead info", .deadline = {}}).value();
@@ -34,7 +34,7 @@ int show_info(const Session& session) {
 
 struct Crashes {
     std::string model;  ///< empty: all
-    int limit = 0;      ///< 0: not said
+    int limit = 0;      ///< 0: not given
     bool full = false;
 };
 
@@ -44,10 +44,10 @@ int show_crashes(const Session& session, const Crashes& crashes) {
     const json::value answer = session.ask("crashes.list", std::move(params));
     const json::array& reports = array_member(answer, "crashes");
     if (reports.empty() && !crashes.model.empty())
-        (void)session.ask("model.why", {{"model", crashes.model}});  // refuses one that the fleet does not know either
+        (void)session.ask("model.why", {{"model", crashes.model}});  // refuses a model that the fleet does not know
     if (session.json) return print_json(answer);
     const Style style = Style::of(stdout);
-    // Of one model the newest in full, or as many as were asked for; those before it in a line each.
+    // For one model, the newest in full, or as many as asked for; earlier ones in one line each.
     const std::size_t in_full = crashes.full || (!crashes.model.empty() && crashes.limit > 0) ? reports.size()
                                 : crashes.model.empty()                                       ? 0
                                                                                               : 1;

@@ -38,7 +38,7 @@ int tell(const Error& error, bool json) {
     return exit_status(error.code);
 }
 
-/// --json may be what was not understood: then it still means what it says.
+/// Whether --json is given, even on a command line that could not be parsed.
 bool asks_for_json(int argc, const char* const* argv) {
     for (int i = 1; i < argc; ++i)
         if (std::string_view{argv[i]} == "--json") return true;
@@ -68,7 +68,7 @@ std::optional<int> parse(int argc, const char* const* argv, Session& session) {
     app.add_option("--socket", session.socket, "The daemon's control socket")->type_name("PATH");
     app.add_flag("--json", session.json, "One JSON document instead of text");
     app.require_subcommand(1);
-    app.fallthrough();  // inherited by the commands: global options are found after them, too
+    app.fallthrough();  // commands inherit it: global options may follow them
 
     add_up(app, session);
     add_down(app, session);

@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A folder of ours that nobody else can write to; made with mode 0700 where it is missing.
+/// Opens a folder of ours that only we can write to; creates it with mode 0700 if it is missing.
 Result<UniqueFd> open_own_folder(int parent, const std::string& name, const std::string& shown) {
     if (::mkdirat(parent, name.c_str(), 0700) != 0 && errno != EEXIST) {
         if (errno != ENOENT && errno != ENOTDIR) return system_error("creating the runtime directory " + shown, errno);
@@ -105,7 +105,7 @@ Result<json::value> start_daemon(const StartOptions& options) {
     if (!pid)
         return Error{pid.error().code, pid.error().attempt,
                      pid.error().remedy.empty() ? "install bulkheadd beside this program" : pid.error().remedy};
-    const UniqueFd pidfd = pidfd_of(*pid);  // our unreaped child: cannot be another's
+    const UniqueFd pidfd = pidfd_of(*pid);  // our unreaped child, so the pid cannot be another process'
     if (!pidfd) return system_error("opening a pidfd of the daemon", errno);
 
     while (left() > limits::start_probe) {
@@ -113,9 +113,9 @@ Result<json::value> start_daemon(const StartOptions& options) {
         Result<ControlClient> control = ControlClient::connect(options.socket);
         if (!control) continue;  // it does not listen yet
         Result<Answer> info = control->call("daemon.info", {}, left());
-        if (!info) continue;  // it has gone, or will be found gone; or time is up
+        if (!info) continue;  // it has gone, or is about to; or time is up
         if (integer_member(info->result, "keeper_pid") == *pid) return std::move(info->result);
-        // Another daemon answers: two were started at once, and ours lost.
+        // Another daemon answers: two were started at once, and ours lost the race.
         if (ends_within(pidfd, limits::start_loser)) return why_it_ended(*pid, output->get(), output_start);
         return Error{ErrorCode::already_running,
                      fmt::format("starting a daemon on {}: another one answers", options.socket.string()),

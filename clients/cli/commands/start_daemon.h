@@ -14,17 +14,17 @@ struct StartOptions {
     std::filesystem::path socket;
 };
 
-/// Starts a daemon in a session of its own and waits until it answers `daemon.info`, whose result it returns.
+/// Starts a daemon in its own session and waits until it answers `daemon.info`. Returns that result.
 ///
-/// What the daemon prints goes to `logs/bulkheadd.out` beside the socket: a pipe would end with us, and a
-/// daemon must neither die of SIGPIPE nor wait for a reader. If it dies before it answers, what it said there
-/// becomes the error.
+/// The daemon's output goes to `logs/bulkheadd.out` beside the socket. A pipe would end with us,
+/// and a daemon must neither die of SIGPIPE nor wait for a reader. If it dies before it answers,
+/// that output becomes the error.
 ///
-/// Errors  already_running, config_invalid, not_permitted for a runtime directory that others could write to,
-///         deadline_exceeded after `limits::start` (the daemon is then left as it is, and named)
+/// Errors  already_running, config_invalid, not_permitted for a runtime directory that others can write to,
+///         deadline_exceeded after `limits::start` (names the daemon, which keeps running)
 [[nodiscard]] Result<boost::json::value> start_daemon(const StartOptions& options);
 
-/// `bulkheadd` beside this program.
+/// The path of `bulkheadd` beside this program.
 [[nodiscard]] std::filesystem::path daemon_beside_us();
 
 }  // namespace bulkhead::cli

@@ -1,4 +1,4 @@
-/// The command that shows the fleet as it works: top.
+/// The command that shows the fleet at work: top.
 
 #include "clients/cli/top/top.h"
 #include "clients/cli/commands/command.h"

@@ -1,4 +1,4 @@
-/// The commands that put something new in place of what runs, and leave the workers alone: upgrade, reload.
+/// The commands that replace what runs without ending the workers: upgrade, reload.
 
 #include <algorithm>
 #include <cstdio>
@@ -27,7 +27,7 @@ json::array workers(ControlClient& control) {
     return array_member(ask_within_renewal(control, "fleet.status"), "models");
 }
 
-/// Something changed, the connection ended, or `until` has passed: true only for the last.
+/// Waits until something changes, the connection ends, or `until` passes. True only for the last.
 bool is_over(ControlClient& control, Clock::time_point until) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
     const Result<> told = control.wait_notification(std::max(left, std::chrono::milliseconds{1}));
@@ -41,13 +41,13 @@ bool is_worker(const json::value& row, const json::value& other) {
            text_member(row, "replica") == text_member(other, "replica");
 }
 
-/// Waits until a supervisor of another pid answers; its `daemon.info`.
+/// Waits until a supervisor with another pid answers. Returns its `daemon.info`.
 json::value successor(ControlClient& control, std::int64_t before) {
     const Clock::time_point until = Clock::now() + limits::renewal;
     for (;;) {
         json::value info = ask_within_renewal(control, "daemon.info");
         if (integer_member(info, "supervisor_pid") != before) return info;
-        // The old one, for a moment yet. Its end closes this connection.
+        // The old one still answers. Its end closes this connection.
         if (is_over(control, until))
             throw ErrorException{
                 {ErrorCode::deadline_exceeded,
@@ -56,7 +56,7 @@ json::value successor(ControlClient& control, std::int64_t before) {
     }
 }
 
-/// The fleet's rows once no worker is being adopted any more.
+/// Waits until no worker is being adopted. Returns the fleet's rows.
 json::array adopted(ControlClient& control) {
     const Clock::time_point until = Clock::now() + limits::adoption;
     control.on_reconnect([&control] { static_cast<void>(control.call("events.subscribe", {}, limits::answer)); });
@@ -74,10 +74,10 @@ json::array adopted(ControlClient& control) {
     }
 }
 
-/// How a worker that ran before the upgrade stands after it.
+/// What the upgrade did to a worker that ran before it.
 enum class Outcome { kept, lost, ended };
 
-/// One without a process now was unloaded meanwhile, by somebody's word, unless its state says that it crashed.
+/// Without a process, a worker was unloaded on request, unless its state says that it crashed.
 Outcome outcome_of(const json::value& worker, const json::array& now) {
     const auto row = std::ranges::find_if(now, [&](const auto& other) { return is_worker(other, worker); });
     if (row == now.end()) return Outcome::ended;
@@ -87,7 +87,8 @@ Outcome outcome_of(const json::value& worker, const json::array& now) {
     return pid || state == "backoff" || state == "quarantined" ? Outcome::lost : Outcome::ended;
 }
 
-/// Why the keeper is the old program still, though it was to re-execute; nothing when it is not, or cannot say.
+/// Why the keeper is still the old program although it should have re-executed; nothing if it is not, or is too old to
+/// tell.
 std::optional<Error> keeper_left_behind(const json::value& before, const json::value& now) {
     const auto executions = integer_member(now, "keeper_executions");
     if (!executions || *executions != integer_member(before, "keeper_executions").value_or(0)) return std::nullopt;
@@ -106,7 +107,7 @@ int upgrade(const Session& session, bool supervisor_only) {
     const json::array ran = workers(control);
     const std::int64_t supervisor = integer_member(before, "supervisor_pid").value_or(0);
 
-    // Whether it was done although its answer was lost, the next supervisor's pid tells.
+    // If the answer was lost, the next supervisor's pid tells whether the upgrade was done.
     const Result<Answer> asked = control.call("daemon.upgrade", {{"keeper", !supervisor_only}}, limits::renewal);
     if (!asked && asked.error().code != ErrorCode::not_running) throw ErrorException{asked.error()};
     const json::value info = successor(control, supervisor);
@@ -157,7 +158,7 @@ int upgrade(const Session& session, bool supervisor_only) {
                           "`bulkhead why` and `bulkhead logs` of that model tell the reason"}};
 }
 
-/// What an invalid file was refused with, back from what the daemon spelled as `validate --json` does.
+/// The errors of an invalid file, converted from the daemon's answer, which spells them as `validate --json` does.
 std::vector<config::Diagnostic> diagnostics_from(const json::object& data) {
     std::vector<config::Diagnostic> all;
     const json::value whole(data);

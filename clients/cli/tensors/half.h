@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-/// The two 16-bit floating-point formats, to and from float; rounding is to nearest, ties to even.
+/// Converts the two 16-bit floating-point formats to and from float; rounds to nearest, ties to even.
 namespace bulkhead::cli {
 
 [[nodiscard]] inline float from_bfloat16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }

@@ -11,7 +11,7 @@
 namespace bulkhead::cli {
 namespace {
 
-/// "name=value", with a name.
+/// Whether the text is "name=value" with a non-empty name.
 bool is_assignment(const std::string& text) { return text.find('=', 1) != std::string::npos; }
 
 Result<Source> open_source(const std::string& text) {
@@ -30,7 +30,7 @@ Result<Source> open_source(const std::string& text) {
     return Source{input.name, std::move(value)};
 }
 
-/// The entry of a method's inputs, parameters or outputs by this name.
+/// Finds the entry of that name in a method's inputs, parameters or outputs.
 const json::value* find_named(const json::value& method, std::string_view kind, std::string_view name) {
     for (const json::value& entry : array_member(method, kind))
         if (text_member(entry, "name") == name) return &entry;
@@ -70,7 +70,7 @@ Result<Input> fill_input(Channel& channel, const json::value& method, const Sour
 }  // namespace
 
 void take_assignments(CLI::Option* option, const char* type) {
-    option->type_name(type)->allow_extra_args(false);  // one value each: what follows may be NAME
+    option->type_name(type)->allow_extra_args(false);  // one value each: the next word may be NAME
     option->check([type](const std::string& text) {
         return is_assignment(text) ? std::string{} : fmt::format("\"{}\": write {}", text, type);
     });

@@ -97,7 +97,7 @@ json::value number_json(double value) {
     return value;
 }
 
-/// The double with the fewest digits that a float cannot tell from `value`: 0.1, not 0.10000000149011612.
+/// The double with the fewest digits that rounds to the same float: 0.1, not 0.10000000149011612.
 json::value float_json(float value) {
     if (!std::isfinite(value)) return number_json(value);
     std::array<char, 32> text;

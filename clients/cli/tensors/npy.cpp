@@ -68,7 +68,7 @@ Error damaged(std::string attempt) {
 
 }  // namespace
 
-/// The header is a Python dictionary: {'descr': '<f4', 'fortran_order': False, 'shape': (1, 512), }
+/// Parses the header, a Python dictionary: {'descr': '<f4', 'fortran_order': False, 'shape': (1, 512), }
 struct NpyHeaderParser {
     std::string_view text;
 
@@ -164,7 +164,7 @@ struct NpyHeaderParser {
 
 Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
     const std::string step = "reading " + path.string();
-    UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO must not make us wait
+    UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO must not block us
     if (!file) {
         Error error = system_error(step, errno);
         if (errno == ENOENT) error.code = ErrorCode::input_invalid;
@@ -227,7 +227,7 @@ Result<> write_npy(const std::filesystem::path& path, wire::DType dtype, std::sp
     const char order = element_size(dtype) == 1 ? '|' : '<';
     std::string header = fmt::format("{{'descr': '{}{}', 'fortran_order': False, 'shape': ({}{}), }}", order,
                                      descr->text, fmt::join(dims, ", "), dims.size() == 1 ? "," : "");
-    // Data begin at a multiple of 64, as numpy itself writes them, so that they can be mapped.
+    // Data start at a multiple of 64, as numpy writes them, so that they can be mapped.
     constexpr std::size_t prefix = 10;
     header.append(63 - (prefix + header.size()) % 64, ' ').push_back('\n');
     std::string whole{magic};

@@ -13,9 +13,9 @@
 
 namespace bulkhead::cli {
 
-/// A NumPy .npy file, opened and checked, its data not yet read: they go straight where they are needed.
+/// A NumPy .npy file, opened and checked. Its data are read later, straight to where they are needed.
 ///
-/// Format versions 1 and 2, little-endian, C order. The header must tell the truth: the file ends where it says.
+/// Format versions 1 and 2, little-endian, C order. The file must be exactly as long as its header says.
 /// Source  NEP 1, numpy.lib.format
 class NpyFile {
 public:
@@ -25,8 +25,8 @@ public:
     [[nodiscard]] wire::DType dtype() const noexcept { return header_.dtype; }
     [[nodiscard]] const std::vector<std::int64_t>& dims() const noexcept { return header_.dims; }
 
-    /// Reads the data into `to`, which has their size. May be called again.
-    /// Errors  input_invalid when the file was cut meanwhile
+    /// Reads the data into `to`, which must have their size. May be called again.
+    /// Errors  input_invalid if the file was truncated meanwhile
     [[nodiscard]] Result<> read(std::span<std::byte> to) const;
 
 private:
@@ -44,7 +44,7 @@ private:
     std::uint64_t data_offset_;
 };
 
-/// Writes one array, over what was there.
+/// Writes one array, replacing the file's contents.
 /// Errors  dtype_unsupported for bfloat16, which .npy has no name for; those of the file system
 [[nodiscard]] Result<> write_npy(const std::filesystem::path& path, wire::DType dtype,
                                  std::span<const std::int64_t> dims, std::span<const std::byte> bytes);

@@ -7,7 +7,7 @@
 
 #include <boost/json.hpp>
 
-/// Members of an answer, read without trust: one that is missing, null or of another type is simply not there.
+/// Reads members of an answer without trusting it: a missing, null or wrongly typed member counts as absent.
 namespace bulkhead::cli {
 
 namespace json = boost::json;
@@ -30,7 +30,7 @@ namespace json = boost::json;
     return failure ? std::nullopt : std::optional{integer};
 }
 
-/// A string as it is; anything else but null as JSON.
+/// A string member as it is; any other except null as JSON.
 [[nodiscard]] inline std::string text_member(const json::value& value, std::string_view key) {
     const json::value* found = member(value, key);
     if (found == nullptr || found->is_null()) return {};
@@ -47,14 +47,14 @@ namespace json = boost::json;
     return found != nullptr && found->is_bool() && found->get_bool();
 }
 
-/// Whether a model's files are in the page cache, by its row: "near", "far", or nothing where that is not known.
+/// Whether a model's files are in the page cache, from its row: "near", "far", or nothing if unknown.
 [[nodiscard]] inline std::string_view near_text(const json::value& row) {
     const json::value* found = member(row, "near");
     if (found == nullptr || !found->is_bool()) return {};
     return found->get_bool() ? "near" : "far";
 }
 
-/// An empty array where there is none.
+/// An empty array if the member is absent.
 [[nodiscard]] inline const json::array& array_member(const json::value& value, std::string_view key) {
     static const json::array none;
     const json::value* found = member(value, key);

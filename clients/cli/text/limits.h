@@ -1,6 +1,6 @@
 #pragma once
 
-/// Every wait of the command line ends at one of these, every size is bounded by one.
+/// Bounds of the command line's waits and sizes.
 
 #include <chrono>
 #include <cstddef>
@@ -10,21 +10,21 @@ namespace bulkhead::cli::limits {
 
 using namespace std::chrono_literals;
 
-inline constexpr std::chrono::milliseconds answer = 10s;  ///< of a question that the daemon answers from memory
-/// To subscribe again after a supervisor's death: the library itself gives up after 30 s without any that answers.
+inline constexpr std::chrono::milliseconds answer = 10s;  ///< for a question that the daemon answers from memory
+/// Subscribing again after a supervisor's death: the library gives up after 30 s without a supervisor.
 inline constexpr std::chrono::milliseconds renewal = 40s;
-inline constexpr std::chrono::milliseconds start = 30s;         ///< of `up`, until the daemon answers
-inline constexpr std::chrono::milliseconds start_probe = 20ms;  ///< between two tries to connect
-inline constexpr std::chrono::milliseconds start_loser = 5s;    ///< for our daemon to end when another one answers
-inline constexpr std::chrono::milliseconds keeper_end = 60s;    ///< of `down`, after the last receipt
-inline constexpr std::chrono::milliseconds watch = 1s;          ///< of `ps --watch`, between two pictures at the latest
+inline constexpr std::chrono::milliseconds start = 30s;         ///< for `up`, until the daemon answers
+inline constexpr std::chrono::milliseconds start_probe = 20ms;  ///< between two attempts to connect
+inline constexpr std::chrono::milliseconds start_loser = 5s;    ///< for our daemon to end after another one answered
+inline constexpr std::chrono::milliseconds keeper_end = 60s;    ///< for `down`, after the last receipt
+inline constexpr std::chrono::milliseconds watch = 1s;          ///< for `ps --watch`, longest pause between pictures
 
-inline constexpr std::chrono::milliseconds adoption = 60s;  ///< of `upgrade`, until no worker is being adopted
-inline constexpr int log_lines_max = 2000;                  ///< that the daemon keeps of one model
-inline constexpr int crashes_shown = 20;                    ///< of `crashes` without --limit
-inline constexpr std::size_t start_message_bytes = 4096;    ///< of what a daemon said before it died
+inline constexpr std::chrono::milliseconds adoption = 60s;  ///< for `upgrade`, until no worker is being adopted
+inline constexpr int log_lines_max = 2000;                  ///< lines that the daemon keeps per model
+inline constexpr int crashes_shown = 20;                    ///< by `crashes` without --limit
+inline constexpr std::size_t start_message_bytes = 4096;    ///< of the output of a daemon that died
 inline constexpr std::int64_t repeats_max = 10'000'000;
 inline constexpr std::size_t npy_header_bytes_max = 64 * 1024;  ///< numpy's own are below 1 KiB
-inline constexpr std::size_t shown_text_bytes_max = 16 * 1024;  ///< of one text that a peer gave
+inline constexpr std::size_t shown_text_bytes_max = 16 * 1024;  ///< of one text from a peer
 
 }  // namespace bulkhead::cli::limits

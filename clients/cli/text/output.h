@@ -6,11 +6,11 @@
 
 namespace bulkhead::cli {
 
-/// Writes to standard output, at once. Returns 0, a command's exit status, so that a command can end with it.
-/// Throws  ErrorException: internal when it cannot be written, such as to a full disk
+/// Writes to standard output at once. Returns 0, a success status that a command can return.
+/// Throws  ErrorException: internal if the write fails, for example on a full disk
 int print(std::string_view text);
 
-/// One JSON document and a newline. Throws  as `print`
+/// Prints one JSON document and a newline. Throws  as `print`
 int print_json(const boost::json::value& document);
 
 }  // namespace bulkhead::cli

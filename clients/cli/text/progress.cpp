@@ -33,7 +33,7 @@ std::string Progress::bar(const json::value& event, std::size_t width) {
 }
 
 void Progress::on_event(const json::object& event) {
-    const json::value whole(event);  // braces would make it an array of one
+    const json::value whole(event);  // parentheses: braces would make a one-element array
     const std::string kind = text_member(whole, "event");
     if (mode_ == Mode::none || (kind != "progress" && kind != "state")) return;
     const std::string worker = text_member(whole, "model") + "/" + text_member(whole, "replica");

@@ -9,8 +9,8 @@
 
 namespace bulkhead::cli {
 
-/// Shows how loads go, on standard error: a bar for each worker on a terminal, else a line per phase.
-/// The cursor always rests below what was drawn.
+/// Shows loads' progress on standard error: on a terminal a bar per worker, else a line per phase.
+/// The cursor stays below what was drawn.
 class Progress {
 public:
     enum class Mode { none, lines, bars };

@@ -17,7 +17,7 @@ Colour state_colour(std::string_view state) {
     if (state == "ready" || state == "busy") return Colour::green;
     if (state == "stopped") return Colour::dim;
     if (state == "crashed" || state == "backoff" || state == "quarantined") return Colour::red;
-    return Colour::yellow;  // on the way somewhere
+    return Colour::yellow;  // in transition
 }
 
 Table::Cell state_cell(const json::value& row, std::string_view key = "state") {
@@ -51,13 +51,13 @@ std::string gpus_text(const json::value& info) {
     return all.empty() ? "none" : all;
 }
 
-/// Of a row, or of `why`: what its model generates; null where it does not.
+/// Returns `generate` of a row or of `why`; null if the model does not generate.
 const json::value* generate_of(const json::value& row) {
     const json::value* found = member(row, "generate");
     return found != nullptr && found->is_object() ? found : nullptr;
 }
 
-/// "2/4", "4/4 +3" where requests wait.
+/// "2/4"; "4/4 +3" if requests wait.
 std::string slots_text(const json::value& generate) {
     std::string text = text_or_dash(generate, "active") + "/" + text_or_dash(generate, "slots");
     if (const auto queued = integer_member(generate, "queued").value_or(0); queued > 0)
@@ -65,7 +65,7 @@ std::string slots_text(const json::value& generate) {
     return text;
 }
 
-/// Of the last sequence; "-" before it.
+/// The last sequence's rate; "-" before the first.
 std::string rate_text(const json::value& generate) {
     const double rate = number_member(generate, "tokens_per_second").value_or(0);
     return rate > 0 ? fmt::format("{:.1f}", rate) : "-";
@@ -265,8 +265,8 @@ std::string render_info(const json::value& info, Style style) {
 
 namespace {
 
-/// "  graphs: off; 34 eager runs (a CPU has no graphs)", then a line a bucket. Reasons that held no run back are left
-/// out.
+/// "  graphs: off; 34 eager runs (a CPU has no graphs)", then a line per bucket. Omits reasons with
+/// no runs.
 std::string graphs_lines(const json::value& graphs) {
     std::string text = "  graphs: " + one_line(text_member(graphs, "mode"));
     if (const json::value* eager = member(graphs, "eager"); eager != nullptr && eager->is_object())
@@ -291,8 +291,8 @@ std::string graphs_lines(const json::value& graphs) {
     return text;
 }
 
-/// "  generating: 1/4 slots; 320 tokens, 26.1 tokens/s; steps: p50 37.9 ms, p99 39.2 ms, last 38.0 ms", and what else
-/// is known.
+/// "  generating: 1/4 slots; 320 tokens, 26.1 tokens/s; steps: p50 37.9 ms, p99 39.2 ms, last 38.0
+/// ms", and further facts if known.
 std::string generate_lines(const json::value& generate) {
     const auto count = [&](std::string_view name) { return integer_member(generate, name).value_or(0); };
     std::string text = fmt::format("  generating: {} slots; {} tokens, {} tokens/s", slots_text(generate),
@@ -409,7 +409,7 @@ std::string render_event(const json::value& event, Style style) {
         if (expected) text += fmt::format(", for about {}", ms_text(*expected));
         text += ": " + one_line(text_member(event, "reason"));
     } else {
-        text += one_line(json::serialize(event));  // of a later release
+        text += one_line(json::serialize(event));  // an event of a later release
     }
     return text + "\n";
 }

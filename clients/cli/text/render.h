@@ -1,6 +1,6 @@
 #pragma once
 
-/// Answers of the daemon as text for people. Pure functions; every text of a peer is made printable here.
+/// Renders the daemon's answers for people. Pure functions; they make all text from peers printable.
 
 #include <cstdint>
 #include <optional>
@@ -16,9 +16,9 @@
 
 namespace bulkhead::cli {
 
-/// Of a member, "-" where it is missing; less than nothing where others took device memory meanwhile.
+/// A member's size, "-" if it is missing; negative if others took device memory meanwhile.
 [[nodiscard]] std::string bytes_or_dash(const boost::json::value& row, std::string_view key);
-/// "exit 0" of {"code": 0}, "SIGKILL" of {"signal": "SIGKILL"}; "-" where it is missing.
+/// "exit 0" for {"code": 0}, "SIGKILL" for {"signal": "SIGKILL"}; "-" if it is missing.
 [[nodiscard]] std::string exit_text(const boost::json::value& row, std::string_view key);
 /// "0.42 ms", "12.3 ms", "1.53 s".
 [[nodiscard]] std::string ms_text(double ms);
@@ -37,20 +37,20 @@ namespace bulkhead::cli {
 /// "file:line:column: error: attempt" and the remedy on a line of its own, for each.
 [[nodiscard]] std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style);
 [[nodiscard]] std::string render_warnings(const std::vector<config::Diagnostic>& warnings, Style style);
-/// `errors`, or `warnings`, of what `validate --json` prints.
+/// `errors`, or `warnings`, of the output of `validate --json`.
 [[nodiscard]] boost::json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics);
 
 [[nodiscard]] std::string render_workers(const boost::json::array& rows, Style style);
 [[nodiscard]] std::string render_loaded(const boost::json::array& models, Style style);
 [[nodiscard]] std::string render_receipts(const boost::json::array& receipts, Style style);
 [[nodiscard]] std::string render_info(const boost::json::value& info, Style style);
-/// As a worker describes them: inputs, parameters and outputs of each, a line each.
+/// Methods as a worker describes them, with one line for each input, parameter and output.
 [[nodiscard]] std::string render_methods(const boost::json::object& methods, Style style);
-/// What `fleet.plan` answers: the sentence, then a line for each replica that would load or go.
+/// `fleet.plan`'s answer: its sentence, then a line for each replica that would load or go.
 [[nodiscard]] std::string render_plan(const boost::json::value& plan);
 [[nodiscard]] std::string render_why(const boost::json::value& why, Style style);
 [[nodiscard]] std::string render_crashes(const boost::json::array& reports, Style style);
-/// Reports that could not be written.
+/// Crash reports that could not be written.
 [[nodiscard]] std::string render_lost_crashes(const boost::json::value& lost);
 [[nodiscard]] std::string render_crash_report(const boost::json::value& report, Style style);
 [[nodiscard]] std::string render_gpus(const boost::json::value& status, Style style);

@@ -37,7 +37,7 @@ std::string render_crash_report(const json::value& report, Style style) {
     const std::string heading =
         fmt::format("{}, pid {}: {}", worker_of(report), text_or_dash(report, "pid"), text_or_dash(report, "cause"));
     std::string text = style.paint(one_line(heading), Colour::red) + "\n";
-    // What a peer gave is made printable here, where it is shown.
+    // Text from a peer is made printable here.
     const auto line = [&](std::string_view name, const std::string& value) {
         text += fmt::format("  {} {}\n", style.paint(fmt::format("{:<10}", name), Colour::dim), one_line(value));
     };

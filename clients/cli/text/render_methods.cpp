@@ -15,7 +15,7 @@ std::string scalar_text(const json::value* value) {
     return json::serialize(*value);
 }
 
-/// "float32 [1, samples=0..]": a range that nothing bounds has no end.
+/// "float32 [1, samples=0..]": an unbounded range has no upper end.
 std::string tensor_text(const json::value& tensor) {
     constexpr std::string_view unbounded = "9223372036854775807";
     std::vector<std::string> dims;
@@ -54,7 +54,7 @@ std::string render_methods(const json::object& methods, Style style) {
     Table table{{{"METHOD"}, {"KIND"}, {"NAME"}, {"TYPE"}, {"DESCRIPTION"}}};
     for (const auto& entry : methods) {
         const std::string_view name = entry.key();
-        const json::value& method = entry.value();  // a structured binding could not be captured below by clang 14
+        const json::value& method = entry.value();  // clang 14 cannot capture a structured binding below
         table.row({std::string{name}, bool_member(method, "streams") ? "streams" : "-", "-", "-",
                    text_member(method, "description")});
         const auto rows = [&](std::string_view members, const char* kind, const auto& type_text) {

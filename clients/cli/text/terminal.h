@@ -9,7 +9,7 @@ namespace bulkhead::cli {
 
 enum class Colour { plain, bold, dim, red, green, yellow };
 
-/// Whether text for a stream may carry colours: only on a terminal, and never with NO_COLOR set.
+/// Whether a stream's text may have colours: only on a terminal, and not with NO_COLOR set.
 struct Style {
     bool colours = false;
 
@@ -19,23 +19,23 @@ struct Style {
 
 [[nodiscard]] bool is_terminal(std::FILE* stream);
 
-/// Columns of the terminal behind a stream, 80 where it does not tell.
+/// Columns of the stream's terminal; 80 if unknown.
 [[nodiscard]] std::size_t terminal_width(std::FILE* stream);
 
-/// Text of a peer on one line: control characters, C1 included, and bytes that are no UTF-8 become '?'.
+/// A peer's text on one line: control characters (C1 too) and invalid UTF-8 become '?'.
 [[nodiscard]] std::string one_line(std::string_view text);
 
-/// Characters, not bytes. Wide and combining ones count as one.
+/// Counts characters, not bytes. Wide and combining ones count as one.
 [[nodiscard]] std::size_t width_of(std::string_view utf8);
 /// The first `width` characters.
 [[nodiscard]] std::string_view first_of(std::string_view utf8, std::size_t width);
 
-/// Rows of cells under a heading, in columns as wide as they need.
+/// Rows of cells under headings, in columns as wide as needed.
 class Table {
 public:
     struct Column {
         std::string heading;
-        bool right = false;  ///< numbers
+        bool right = false;  ///< right-aligned, for numbers
     };
     struct Cell {
         std::string text;
@@ -45,7 +45,7 @@ public:
     };
 
     explicit Table(std::vector<Column> columns) : columns_{std::move(columns)} {}
-    /// As many cells as there are columns; they are made printable here.
+    /// Adds a row with one cell per column; makes the cells printable.
     void row(std::vector<Cell> cells);
     [[nodiscard]] std::string text(Style style) const;
 

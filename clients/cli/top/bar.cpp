@@ -14,7 +14,7 @@ std::string repeated(const char* fill, std::size_t times) {
     return text;
 }
 
-/// A label within its part, and the fill around it; a part of less than four columns has none.
+/// A part's label, surrounded by fill; a part under four columns has no label.
 std::string labelled(const std::string& label, std::size_t columns, const char* fill, bool utf8) {
     constexpr std::size_t columns_min = 4;
     if (columns < columns_min || label.empty()) return repeated(fill, columns);
@@ -42,7 +42,7 @@ std::vector<std::size_t> share_out(const std::vector<std::uint64_t>& bytes, std:
         shares[i] = std::max<std::size_t>(until > given ? until - given : 0, bytes[i] > 0 ? 1 : 0);
         given += shares[i];
     }
-    for (; given > columns; --given) --*std::ranges::max_element(shares);  // what was rounded up
+    for (; given > columns; --given) --*std::ranges::max_element(shares);  // removes what rounding up added
     return shares;
 }
 
@@ -53,7 +53,7 @@ Line bar_of(const DeviceRow& device, std::size_t columns, const Fills& fills, bo
     const std::vector<std::size_t> shares = share_out(bytes, device.limit, columns);
 
     Line line;
-    bool next = false;  // neighbours differ
+    bool next = false;  // alternates, so that neighbours differ
     for (std::size_t i = 0; i < device.parts.size(); ++i) {
         const Part& part = device.parts[i];
         switch (part.kind) {

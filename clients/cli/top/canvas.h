@@ -7,7 +7,7 @@
 
 namespace bulkhead::cli::top {
 
-/// What a text means; a terminal's colours follow from it.
+/// The meaning of a text, which determines its colour.
 enum class Ink : std::uint8_t {
     plain,
     strong,
@@ -15,7 +15,7 @@ enum class Ink : std::uint8_t {
     good,
     busy,
     bad,
-    chosen,    ///< the row of the cursor
+    chosen,    ///< the row under the cursor
     resident,  ///< parts of a bar
     resident_next,
     reserved,
@@ -36,14 +36,14 @@ public:
     Line() = default;
     Line(std::string text, Ink ink = Ink::plain) { add(std::move(text), ink); }
     Line& add(std::string text, Ink ink = Ink::plain);
-    /// Spaces up to this column.
+    /// Adds spaces up to this column.
     Line& pad_to(std::size_t column);
-    /// Cut to so many columns; what is cut ends in "…" (a full stop in ASCII).
+    /// Cuts the line to `columns`; a cut line ends in "…" (a full stop in ASCII).
     void cut_to(std::size_t columns, bool utf8);
     [[nodiscard]] std::size_t width() const;
     [[nodiscard]] const std::vector<Span>& spans() const { return spans_; }
     [[nodiscard]] std::string text() const;
-    /// With escape sequences where `colours`; `chosen`, and the parts of a bar that have no fill, need them.
+    /// With escape sequences if `colours`; without them, `chosen` and bar parts without fill do not show.
     [[nodiscard]] std::string painted(bool colours) const;
     friend bool operator==(const Line&, const Line&) = default;
 
@@ -53,7 +53,7 @@ private:
 
 using Frame = std::vector<Line>;
 
-/// The first characters, "…" for what is missing.
+/// The first characters, with "…" for omitted ones.
 [[nodiscard]] std::string shortened(std::string_view text, std::size_t columns, bool utf8);
 
 }  // namespace bulkhead::cli::top

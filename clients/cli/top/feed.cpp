@@ -16,10 +16,10 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto reconnect_pause = 500ms;
-constexpr auto late = 3s;        ///< an answer that takes longer is missed
-constexpr auto given_up = 15s;   ///< then the connection is taken for dead
+constexpr auto late = 3s;        ///< an answer that takes longer is reported
+constexpr auto given_up = 15s;   ///< after this the connection counts as dead
 constexpr std::size_t orders_max = 16;
-constexpr std::size_t events_max = 256;  ///< between two frames; older ones are lost
+constexpr std::size_t events_max = 256;  ///< between two frames; older ones are dropped
 
 std::string text_of(const Error& error) {
     return one_line(error.remedy.empty() ? error.attempt : fmt::format("{}; {}", error.attempt, error.remedy));
@@ -104,7 +104,7 @@ void Feed::ask(Clock::time_point now) {
     asked_ = {};
     asked_at_ = now;
     for (const char* method : {"fleet.status", "fleet.memory"}) questions_[send(method, {})] = method;
-    if (has_gpus_) questions_[send("gpu.status", {})] = "gpu.status";  // without GPUs it would wake the driver
+    if (has_gpus_) questions_[send("gpu.status", {})] = "gpu.status";  // without GPUs, this would wake the driver
 }
 
 Result<> Feed::carry_out(const Order& order) {

@@ -15,14 +15,14 @@
 
 namespace bulkhead::cli::top {
 
-/// How an order went, in a line.
+/// The outcome of an order, in one line.
 struct Outcome {
     std::string text;
     bool is_bad = false;
 };
 
-/// Asks the daemon once a second, hears its events, and carries orders out; connects again when the connection ends.
-/// Never waits: its owner polls `fd` until `due`, then calls `work`.
+/// Asks the daemon once a second, receives its events, and carries out orders; reconnects if the
+/// connection ends. Never blocks: its owner polls `fd` until `due`, then calls `work`.
 class Feed {
 public:
     using Clock = std::chrono::steady_clock;
@@ -32,14 +32,14 @@ public:
     [[nodiscard]] bool has_unsent() const { return !unsent_.empty(); }
     [[nodiscard]] Clock::time_point due() const;
     void work(Clock::time_point now);
-    /// Errors  queue_full: too many are under way; not_running: there is no connection now
+    /// Errors  queue_full: too many orders are under way; not_running: no connection now
     [[nodiscard]] Result<> carry_out(const Order& order);
 
-    /// What came since the last call.
+    /// Returns what arrived since the last call.
     [[nodiscard]] std::optional<Sampler::Answers> take_answers() { return std::exchange(answers_, std::nullopt); }
     [[nodiscard]] std::vector<boost::json::object> take_events() { return std::exchange(events_, {}); }
     [[nodiscard]] std::vector<Outcome> take_outcomes() { return std::exchange(outcomes_, {}); }
-    /// Why there are no answers; empty while they come.
+    /// Why answers are missing; empty while they arrive.
     [[nodiscard]] std::string trouble(Clock::time_point now) const;
 
 private:
@@ -55,17 +55,17 @@ private:
     std::optional<ControlConnection> connection_;
     std::string unsent_;
     std::int64_t last_id_ = 0;
-    std::map<std::int64_t, std::string> questions_;  ///< methods of the present turn, by id
+    std::map<std::int64_t, std::string> questions_;  ///< methods asked in this turn, by id
     std::map<std::int64_t, Order> orders_;
-    Sampler::Answers asked_;  ///< of the present turn, as far as they came
+    Sampler::Answers asked_;  ///< answers of this turn so far
     std::optional<Sampler::Answers> answers_;
     std::vector<boost::json::object> events_;
     std::vector<Outcome> outcomes_;
     bool has_gpus_ = false;
-    std::string why_not_;  ///< there is no connection
+    std::string why_not_;  ///< why there is no connection
     std::optional<Clock::time_point> answered_at_;
     std::optional<Clock::time_point> asked_at_;
-    Clock::time_point next_{};  ///< question, or try to connect
+    Clock::time_point next_{};  ///< time of the next question or connection attempt
 };
 
 }  // namespace bulkhead::cli::top

@@ -13,7 +13,7 @@
 namespace bulkhead::cli::top {
 namespace {
 
-constexpr std::size_t wide = 60;  ///< columns from which sizes are spelled out
+constexpr std::size_t wide = 60;  ///< columns at which sizes are spelled out
 
 /// "bulkhead top   3 of 10 serve · 12.3 requests/s · 2 wait                     14:05:09"
 Line title(const Screen& screen, const View& view) {
@@ -42,7 +42,7 @@ Line title(const Screen& screen, const View& view) {
     return line;
 }
 
-/// What the parts of the bar are, with their sizes; without those that are not there.
+/// The meaning and sizes of the bar's parts; omits absent parts.
 Line legend(const DeviceRow& device, std::size_t indent, const View& view) {
     const Fills fills = Fills::of(view.colours, view.utf8);
     Line line{std::string(indent - 2, ' ')};
@@ -61,7 +61,7 @@ Line legend(const DeviceRow& device, std::size_t indent, const View& view) {
     return line;
 }
 
-/// "NVIDIA H100, 1980 MHz, 310 W, 64 °C, 87 % used, throttled by power cap"; empty of a CPU.
+/// "NVIDIA H100, 1980 MHz, 310 W, 64 °C, 87 % used, throttled by power cap"; empty for a CPU.
 Line sensors(const DeviceRow& device, std::size_t indent, const View& view) {
     std::vector<std::string> told;
     if (!device.description.empty()) told.push_back(device.description);
@@ -79,7 +79,7 @@ Line sensors(const DeviceRow& device, std::size_t indent, const View& view) {
     return line;
 }
 
-/// As many lines for each device as there is room for: the bar, then its legend, then a GPU's sensors.
+/// As many lines per device as fit: the bar, then its legend, then a GPU's sensors.
 Frame devices(const Screen& screen, std::size_t lines_max, const View& view) {
     const auto& all = screen.snapshot.devices;
     std::size_t name_width = 0;

@@ -5,18 +5,18 @@
 
 namespace bulkhead::cli::top {
 
-/// What a frame is drawn for.
+/// The target of a frame.
 struct View {
     std::size_t columns = 80;
-    std::size_t rows = 0;  ///< 0: as many as there are; without a cursor and keys, for a file or a pipe
+    std::size_t rows = 0;  ///< 0: no limit, no cursor and no keys, for a file or a pipe
     bool colours = false;
     bool utf8 = false;
 };
 
-/// Draws a screen: at most `rows` lines of at most `columns` columns. Scrolls the table so that the cursor is seen.
+/// Draws a screen: at most `rows` lines of at most `columns` columns. Scrolls the table to show the cursor.
 [[nodiscard]] Frame draw(Screen& screen, const View& view);
 
-/// The table alone: a heading, then the rows `first` to `first + count`.
+/// Draws only the table: a heading, then rows [first, first + count).
 [[nodiscard]] Frame draw_table(const Screen& screen, const std::vector<const WorkerRow*>& rows, std::size_t first,
                                std::size_t count, const View& view);
 

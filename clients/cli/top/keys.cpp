@@ -10,7 +10,7 @@ namespace {
 
 using Name = Key::Name;
 
-/// What follows ESC, as xterm and its successors send it, in both modes of the cursor keys.
+/// Sequences after ESC, as xterm and its successors send them, in both cursor key modes.
 constexpr std::array<std::pair<std::string_view, Name>, 14> sequences{{{"[A", Name::up},
                                                                        {"[B", Name::down},
                                                                        {"OA", Name::up},
@@ -26,7 +26,7 @@ constexpr std::array<std::pair<std::string_view, Name>, 14> sequences{{{"[A", Na
                                                                        {"[7~", Name::home},
                                                                        {"[8~", Name::end}}};
 
-/// Bytes of an escape sequence behind ESC; 0 while it is not complete.
+/// Length of the escape sequence after ESC; 0 if it is incomplete.
 std::size_t length_of_sequence(std::string_view text) {
     if (text.empty()) return 0;
     if (text[0] == 'O') return text.size() >= 2 ? 2 : 0;

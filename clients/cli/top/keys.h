@@ -26,12 +26,12 @@ struct Key {
     friend bool operator==(const Key&, const Key&) = default;
 };
 
-/// Takes keys out of what a terminal sends, which may come in pieces.
+/// Parses keys from a terminal's input, which may arrive in pieces.
 class KeyReader {
 public:
     void feed(std::string_view bytes) { pending_ += bytes; }
-    /// The next key; nothing where it is not complete. `at_rest`: nothing came for a moment, so that an escape
-    /// character alone is the key.
+    /// Returns the next key; nothing if it is incomplete. `at_rest`: no input arrived for a moment,
+    /// so a lone escape character is the key.
     [[nodiscard]] std::optional<Key> next(bool at_rest);
     [[nodiscard]] bool is_waiting() const { return !pending_.empty(); }
 

@@ -20,7 +20,7 @@ bool matches(const WorkerRow& row, std::string_view filter) {
     return filter.empty() || has(row.title()) || has(row.state) || has(row.device);
 }
 
-/// The most first, but for texts, and for the longest idle ones.
+/// Sorts descending, but texts ascending, and the longest idle first.
 bool goes_before(Sort sort, const WorkerRow& a, const WorkerRow& b) {
     switch (sort) {
     case Sort::fleet: return false;
@@ -128,7 +128,7 @@ void Screen::press_in_table(const Key& key, Effect& effect) {
     default: break;
     }
     if (row == nullptr) return;
-    chosen = row->title();  // the question stays about it, however the rows move
+    chosen = row->title();  // the question stays about this row however rows move
     const json::object models{{"models", json::array{json::string{row->name}}}};
     switch (key.text[0]) {
     case 'l': return ask("Load", {"model.load", row->name, models});

@@ -18,7 +18,7 @@ std::optional<std::uint64_t> maybe_bytes_of(const json::value& row, std::string_
     return static_cast<std::uint64_t>(*bytes);
 }
 
-/// A member's member; null where either is missing.
+/// Returns a member of a member; null if either is missing.
 const json::value& inner(const json::value& row, std::string_view key) {
     static const json::value none;
     const json::value* found = member(row, key);
@@ -69,7 +69,7 @@ DeviceRow device_of(const json::value& ledger) {
     return device;
 }
 
-/// Of a device without a ledger: what its workers hold now. What remains used is others'.
+/// Makes the row of a device without a ledger: its workers' present use; the rest of the used memory is others'.
 DeviceRow device_of(std::string name, std::uint64_t total, std::uint64_t used, const std::vector<WorkerRow>& workers) {
     DeviceRow device;
     device.name = std::move(name);

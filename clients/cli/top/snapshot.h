@@ -13,25 +13,25 @@
 
 namespace bulkhead::cli::top {
 
-/// One replica, as `fleet.status` shows it.
+/// One replica, from `fleet.status`.
 struct WorkerRow {
-    std::string name;  ///< of the model
+    std::string name;  ///< the model's name
     std::uint32_t replica = 0;
     bool alone = true;  ///< its model has no other replica
     std::string state;
     std::string device;
-    std::optional<std::uint64_t> bytes;     ///< of its device; without one, of the host
-    std::optional<std::uint64_t> allocated;  ///< by torch's allocator, of a GPU, to tensors
-    std::optional<std::uint64_t> reserved;   ///< by torch's allocator, of a GPU
-    std::optional<std::uint64_t> peak;       ///< while it served, of its device; where that is not known, reserved
+    std::optional<std::uint64_t> bytes;     ///< on its device; without one, on the host
+    std::optional<std::uint64_t> allocated;  ///< on a GPU, by torch's allocator, to tensors
+    std::optional<std::uint64_t> reserved;   ///< on a GPU, by torch's allocator
+    std::optional<std::uint64_t> peak;       ///< on its device, since it began to serve; else the peak of `reserved`
     double requests_per_s = 0;
-    std::optional<double> tokens_per_s;  ///< of a model that generates
-    std::optional<double> p50_ms;        ///< of a request; of a model that generates, of a step
+    std::optional<double> tokens_per_s;  ///< null unless the model generates
+    std::optional<double> p50_ms;        ///< of a request; for a generating model, of a step
     std::optional<double> p99_ms;
     std::uint64_t queued = 0;                 ///< requests in its queue
-    std::uint64_t waiting = 0;                ///< callers that wait until it is loaded
-    std::optional<std::int64_t> since_ms;     ///< Unix time of its state
-    std::optional<std::int64_t> unload_ms;    ///< Unix time when it goes, if it is not used before
+    std::uint64_t waiting = 0;                ///< callers waiting for it to load
+    std::optional<std::int64_t> since_ms;     ///< Unix time of its last state change
+    std::optional<std::int64_t> unload_ms;    ///< Unix time of its unload if it stays unused
     std::uint64_t errors = 0;
     std::uint64_t restarts = 0;
     bool pinned = false;
@@ -45,46 +45,46 @@ struct WorkerRow {
 struct Part {
     enum class Kind : std::uint8_t { resident, reserved, reclaiming };
     Kind kind{};
-    std::string label;  ///< whose
+    std::string label;  ///< its owner's name
     std::uint64_t bytes = 0;
 };
 
 struct DeviceRow {
     std::string name;         ///< "cpu", "cuda:0"
-    std::string description;  ///< of a GPU
+    std::string description;  ///< of a GPU; else empty
     std::uint64_t total = 0;
-    std::uint64_t limit = 0;  ///< that the daemon may use; `total` without a limit
+    std::uint64_t limit = 0;  ///< bytes that the daemon may use; `total` without a limit
     std::uint64_t margin = 0;  ///< kept free for others
     std::uint64_t others = 0;
-    std::vector<Part> parts;  ///< resident, reserved, reclaiming, in the order of the models
-    std::string trouble;      ///< lost, failing or quarantined: why
+    std::vector<Part> parts;  ///< by kind as in `Kind`, in the order of the models
+    std::string trouble;      ///< why it is lost, failing or quarantined
     std::optional<double> clock_mhz, power_w, temperature_c, utilization_percent;
-    std::vector<std::string> throttled;  ///< by what
+    std::vector<std::string> throttled;  ///< reasons
 
     [[nodiscard]] std::uint64_t sum(Part::Kind kind) const;
-    /// What others take, and the margin that is kept for them, of what the daemon may use.
+    /// Bytes of the daemon's share that others use, or that the margin keeps for them.
     [[nodiscard]] std::uint64_t crowding() const;
-    /// That a load could have.
+    /// Bytes that a load could have.
     [[nodiscard]] std::uint64_t free() const;
 };
 
-/// All that one frame shows of the daemon.
+/// The daemon's state that one frame shows.
 struct Snapshot {
     std::int64_t time_ms = 0;  ///< Unix time
     std::vector<WorkerRow> workers;
     std::vector<DeviceRow> devices;
 };
 
-/// Makes snapshots of the daemon's answers, and rates of its counters.
+/// Makes snapshots from the daemon's answers, and rates from its counters.
 class Sampler {
 public:
     struct Answers {
         boost::json::value status;  ///< of `fleet.status`
         boost::json::value memory;  ///< of `fleet.memory`
-        boost::json::value gpus;    ///< of `gpu.status`; null where it was not asked
+        boost::json::value gpus;    ///< of `gpu.status`; null if it was not asked
     };
-    /// Rates are those since the last call, 0 in the first and for a new process.
-    /// `machine`  for fleets without limits, of which the daemon keeps no ledger
+    /// Returns rates since the last call; 0 in the first call and for a new process.
+    /// `machine`  for fleets without limits, for which the daemon keeps no ledger
     [[nodiscard]] Snapshot take(const Answers& answers, MachineMemory machine, std::int64_t time_ms);
 
 private:

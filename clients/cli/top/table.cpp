@@ -11,7 +11,7 @@ namespace bulkhead::cli::top {
 namespace {
 
 struct Cell {
-    std::string text;  ///< empty: not known, or nothing to tell
+    std::string text;  ///< empty: unknown, or nothing to show
     Ink ink = Ink::plain;
 };
 
@@ -19,9 +19,9 @@ struct Column {
     const char* heading;
     std::size_t width;
     bool right;
-    int importance;  ///< where columns are few, those with the higher ones stay
+    int importance;  ///< with too few columns, the higher ones stay
     Sort sort;       ///< `fleet`: none
-    bool optional;   ///< left out where no row has anything
+    bool optional;   ///< omitted if it is empty in all rows
     Cell (*cell)(const WorkerRow& row, std::int64_t now_ms);
 };
 
@@ -29,7 +29,7 @@ Ink ink_of(std::string_view state) {
     if (state == "ready" || state == "busy") return Ink::good;
     if (state == "stopped") return Ink::dim;
     if (state == "crashed" || state == "backoff" || state == "quarantined") return Ink::bad;
-    return Ink::busy;  // on the way somewhere
+    return Ink::busy;  // in transition
 }
 
 Cell number(std::uint64_t value, Ink ink = Ink::plain) { return {std::to_string(value), value == 0 ? Ink::dim : ink}; }
@@ -88,7 +88,7 @@ constexpr std::array columns{
 };
 constexpr std::size_t gap = 2;
 
-/// Which of `columns`, by what there is room for beside the names.
+/// Selects the columns that fit beside the names.
 std::vector<const Column*> fitting(const Screen& screen, std::size_t room) {
     std::vector<const Column*> chosen;
     for (const Column& column : columns) {
@@ -121,7 +121,7 @@ Frame draw_table(const Screen& screen, const std::vector<const WorkerRow*>& rows
                  const View& view) {
     constexpr std::size_t name_min = 8;
     const bool has_cursor = view.rows > 0;
-    const std::size_t margin = has_cursor ? 2 : 0;  // of the cursor
+    const std::size_t margin = has_cursor ? 2 : 0;  // for the cursor
     std::size_t name_width = name_min;
     for (const WorkerRow& row : screen.snapshot.workers) name_width = std::max(name_width, width_of(row.title()));
     name_width = std::min(name_width, std::max(name_min, view.columns / 3));

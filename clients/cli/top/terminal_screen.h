@@ -12,8 +12,8 @@
 
 namespace bulkhead::cli::top {
 
-/// Signals that end or resize a full-screen program, as a descriptor to poll. The destructor lets them act again; a
-/// signal that came and was not taken then acts.
+/// Signals that end or resize a full-screen program, as a descriptor to poll. The destructor
+/// restores their actions; a pending signal then takes effect.
 class Signals {
 public:
     /// Errors  resources_exhausted
@@ -23,7 +23,7 @@ public:
     ~Signals();
 
     [[nodiscard]] int fd() const { return fd_.get(); }
-    /// The next one that came; 0 when there is none.
+    /// Takes the next pending signal; 0 if there is none.
     [[nodiscard]] int take();
 
 private:
@@ -32,26 +32,26 @@ private:
     sigset_t before_;
 };
 
-/// The terminal of standard input and output: keys at once, nothing echoed, an alternate screen without a cursor. The
-/// destructor brings everything back.
+/// The terminal of standard input and output, in raw mode: keys arrive at once without echo, on an
+/// alternate screen without a cursor. The destructor restores it.
 class TerminalScreen {
 public:
     struct Size {
         std::size_t columns;
         std::size_t rows;
     };
-    /// Errors  input_invalid where they are not a terminal
+    /// Errors  input_invalid if they are not a terminal
     static Result<TerminalScreen> open(bool colours);
     TerminalScreen(TerminalScreen&& other) noexcept;
     TerminalScreen& operator=(TerminalScreen&&) = delete;
     ~TerminalScreen();
 
     [[nodiscard]] Size size() const;
-    /// Writes the lines that changed. Errors  internal: the terminal takes nothing any more
+    /// Writes the lines that changed. Errors  internal: the terminal accepts no output
     [[nodiscard]] Result<> show(Frame frame);
-    /// The next `show` writes all lines.
+    /// Makes the next `show` write all lines.
     void forget() { shown_.reset(); }
-    /// Leaves the screen to the shell, and comes back.
+    /// Returns the screen to the shell; `enter` takes it back.
     void leave();
     void enter();
 

@@ -25,8 +25,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Feed::Clock;
 
-constexpr auto redraw_pause = 250ms;  ///< between two frames that events ask for
-constexpr auto key_pause = 50ms;      ///< an escape character with nothing behind it is the key
+constexpr auto redraw_pause = 250ms;  ///< between two frames caused by events
+constexpr auto key_pause = 50ms;      ///< after this, a lone escape character is the key
 
 bool has_utf8() {
     for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
@@ -43,7 +43,7 @@ std::int64_t unix_ms() {
         .count();
 }
 
-/// Throws  ErrorException where none answers
+/// Throws  ErrorException if no daemon answers
 void find_daemon(const std::filesystem::path& socket) { (void)ControlConnection::connect(socket).value(); }
 
 int milliseconds_until(Clock::time_point when) {
@@ -53,7 +53,7 @@ int milliseconds_until(Clock::time_point when) {
 
 short wanted(const Feed& feed) { return static_cast<short>(feed.has_unsent() ? POLLIN | POLLOUT : POLLIN); }
 
-/// The next answers. Throws  ErrorException, as `ControlClient`
+/// Waits for the next answers. Throws  ErrorException, as `ControlClient`
 Sampler::Answers next_answers(Feed& feed) {
     const Clock::time_point until = Clock::now() + limits::answer;
     for (;;) {
@@ -99,13 +99,13 @@ std::string text_of(const Frame& frame, bool colours) {
     return text;
 }
 
-/// The screen of one person: keys, signals, answers in; frames out.
+/// One user's screen: takes keys, signals and answers; draws frames.
 class Session {
 public:
     Session(const std::filesystem::path& socket, TerminalScreen& terminal, Signals& signals)
         : feed_{socket}, terminal_{terminal}, signals_{signals}, style_{Style::of(stdout)}, utf8_{has_utf8()} {}
 
-    /// Returns  the signal that ended it, 0 when the person left
+    /// Returns  the signal that ended it; 0 if the user quit
     int run() {
         for (;;) {
             feed_.work(Clock::now());
@@ -121,7 +121,7 @@ public:
 
 private:
     [[nodiscard]] Clock::time_point wake_at() const {
-        Clock::time_point when = std::min(feed_.due(), Clock::now() + 1s);  // the clock, and how long ago things were
+        Clock::time_point when = std::min(feed_.due(), Clock::now() + 1s);  // for the clock and the ages shown
         if (changed_) when = std::min(when, drawn_at_ + redraw_pause);
         if (keys_.is_waiting()) when = std::min(when, Clock::now() + key_pause);
         return when;
@@ -172,7 +172,7 @@ private:
         return std::nullopt;
     }
 
-    /// False at the end of the terminal.
+    /// False if the terminal has closed.
     bool read_keys() {
         std::array<char, 256> bytes;
         const ssize_t count = ::read(STDIN_FILENO, bytes.data(), bytes.size());
@@ -181,7 +181,7 @@ private:
         return true;
     }
 
-    /// True when the person leaves.
+    /// True if the user quits.
     bool press_keys(bool at_rest) {
         while (const auto key = keys_.next(at_rest)) {
             at_once_ = true;
@@ -203,12 +203,12 @@ private:
     Sampler sampler_;
     Screen screen_;
     KeyReader keys_;
-    bool at_once_ = true;   ///< draw before anything else
-    bool changed_ = false;  ///< draw when the last frame was seen for a moment
+    bool at_once_ = true;   ///< draw without delay
+    bool changed_ = false;  ///< draw after `redraw_pause`
     Clock::time_point drawn_at_{};
 };
 
-/// Returns  the signal that ended it, 0 when the person left. The terminal is as before.
+/// Returns  the signal that ended it; 0 if the user quit. Restores the terminal.
 int run_session(const std::filesystem::path& socket) {
     Signals signals = Signals::open().value();
     TerminalScreen terminal = TerminalScreen::open(Style::of(stdout).colours).value();
@@ -252,10 +252,10 @@ int print_rows(const std::filesystem::path& socket) {
 int run_screen(const std::filesystem::path& socket) {
     find_daemon(socket);
     try {
-        if (const int signal = run_session(socket); signal != 0) ::raise(signal);  // the shell sees what ended it
+        if (const int signal = run_session(socket); signal != 0) ::raise(signal);  // for the shell's exit status
         return 0;
     } catch (...) {
-        throw;  // caught, so that the terminal was brought back on the way here
+        throw;  // caught so that unwinding restores the terminal
     }
 }
 

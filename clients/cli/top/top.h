@@ -4,18 +4,18 @@
 
 namespace bulkhead::cli::top {
 
-/// Draws the fleet once, with rates over one second. With `as_json` one document.
+/// Draws the fleet once, with rates over one second. With `as_json`, prints one document.
 /// Returns 0, a command's exit status. Throws  ErrorException, as `ControlClient`
 [[nodiscard]] int show_once(const std::filesystem::path& socket, bool as_json);
 
-/// Prints the same again every second, until nobody reads it or the daemon is gone.
+/// Prints the rows every second until the reader or the daemon has gone.
 [[nodiscard]] int print_rows(const std::filesystem::path& socket);
 
-/// The full screen, until the person leaves it. A daemon that goes away is waited for.
-/// Throws  ErrorException: input_invalid without a terminal; not_running where there is no daemon at the start
+/// Runs the full screen until the user quits. Waits for a daemon that goes away.
+/// Throws  ErrorException: input_invalid without a terminal; not_running if no daemon runs at the start
 [[nodiscard]] int run_screen(const std::filesystem::path& socket);
 
-/// Whether standard input and output are a terminal that can be drawn on.
+/// Whether standard input and output are a terminal that supports drawing.
 [[nodiscard]] bool has_screen();
 
 }  // namespace bulkhead::cli::top

@@ -33,7 +33,7 @@ Result<AsyncChannel> AsyncChannelState::make(asio::any_io_executor executor, std
 }
 
 std::uint64_t AsyncChannelState::add(Operation operation, asio::cancellation_slot slot) {
-    // The operation's own wait reads the answer; the idle poller need not watch.
+    // The operation itself waits for the answer; the idle poller need not watch.
     if (std::exchange(rests_, false)) idle_poller_->wait(-1, Clock::now() + limits::rest);
     cancel_by(slot, ++last_operation_);
     operations_.emplace(last_operation_, std::move(operation));
@@ -47,7 +47,7 @@ std::uint64_t AsyncChannelState::add_inference(Request request, std::optional<Co
     const asio::cancellation_slot slot = completing ? completing->slot() : asio::cancellation_slot{};
     const std::uint64_t number =
         add({Inference{Inference::Queued{}, std::move(completing), std::move(request), Clock::now()}, until}, slot);
-    advance(operations_.find(number));  // sent at once where that goes
+    advance(operations_.find(number));  // sends it at once if possible
     return number;
 }
 
@@ -129,17 +129,17 @@ void AsyncChannelState::reopen(std::optional<milliseconds> deadline, Completing<
     if (phase_ == Phase::serving) {
         if (!channel_->session().ended() && !channel_->session().closing())
             return complete<void>(std::move(completing), {});
-        if (!control_) return complete<void>(std::move(completing), channel_->reopen(deadline));  // it says why not
+        if (!control_) return complete<void>(std::move(completing), channel_->reopen(deadline));  // returns why not
     }
     const asio::cancellation_slot slot = completing.slot();
-    // The one that starts it gets the daemon's own error, which says more.
+    // The one that starts it gets the daemon's own error, which tells more.
     const bool joins = phase_ == Phase::reopening && deadline;
     const std::uint64_t number =
         add({Reopening{std::move(completing)}, joins ? deadline_in(*deadline) : Clock::time_point::max()}, slot);
     start_reopening(deadline, number);
 }
 
-/// A signal on its cancellation slot cancels the operation.
+/// Makes a signal on the cancellation slot cancel the operation.
 void AsyncChannelState::cancel_by(asio::cancellation_slot slot, std::uint64_t number) {
     if (!slot.is_connected()) return;
     slot.assign([weak = weak_from_this(), number](asio::cancellation_type) {
@@ -168,7 +168,7 @@ void AsyncChannelState::pump_soon() {
 
 void AsyncChannelState::pump() {
     if (phase_ == Phase::closed) return;
-    // One asks for a slab at a time. The answer is for whoever asked, who therefore looks first.
+    // One operation asks for a slab at a time. The answer belongs to it, so it looks first.
     const auto asker = std::ranges::find_if(operations_, [](const auto& each) {
         const auto* wait = std::get_if<SlabWait>(&each.second.kind);
         return wait != nullptr && wait->asked;
@@ -202,7 +202,7 @@ bool AsyncChannelState::advance(Operations::iterator operation, Inference& infer
     if (const auto* flight = inference.in_flight()) {
         const auto state = channel_->state_of(flight->request_id);
         if (state == ReconnectingChannel::RequestState::lost) return true;
-        if (!inference.completing) return false;  // a stream: its parts stay with the session
+        if (!inference.completing) return false;  // a stream: the session keeps its parts
         if (state == ReconnectingChannel::RequestState::answered || now > until)
             finish(operation, inference, channel_->take_now(flight->request_id, inference.request.in_parts));
         return false;
@@ -276,12 +276,12 @@ void AsyncChannelState::reopened(Result<std::shared_ptr<WorkerSession>> session,
         if (const auto operation = operations_.find(hasty); operation != operations_.end())
             end(operation, session.error());
         poll_idle();
-        return pump();  // which asks again for the others
+        return pump();  // asks again for the others
     }
     for (auto next = operations_.begin(); next != operations_.end();) {
         const auto operation = next++;
         if (auto* wait = std::get_if<SlabWait>(&operation->second.kind)) {
-            if (session) wait->asked = false;  // whom it asked is gone
+            if (session) wait->asked = false;  // the session that it asked is gone
         } else if (auto* reopening = std::get_if<Reopening>(&operation->second.kind)) {
             complete<void>(std::move(reopening->completing), session ? Result<>{} : Result<>{session.error()});
             operations_.erase(operation);
@@ -310,7 +310,7 @@ void AsyncChannelState::watch() {
     }
     std::erase_if(watches_, [this](const auto& watched) {
         if (watched->is_needed) return false;
-        watched->io.cancel();  // an idle channel keeps no loop running
+        watched->io.cancel();  // an idle channel must not keep a loop running
         return watched->session->ended() || watched->session != channel_->present_session();
     });
 }
@@ -339,7 +339,7 @@ void AsyncChannelState::set_alarm() {
         if (inference == nullptr || inference->completing) first = std::min(first, operation.until);
     }
     if (first == Clock::time_point::max()) {
-        alarm_.expires_at(first);  // forgets the last one, which a stream may wait for again
+        alarm_.expires_at(first);  // forgets the last one, which a stream may set again
         return;
     }
     if (alarm_.expiry() == first + milliseconds{1}) return;
@@ -349,8 +349,8 @@ void AsyncChannelState::set_alarm() {
     });
 }
 
-/// A channel at rest still hears its worker, which may ask for memory back, and returns what it does not use. A stream
-/// whose parts are not taken is not at rest: reading ahead would gather them here.
+/// Lets a channel at rest handle its worker's messages, which may ask for memory back, and return
+/// unused slabs. A stream with untaken parts is not at rest: reading ahead would collect them here.
 void AsyncChannelState::poll_idle() {
     if (phase_ != Phase::serving) return;
     WorkerSession& session = channel_->session();

@@ -21,13 +21,13 @@
 
 namespace bulkhead {
 
-/// The operations of an `AsyncChannel`, and the pump that advances them. Everything happens on one executor.
+/// The operations of an `AsyncChannel`, and the pump that advances them, all on one executor.
 class AsyncChannelState : public std::enable_shared_from_this<AsyncChannelState> {
 public:
     template <typename T>
     using Awaitable = boost::asio::awaitable<T>;
 
-    /// `control` is null for an adopted channel; `channel` has its first session.
+    /// `control` is null for an adopted channel; `channel` already has its first session.
     static Result<AsyncChannel> make(boost::asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
                                      std::unique_ptr<ReconnectingChannel> channel);
     void infer(Request request, Completing<Reply> completing);
@@ -36,7 +36,7 @@ public:
     void reopen(std::optional<std::chrono::milliseconds> deadline, Completing<void> completing);
     void close();
 
-    // A request whose answer is taken in parts. `stream` returns the number that the others name it by.
+    // A request whose answer is taken in parts. `stream` returns its number, which the other two take.
     std::uint64_t stream(Request request);
     void next(std::uint64_t number, Completing<Reply> completing);
     void abandon(std::uint64_t number);
@@ -46,30 +46,30 @@ public:
 
 private:
     struct Inference {
-        struct Queued {};  ///< for the next worker
+        struct Queued {};  ///< waits for the next worker
         struct InFlight {
             std::uint64_t request_id;  ///< of `channel_`
         };
         struct Ended {
-            Result<Reply> outcome;  ///< of a stream for which nobody waited
+            Result<Reply> outcome;  ///< of a stream with no wait under way
         };
         std::variant<Queued, InFlight, Ended> state;
-        std::optional<Completing<Reply>> completing;  ///< of a stream only while somebody waits
+        std::optional<Completing<Reply>> completing;  ///< for a stream, only during a wait
         Request request;
         Clock::time_point asked;
 
         [[nodiscard]] const InFlight* in_flight() const noexcept { return std::get_if<InFlight>(&state); }
     };
-    /// Needs room in a slab, or on the GPU, and may have to wait for one more slab.
+    /// Needs room in a slab, or on the GPU, and may wait for one more slab.
     struct SlabWait {
         std::function<Result<bool>(bool& asked)> attempt;  ///< true when done
         std::function<void(const Result<>& done)> complete;
-        bool asked = false;  ///< the slab, or the refusal, on its way answers this one
+        bool asked = false;  ///< the slab or refusal on its way is for this one
     };
     struct Reopening {
         Completing<void> completing;
     };
-    /// Waits at a session's descriptor, which it keeps. Owns  nothing of the session's
+    /// Waits on a session's descriptor and keeps the session. Does not own the descriptor.
     struct Watch {
         Watch(const boost::asio::any_io_executor& executor, std::shared_ptr<WorkerSession> of)
             : session{std::move(of)}, io{executor, session->fd()} {}
@@ -78,11 +78,11 @@ private:
         std::shared_ptr<WorkerSession> session;
         boost::asio::posix::stream_descriptor io;
         bool waits = false;
-        bool is_needed = false;  ///< an operation waits for what this worker sends
+        bool is_needed = false;  ///< an operation waits for this worker's messages
     };
     struct Operation {
         std::variant<Inference, SlabWait, Reopening> kind;
-        Clock::time_point until;  ///< the client's own patience
+        Clock::time_point until;  ///< the client's own deadline
     };
     using Operations = std::map<std::uint64_t, Operation>;
 
@@ -97,34 +97,34 @@ private:
     void cancel_by(boost::asio::cancellation_slot slot, std::uint64_t number);
     void cancel(std::uint64_t number);
 
-    /// Advances each operation as far as that goes now, then arranges to be called again. Runs after every change.
+    /// Advances each operation as far as possible, then schedules the next call. Runs after every change.
     void pump();
     void pump_soon();
-    /// True where the operation needs a session with the next worker.
+    /// True if the operation needs a session with the next worker.
     bool advance(Operations::iterator operation);
     bool advance(Operations::iterator operation, Inference& inference);
     void advance(Operations::iterator operation, SlabWait& wait);
-    /// Hands out an outcome, or a part.
+    /// Delivers an outcome, or a part.
     void finish(Operations::iterator operation, Inference& inference, Result<Reply> outcome);
     void end(Operations::iterator operation, const Error& reason);
     template <typename T>
     void complete(Completing<T> completing, Result<T> outcome);
 
-    /// `deadline` is that of operation `hasty`, which is the only one that ends when it passes.
+    /// `deadline` belongs to operation `hasty`, the only one that ends when it passes.
     void start_reopening(std::optional<std::chrono::milliseconds> deadline, std::uint64_t hasty = 0);
     static Awaitable<void> reopen_session(std::shared_ptr<AsyncChannelState> self,
                                           std::optional<std::chrono::milliseconds> deadline, std::uint64_t hasty);
     void reopened(Result<std::shared_ptr<WorkerSession>> session, std::uint64_t hasty);
 
-    /// Waits for what workers send, while somebody waits for it.
+    /// Waits for workers' messages while an operation needs them.
     void watch();
     void watch(const std::shared_ptr<WorkerSession>& session);
     void set_alarm();
     void poll_idle();
 
     enum class Phase {
-        serving,    ///< or its worker is lost, and no operation needs the next one yet
-        reopening,  ///< asks for the next worker
+        serving,    ///< or its worker is lost, but no operation needs the next one yet
+        reopening,  ///< asking for the next worker
         closed,     ///< the AsyncChannel was dropped
     };
 
@@ -135,18 +135,18 @@ private:
     Operations operations_;
     std::uint64_t last_operation_ = 0;
 
-    /// Of the present session, and of those that drain and still owe answers.
+    /// Watches for the present session, and for draining ones that still owe answers.
     std::vector<std::shared_ptr<Watch>> watches_;
-    boost::asio::steady_timer alarm_;  ///< at the first of all `until`
+    boost::asio::steady_timer alarm_;  ///< set to the earliest `until`
     std::shared_ptr<IdlePoller> idle_poller_;
-    std::uint64_t last_operation_polled_ = 0;  ///< the last one when `poll_idle` ran
-    bool rests_ = false;                       ///< nothing was asked for since, and `idle_poller_` waits at the session
+    std::uint64_t last_operation_polled_ = 0;  ///< at the last run of `poll_idle`
+    bool rests_ = false;                       ///< no operation since then; `idle_poller_` watches the session
 };
 
 template <typename T>
 void AsyncChannelState::complete(Completing<T> completing, Result<T> outcome) {
     if (auto slot = completing.slot(); slot.is_connected()) slot.clear();
-    // Posted: this may be the function that started the operation, and the handler may start the next one.
+    // Posted: this may run in the function that started the operation, and the handler may start another.
     boost::asio::post(executor_, [completing = std::move(completing), outcome = std::move(outcome)]() mutable {
         std::move(completing)(std::move(outcome));
     });

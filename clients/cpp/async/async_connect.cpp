@@ -15,7 +15,7 @@ namespace asio = boost::asio;
 
 namespace {
 
-/// Unmapping memory on the GPU waits for the GPU, which may wait for the loop: done on another thread.
+/// Unmaps on another thread: unmapping GPU memory waits for the GPU, which may wait for the loop.
 WorkerSession::Unmapping unmapping_beside(asio::any_io_executor loop) {
     return [loop = std::move(loop)](SlabMemory memory, std::function<void()> then) {
         auto unmap = [loop, memory = std::move(memory), then = std::move(then)]() mutable {

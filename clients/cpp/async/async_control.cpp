@@ -30,11 +30,11 @@ Error closed(std::string_view what) {
 
 struct AsyncControlState::Connection {
     ControlConnection socket;
-    asio::posix::stream_descriptor io;  ///< only waits; the descriptor is that of `socket`
+    asio::posix::stream_descriptor io;  ///< only for waits; `socket` owns the descriptor
     std::map<std::int64_t, Exchange*> exchanges;
     std::int64_t last_id = 0;
     std::string unsent;
-    std::uint64_t queued_bytes = 0, sent_bytes = 0;  ///< of its whole life
+    std::uint64_t queued_bytes = 0, sent_bytes = 0;  ///< since it was opened
     bool reading = false, writing = false;
     bool ended = false;
 
@@ -43,7 +43,7 @@ struct AsyncControlState::Connection {
     ~Connection() { io.release(); }
 };
 
-/// Each call that waits for an answer on it is told, and its method decides whether to repeat it.
+/// Notifies each call that awaits an answer on it; the method decides whether the call is repeated.
 void AsyncControlState::end(Connection& connection, const std::optional<Error>& reason) {
     if (std::exchange(connection.ended, true)) return;
     connection.io.cancel();
@@ -106,7 +106,7 @@ AsyncControlState::Awaitable<void> AsyncControlState::write(std::shared_ptr<Asyn
     while (!connection->ended && !connection->unsent.empty()) {
         const Result<std::optional<std::size_t>> sent = connection->socket.send_some(connection->unsent);
         if (!sent) co_return self->end(*connection, sent.error());
-        if (!*sent) break;  // what the daemon had answered before is read until the end
+        if (!*sent) break;  // reads answers that the daemon sent before, up to the end
         connection->unsent.erase(0, **sent);
         connection->sent_bytes += **sent;
         if (**sent == 0)
@@ -116,7 +116,7 @@ AsyncControlState::Awaitable<void> AsyncControlState::write(std::shared_ptr<Asyn
     connection->writing = false;
 }
 
-/// One line of the daemon. Descriptors are claimed at once: they lie in the order of the answers.
+/// Handles one line of the daemon. Claims descriptors at once: they arrive in the order of the answers.
 void AsyncControlState::take(Connection& connection, json::object object) {
     const json::value* id = object.if_contains("id");
     if (id == nullptr) {
@@ -129,7 +129,7 @@ void AsyncControlState::take(Connection& connection, json::object object) {
     }
     json::object data;
     const json::value* error = object.if_contains("error");
-    // The answer to what the daemon could not, or will not, read: the connection is useless.
+    // The daemon could not, or will not, read a request: the connection is useless.
     if (id->is_null() && error != nullptr) return end(connection, control::error_from(*error, data));
 
     const auto found = id->is_int64() ? connection.exchanges.find(id->get_int64()) : connection.exchanges.end();
@@ -144,7 +144,7 @@ void AsyncControlState::take(Connection& connection, json::object object) {
     if (broken) end(connection);
 }
 
-/// Ends with an answer, the end of the connection, `until`, or a cancellation.
+/// Ends with an answer, with the connection, at `until`, or by a cancellation.
 AsyncControlState::Awaitable<void> AsyncControlState::exchange(std::shared_ptr<Connection> connection,
                                                                std::string_view method, const json::object& params,
                                                                Clock::time_point until, Exchange& result) {
@@ -158,7 +158,7 @@ AsyncControlState::Awaitable<void> AsyncControlState::exchange(std::shared_ptr<C
     connection->unsent += *line;
     result.end_of_line = connection->queued_bytes += line->size();
     connection->exchanges.emplace(id, &result);
-    // Its place is given up also where the coroutine is destroyed with its loop.
+    // Unregisters even if the coroutine is destroyed with its loop.
     const struct Registered {
         AsyncControlState& state;
         const std::shared_ptr<Connection>& connection;
@@ -211,9 +211,9 @@ AsyncControlState::Awaitable<Result<Answer>> AsyncControlState::call(std::string
     }
 }
 
-/// It asks the kernel and waits for a ping, up to limits::hang_probe: elsewhere.
+/// Probes on another thread: it asks the kernel and waits for a ping, up to limits::hang_probe.
 AsyncControlState::Awaitable<std::optional<Error>> AsyncControlState::hang() {
-    // Named: GCC 12 destroys a closure twice that is a temporary of a co_await (PR 99576).
+    // Named: GCC 12 destroys a closure twice if it is a temporary of a co_await (PR 99576).
     const auto probe = [path = path_]() -> Awaitable<std::optional<Error>> { co_return hang_of_supervisor(path); };
     co_return co_await asio::co_spawn(BlockingThreads::of(executor_), probe, asio::use_awaitable);
 }
@@ -236,8 +236,8 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect(Clock::time_po
     co_return co_await connect_and_ping(until);
 }
 
-/// A connection on which a supervisor answers; the first one is taken as it comes, as by `ControlClient`. A keeper
-/// alone accepts connections too: they wait in its backlog.
+/// Connects until a supervisor answers. The first connection is used without a ping, as in `ControlClient`.
+/// A keeper without a supervisor accepts connections too: they wait in its backlog.
 AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock::time_point until) {
     const asio::cancellation_state caller = co_await asio::this_coro::cancellation_state;
     const Clock::time_point start = Clock::now();
@@ -251,7 +251,7 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock
                 Exchange ping;
                 const json::object nothing;
                 co_await exchange(connection, "daemon.ping", nothing, patience, ping);
-                // One that refuses the connection says so as it ends it.
+                // A supervisor that refuses the connection says so before it closes it.
                 if (ping.ended && ping.answer) co_return ping.answer->error();
                 alive = ping.answer.has_value();
             }
@@ -261,7 +261,7 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock
                 co_return Result<>{};
             }
             end(*connection);
-        } else if (socket.error().code != ErrorCode::deadline_exceeded) {  // that is a full backlog
+        } else if (socket.error().code != ErrorCode::deadline_exceeded) {  // that means a full backlog
             co_return std::move(socket).error();
         }
         if (closed_) co_return closed("connecting");
@@ -275,7 +275,7 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock
     }
 }
 
-/// Subscribes where that is needed, and asks how things stand where events were lost.
+/// Subscribes if needed, and asks for the fleet's state if events were lost.
 AsyncControlState::Awaitable<Result<>> AsyncControlState::resume_events() {
     const asio::cancellation_state caller = co_await asio::this_coro::cancellation_state;
     for (;;) {
@@ -293,7 +293,7 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::resume_events() {
             co_return control::lost_answer(method);
         };
         if (subscribed_on_ != here) {
-            // Before the answer: events may overtake the coroutine that waits for it.
+            // Before the answer: events may arrive before the waiting coroutine runs.
             subscribed_on_ = here;
             queue_.collect();
             const Result<Answer> asked = co_await ask("events.subscribe", wanted);
@@ -317,8 +317,8 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::resume_events() {
     }
 }
 
-/// A coroutine of its own, because the one that waits for an event may be cancelled: half a subscription could not be
-/// undone.
+/// Runs in its own coroutine, because the caller's may be cancelled, and half a subscription could
+/// not be undone.
 AsyncControlState::Awaitable<void> AsyncControlState::resume(std::shared_ptr<AsyncControlState> self) {
     const Result<> resumed = co_await self->resume_events();
     if (!resumed) self->resume_failure_ = resumed.error();
@@ -350,7 +350,7 @@ AsyncControlState::Awaitable<Result<json::object>> AsyncControlState::next_event
         if (!resuming_ && (!subscribed_on_ || queue_.has_gap())) {
             resuming_ = true;
             asio::co_spawn(executor_, resume(shared_from_this()), asio::detached);
-            continue;  // it may have run, and ended, there
+            continue;  // it may already have run and ended
         }
         co_await changed_.wait(deadline_in(limits::call));
     }

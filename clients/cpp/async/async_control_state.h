@@ -18,8 +18,8 @@
 
 namespace bulkhead {
 
-/// The connection of an `AsyncControl`, and who waits for what on it. Coroutines of one executor; each holds this
-/// object.
+/// The connection of an `AsyncControl` and the operations that wait on it: coroutines of one
+/// executor, each of which holds this object.
 class AsyncControlState : public std::enable_shared_from_this<AsyncControlState> {
 public:
     template <typename T>
@@ -30,7 +30,7 @@ public:
 
     Awaitable<Result<Answer>> call(std::string method, boost::json::object params, Clock::time_point until);
     Awaitable<Result<boost::json::object>> next_event(std::vector<std::string> models);
-    /// All that is under way ends with `cancelled`.
+    /// Ends all open operations with `cancelled`.
     void close();
 
     [[nodiscard]] const boost::asio::any_io_executor& executor() const noexcept { return executor_; }
@@ -38,12 +38,12 @@ public:
 
 private:
     struct Connection;
-    /// One request on one connection.
+    /// One request on a connection.
     struct Exchange {
         std::optional<Result<Answer>> answer;
-        std::uint64_t end_of_line = 0;  ///< in the bytes of its connection
+        std::uint64_t end_of_line = 0;  ///< position in the bytes sent on its connection
         bool left = false;              ///< the daemon may have read the whole line
-        bool ended = false;             ///< the connection did, without an answer
+        bool ended = false;             ///< the connection ended without an answer
         Signal changed;
     };
 
@@ -54,7 +54,7 @@ private:
     Awaitable<std::optional<Error>> hang();
     Awaitable<Result<>> resume_events();
     static Awaitable<void> resume(std::shared_ptr<AsyncControlState> self);
-    /// Reads while somebody waits for something: an idle client keeps no loop running.
+    /// Reads while an operation waits: an idle client must not keep a loop running.
     void keep_reading(const std::shared_ptr<Connection>& connection);
     [[nodiscard]] bool is_read(const Connection& connection) const noexcept;
     static Awaitable<void> read(std::shared_ptr<AsyncControlState> self, std::shared_ptr<Connection> connection);
@@ -64,17 +64,17 @@ private:
 
     boost::asio::any_io_executor executor_;
     std::filesystem::path path_;
-    std::shared_ptr<Connection> connection_;  ///< none at first, and after its end
+    std::shared_ptr<Connection> connection_;  ///< null at first and after its end
     bool was_connected_ = false;
-    bool connecting_ = false;  ///< by one coroutine; the others wait
+    bool connecting_ = false;  ///< one coroutine connects; the others wait
     bool closed_ = false;
-    Signal changed_;  ///< connecting_, connection_, closed_, queue_
+    Signal changed_;  ///< for connecting_, connection_, closed_, queue_
 
     std::optional<std::vector<std::string>> subscribed_to_;
     std::shared_ptr<Connection> subscribed_on_;
     int event_readers_ = 0;
     bool resuming_ = false;
-    std::optional<Error> resume_failure_;  ///< for who waits for an event now
+    std::optional<Error> resume_failure_;  ///< for the operation that now waits for an event
     EventQueue queue_;
 };
 

@@ -19,7 +19,7 @@ boost::asio::awaitable<Result<ImportedInput>> imported(std::shared_ptr<AsyncChan
     const std::shared_ptr<const cuda::Gpu> gpu = channel->channel().session().gpu();
     if (Result<> possible = import->can_be_copied(gpu.get(), channel->channel().session().why_no_gpu()); !possible)
         co_return std::move(possible).error();
-    // Named: GCC 12 destroys a closure twice that is a temporary of a co_await (PR 99576).
+    // Named: GCC 12 destroys a closure twice if it is a temporary of a co_await (PR 99576).
     const auto allocate = [&](Completion<Input> handler) {
         channel->allocate(import->dtype(), {import->dims().begin(), import->dims().end()}, import->is_on_gpu(),
                           {std::move(handler), channel->executor()});

@@ -11,8 +11,8 @@
 
 namespace bulkhead {
 
-/// Threads for what would block a loop: handshakes, probes, unmapping GPU memory. They belong to the loop's context and
-/// are joined before it is destroyed, because a coroutine that ends on such a thread still touches the loop.
+/// Threads for work that would block a loop: handshakes, probes, unmapping GPU memory. The loop's context owns them and
+/// joins them before it is destroyed, because a coroutine that ends on such a thread still uses the loop.
 class BlockingThreads final : public boost::asio::execution_context::service {
 public:
     using key_type = BlockingThreads;
@@ -22,11 +22,11 @@ public:
 
     using Executor = boost::asio::thread_pool::executor_type;
     static Executor of(const boost::asio::any_io_executor& executor) { return of_loop(executor).pool_.get_executor(); }
-    /// For waits on the GPU, one after the other: however long they last, they take one thread.
+    /// For waits on the GPU, one at a time: however long they last, they take one thread.
     static boost::asio::strand<Executor> unmapping(const boost::asio::any_io_executor& executor) {
         return of_loop(executor).unmapping_;
     }
-    /// One more thread, which nobody blocks.
+    /// One more thread, which runs no blocking work.
     static Executor polling(const boost::asio::any_io_executor& executor) {
         return of_loop(executor).polling_.get_executor();
     }

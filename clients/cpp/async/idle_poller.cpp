@@ -24,13 +24,13 @@ Result<std::shared_ptr<IdlePoller>> IdlePoller::make(asio::any_io_executor loop,
     if (!epoll) return system_error("waiting for a channel that rests", errno);
     std::shared_ptr<IdlePoller> poller{new IdlePoller{std::move(loop), std::move(poll), epoll.get()}};
     boost::system::error_code failed;
-    poller->ready_.assign(epoll.get(), failed);  // the kernel bounds what a user may wait for
+    poller->ready_.assign(epoll.get(), failed);  // the kernel limits a user's epoll watches
     if (failed) return system_error("waiting for a channel that rests", failed.value());
     static_cast<void>(epoll.release());
     return poller;
 }
 
-/// A descriptor that was closed meanwhile has left the epoll by itself.
+/// Replaces the watched descriptor. One closed meanwhile has already left the epoll.
 bool IdlePoller::watch(int fd) {
     if (watched_ >= 0) ::epoll_ctl(epoll_, EPOLL_CTL_DEL, watched_, nullptr);
     watched_ = fd;
@@ -39,8 +39,8 @@ bool IdlePoller::watch(int fd) {
 }
 
 void IdlePoller::wait(int fd, Clock::time_point until) {
-    if (epoll_in_child_.in_child()) return;  // it has none of the threads
-    // Where the kernel takes no more of them, looking now and then does.
+    if (epoll_in_child_.in_child()) return;  // the forked child has none of the threads
+    // If the kernel refuses the watch, look again after a while.
     if (!watch(fd)) until = std::min(until, Clock::now() + limits::rest);
     asio::post(thread_, [self = shared_from_this(), until] { self->begin(until); });
 }

@@ -15,20 +15,20 @@
 
 namespace bulkhead {
 
-/// Waits for a descriptor, or a time, on a thread of the loop's `BlockingThreads` that nobody blocks. It does not keep
-/// the loop running: a loop with nothing else to do ends meanwhile.
+/// Waits for a descriptor, or a time, on a `BlockingThreads` thread that runs no blocking work.
+/// Does not keep the loop running: a loop without other work ends meanwhile.
 ///
-/// Owns    an epoll descriptor; those that are waited for stay the caller's, and may be closed at any time
+/// Owns    an epoll descriptor; the caller owns the watched ones and may close them at any time
 /// Thread  the loop's
 class IdlePoller : public std::enable_shared_from_this<IdlePoller> {
 public:
-    /// After each wait `poll` is posted to the loop, which may be destroyed at any time.
+    /// `poll` is posted to the loop after each wait. The loop may be destroyed at any time.
     /// Errors  resources_exhausted
     static Result<std::shared_ptr<IdlePoller>> make(boost::asio::any_io_executor loop, std::function<void()> poll);
 
-    /// Replaces the wait before: until `fd` (-1: none) is readable, or `until`. Once.
+    /// Replaces the previous wait. Waits once, until `fd` (-1: none) is readable, or `until`.
     void wait(int fd, Clock::time_point until);
-    /// Until the next `wait`.
+    /// Stops waiting until the next `wait`.
     void leave();
 
 private:
@@ -39,10 +39,10 @@ private:
 
     const boost::asio::any_io_executor loop_;
     const std::function<void()> poll_;
-    const int epoll_;  ///< around the descriptor that is watched; `ready_` owns it
+    const int epoll_;  ///< contains the watched descriptor; `ready_` owns it
     int watched_ = -1;
 
-    const boost::asio::thread_pool::executor_type thread_;  ///< the one for all that follows
+    const boost::asio::thread_pool::executor_type thread_;  ///< the thread that uses all members below
     boost::asio::posix::stream_descriptor ready_;
     boost::asio::steady_timer alarm_;
     bool waits_ = false;

@@ -12,8 +12,8 @@
 
 namespace bulkhead {
 
-/// Wakes coroutines of one executor, which then look again at what they wait for: a wake-up says only that something
-/// changed, that `until` has passed, or that the operation was cancelled.
+/// Wakes coroutines of one executor, which then check what they wait for. A wake-up only means that
+/// something changed, `until` has passed, or the operation was cancelled.
 class Signal {
 public:
     boost::asio::awaitable<void> wait(Clock::time_point until) {
@@ -26,7 +26,7 @@ public:
     }
 
 private:
-    /// Leaves the list with its coroutine, also if that is destroyed with its loop and never resumed.
+    /// Leaves the list with its coroutine, even if that is destroyed with its loop and never resumed.
     struct Waiting {
         Signal& signal;
         boost::asio::steady_timer timer;

@@ -15,15 +15,15 @@
 
 namespace bulkhead {
 
-/// Makes every cancellation end the present wait without an exception; the operation then looks at what it waited for.
-/// Call once per operation: a second call forgets a cancellation.
+/// Makes every cancellation end the present wait without an exception; the operation then checks
+/// its condition. Call it once per operation: a second call forgets a cancellation.
 inline boost::asio::awaitable<void> wait_through_cancellation() {
     co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::enable_total_cancellation());
     co_await boost::asio::this_coro::throw_if_cancelled(false);
 }
 
-/// Of `co_await this_coro::cancellation_state`, fetched once and looked at as often as need be: GCC 12 destroys what a
-/// co_await in a condition did not come to make.
+/// Takes the result of `co_await this_coro::cancellation_state`, fetched once per operation: GCC 12
+/// wrongly destroys the temporary of a co_await in a condition that was not evaluated.
 [[nodiscard]] inline bool is_cancelled(const boost::asio::cancellation_state& caller) {
     return caller.cancelled() != boost::asio::cancellation_type::none;
 }
@@ -32,11 +32,11 @@ inline boost::asio::awaitable<void> wait_through_cancellation() {
     return {ErrorCode::cancelled, fmt::format("{}: the caller has cancelled it", what), {}};
 }
 
-/// Runs an operation on the loop, and completes with what it returns.
+/// Runs an operation on the loop, and completes with its result.
 template <typename T>
 void spawn(const boost::asio::any_io_executor& executor, boost::asio::awaitable<Result<T>> operation,
            Completion<T> handler) {
-    // co_spawn wants a value that can be made of nothing; not every Result can.
+    // co_spawn needs a default-constructible value; not every Result is one.
     auto optional = [](boost::asio::awaitable<Result<T>> inner) -> boost::asio::awaitable<std::optional<Result<T>>> {
         co_return co_await std::move(inner);
     };

@@ -9,13 +9,13 @@ namespace bulkhead {
 
 using Clock = std::chrono::steady_clock;
 
-/// `wait` from now; cut to 1000 hours, so that no arithmetic overflows.
+/// Returns now + `wait`, limited to 1000 hours, so that no arithmetic overflows.
 [[nodiscard]] inline Clock::time_point deadline_in(std::chrono::milliseconds wait) {
     return Clock::now() + std::min<std::chrono::milliseconds>(wait, std::chrono::hours{1000});
 }
 
-/// Waits until `fd` has one of `events` (POLLIN, POLLOUT, …) and returns which it has, 0 at `until`. A
-/// hang-up counts as every event: what to make of it, the next read tells.
+/// Waits until `fd` has one of `events` (POLLIN, POLLOUT, …). Returns those it has, or 0 at
+/// `until`. A hang-up counts as every event; the next read tells.
 /// Errors  internal
 [[nodiscard]] Result<short> wait_ready(int fd, short events, Clock::time_point until);
 

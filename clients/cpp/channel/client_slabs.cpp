@@ -11,7 +11,7 @@
 
 namespace bulkhead {
 Input::Lease::~Lease() {
-    // It was allocated here and is released once: nothing can refuse it.
+    // The lease was allocated here and is released once, so this cannot fail.
     static_cast<void>(slab->allocator.release(block));
     if (slab->allocator.leases() == 0 && !slab->is_first) slab->idle_since = Clock::now();
 }
@@ -24,7 +24,7 @@ Output::Lease::~Lease() {
         if (event)
             tensor.lease.event_id = *event;
         else
-            events->gpu()->synchronize();  // no order can be told any more, so it is made
+            events->gpu()->synchronize();  // without an event there is no order, so wait
     }
     session->give_back(tensor.lease);
 }
@@ -71,12 +71,12 @@ void ClientSlabs::take(const channel::SlabOffer& offer, SlabMemory memory, std::
 }
 
 Result<> ClientSlabs::withdraw(std::uint32_t id) {
-    if (returned_unasked_.erase(id) > 0) return {};  // it was on its way
+    if (returned_unasked_.erase(id) > 0) return {};  // it was already on its way
     if (const auto input = std::ranges::find(inputs_, id, &InputSlab::id); input != inputs_.end()) {
         const std::shared_ptr<InputSlab> slab = std::move(*input);
         inputs_.erase(input);
         slab->return_at_end();
-        return {};  // here, or with the last lease in it
+        return {};  // returned here, or with the last lease in it
     }
     const auto found = outputs_.find(id);
     if (found == outputs_.end())
@@ -85,7 +85,7 @@ Result<> ClientSlabs::withdraw(std::uint32_t id) {
     outputs_.erase(found);
     slab->return_at_end();
     slab->retire();
-    return {};  // here, where nothing else looks at it
+    return {};  // returned here if nothing uses it
 }
 
 bool ClientSlabs::owns(const InputSlab& slab) const noexcept {
@@ -116,7 +116,7 @@ Result<std::uint64_t> ClientSlabs::growth(std::uint64_t size_bytes) const {
 }
 
 void ClientSlabs::drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle) {
-    std::vector<std::shared_ptr<InputSlab>> dropped;  // once the list is whole again
+    std::vector<std::shared_ptr<InputSlab>> dropped;  // destroyed once the list is consistent
     std::erase_if(inputs_, [&](const std::shared_ptr<InputSlab>& slab) {
         if (slab->is_first || slab->allocator.leases() > 0 || now < slab->idle_since + idle) return false;
         slab->return_at_end();
@@ -127,7 +127,7 @@ void ClientSlabs::drop_idle_inputs(Clock::time_point now, std::chrono::milliseco
 }
 
 Clock::time_point ClientSlabs::next_idle_input(Clock::time_point now, std::chrono::milliseconds idle) const {
-    // At least a little later: asked for no time at all, a slab in use would be looked at without end.
+    // At least a little later: with an idle time of zero, a slab in use would be checked in an endless loop.
     Clock::time_point first = deadline_in(limits::call);
     for (const std::shared_ptr<InputSlab>& slab : inputs_)
         if (!slab->is_first)

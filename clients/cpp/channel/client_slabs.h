@@ -1,6 +1,6 @@
 #pragma once
 
-/// The slabs of one session as its client sees them, and the leases in them.
+/// The client's view of one session's slabs, and the leases in them.
 
 #include <chrono>
 #include <cstdint>
@@ -22,10 +22,10 @@
 
 namespace bulkhead {
 
-/// A slab of the worker's, mapped here.
+/// One of the worker's slabs, mapped here.
 ///
-/// Owns    the memory. Its destructor has the channel unmap it, and then return it to the worker after `return_at_end`
-/// Thread  that of its channel
+/// Owns    the memory; the destructor has the channel unmap it and, after `return_at_end`, return it to the worker
+/// Thread  its channel's
 class ClientSlab {
 public:
     ClientSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerSession> session)
@@ -39,7 +39,7 @@ public:
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return memory_.size_bytes(); }
     [[nodiscard]] int fd() const noexcept { return memory_.fd(); }
     [[nodiscard]] std::optional<int> gpu() const noexcept { return memory_.gpu(); }
-    /// Null where its bytes can be used.
+    /// Null if its bytes are usable.
     [[nodiscard]] const Error* why_unusable() const noexcept { return memory_.why_unusable(); }
 
     void return_at_end() noexcept { returned_at_end_ = true; }
@@ -53,26 +53,26 @@ private:
 
 /// Shared by the channel and the leases in it.
 struct InputSlab : ClientSlab {
-    std::uint64_t channel;  ///< whose it is, under whichever worker
+    std::uint64_t channel;  ///< number of the channel, the same under every worker
     SlabAllocator allocator{size_bytes()};
-    bool is_first;                                ///< kept as long as the channel
-    Clock::time_point idle_since = Clock::now();  ///< of another one, without leases
+    bool is_first;                                ///< kept until the channel ends
+    Clock::time_point idle_since = Clock::now();  ///< of an added slab without leases
 
     InputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerSession> session, std::uint64_t number,
               bool first)
         : ClientSlab{id, std::move(memory), std::move(session)}, channel{number}, is_first{first} {}
 };
 
-/// Shared by the channel, the outputs in it, and the loans of it to other channels, which are of the same thread.
+/// Shared by the channel, its outputs, and its loans to other channels, which are on the same thread.
 class OutputSlab : public ClientSlab {
 public:
     using ClientSlab::ClientSlab;
 
-    /// Nothing new will lie in it: it was withdrawn, or its worker takes no requests any more.
+    /// No new result will lie in it: it was withdrawn, or its worker accepts no more requests.
     [[nodiscard]] bool is_retired() const noexcept { return retired_; }
 
     void lent_to(std::weak_ptr<WorkerSession> borrower) { borrowers_.push_back(std::move(borrower)); }
-    /// Each borrower gives it back as soon as no request of its uses it.
+    /// Makes each borrower return it as soon as none of its requests uses it.
     void retire();
 
 private:
@@ -80,10 +80,10 @@ private:
     bool retired_ = false;
 };
 
-/// An output slab of another channel that this session's worker may read; in use while a request shares it.
+/// Another channel's output slab that this session's worker may read; in use while a request shares it.
 struct Loan {
     std::shared_ptr<OutputSlab> slab;
-    std::uint32_t id;  ///< on this session
+    std::uint32_t id;  ///< in this session
 };
 
 struct Input::Lease {
@@ -103,9 +103,9 @@ struct Input::Lease {
 struct Output::Lease {
     channel::Tensor tensor;
     std::shared_ptr<OutputSlab> slab;
-    std::weak_ptr<WorkerSession> channel;                ///< gone: the worker has taken everything back already
-    std::shared_ptr<GpuEvents> events;                   ///< of one on the GPU
-    boost::container::small_vector<void*, 1> readers{};  ///< the streams that may still read it when this goes
+    std::weak_ptr<WorkerSession> channel;                ///< expired: the worker has already taken everything back
+    std::shared_ptr<GpuEvents> events;                   ///< if the output is on the GPU
+    boost::container::small_vector<void*, 1> readers{};  ///< streams that may still read it when it is dropped
 
     Lease(const channel::Tensor& described, std::shared_ptr<OutputSlab> owner, std::weak_ptr<WorkerSession> session,
           std::shared_ptr<GpuEvents> gpu_events)
@@ -114,13 +114,13 @@ struct Output::Lease {
     Lease& operator=(const Lease&) = delete;
     ~Lease();
 
-    /// See Output::read_on; of one on the GPU.
+    /// See Output::read_on; for GPU outputs.
     Result<> read_on(void* stream);
 };
 
-/// The slabs that the worker offered, and the loans to it. Decides what is to be sent; sends nothing itself.
+/// The worker's offered slabs, and the loans to it. Decides what to send; sends nothing itself.
 ///
-/// Thread  that of its channel
+/// Thread  its channel's
 class ClientSlabs {
 public:
     explicit ClientSlabs(std::uint64_t channel) : channel_{channel} {}
@@ -128,52 +128,52 @@ public:
     ClientSlabs(const ClientSlabs&) = delete;
     ClientSlabs& operator=(const ClientSlabs&) = delete;
 
-    /// As welcome says: of all slabs that the worker offers.
+    /// Sets welcome's bound on all slabs that the worker offers.
     void bound(std::uint64_t bytes_max) noexcept { bytes_max_ = bytes_max; }
-    /// Slabs that the worker counts, loans included.
+    /// Number of slabs that the worker counts, loans included.
     [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
-    /// Before it is mapped. Errors  protocol_violation
+    /// Checks an offer before it is mapped. Errors  protocol_violation
     Result<> check(const channel::SlabOffer& offer) const;
     void take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<WorkerSession> session);
-    /// Returned at once, or when nothing looks at it any more. Errors  protocol_violation: not a slab of this session
+    /// Returns the slab at once, or when nothing uses it. Errors  protocol_violation: not a slab of this session
     Result<> withdraw(std::uint32_t id);
-    /// It is returned unasked: its worker may be asking for it just now.
+    /// Notes a slab that is returned unasked: its worker may ask for it at the same time.
     void returning(std::uint32_t id) { returned_unasked_.insert(id); }
-    /// The worker is told: what is returned counts no more.
+    /// The worker has been told: a returned slab no longer counts.
     void returned(std::uint64_t size_bytes) noexcept {
         --count_;
         bytes_ -= size_bytes;
     }
 
     [[nodiscard]] bool owns(const InputSlab& slab) const noexcept;
-    /// Nothing where no slab has room.
+    /// Null if no slab has room.
     [[nodiscard]] std::shared_ptr<Input::Lease> allocate(std::uint64_t size_bytes, wire::DType dtype,
                                                          std::span<const std::int64_t> dims, bool on_gpu);
-    /// Bytes to ask the worker for: as much again as there is, but at least what is needed, and at most half of what
-    /// the bound leaves, for outputs need room too. Errors  resources_exhausted naming the bound
+    /// Returns the bytes to ask the worker for: as much as there is now, at least what is needed, and at most half of
+    /// what the bound leaves, because outputs need room too. Errors  resources_exhausted naming the bound
     [[nodiscard]] Result<std::uint64_t> growth(std::uint64_t size_bytes) const;
-    /// Returns the input slabs that were added and have been empty for `idle`.
+    /// Returns added input slabs that have been empty for `idle` to the worker.
     void drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle);
-    /// When the first of them may have been empty for so long: those that are in use might be left now.
+    /// Returns when the first of them may have been empty that long; slabs in use may become empty now.
     [[nodiscard]] Clock::time_point next_idle_input(Clock::time_point now, std::chrono::milliseconds idle) const;
 
-    /// Nothing where it is not an output slab, or was withdrawn.
+    /// Null if it is not an output slab, or was withdrawn.
     [[nodiscard]] std::shared_ptr<OutputSlab> output(std::uint32_t id) const;
-    /// Its worker takes no requests any more, or is gone.
+    /// Retires all output slabs: their worker accepts no more requests, or is gone.
     void retire_outputs();
 
     [[nodiscard]] std::shared_ptr<const Loan> loan_of(const OutputSlab& slab) const;
-    /// To be lent: it counts from now on, and is a loan once the worker has accepted it.
+    /// Makes a loan to offer. It counts from now on; `accepted` makes it usable.
     [[nodiscard]] std::shared_ptr<Loan> make_loan(std::shared_ptr<OutputSlab> slab);
     void accepted(std::shared_ptr<Loan> loan) { loans_.push_back(std::move(loan)); }
     void refused() noexcept { --count_; }
-    /// Ends the loans that no request uses, all of them or those of retired slabs; tell the worker before they are
-    /// dropped.
+    /// Ends the loans that no request uses: all, or those of retired slabs. Tell the worker before
+    /// you drop them.
     [[nodiscard]] std::vector<std::shared_ptr<Loan>> end_loans(bool only_retired);
-    /// The worker is gone.
+    /// Drops all loans: the worker is gone.
     void forget_loans() noexcept { loans_.clear(); }
-    /// Nothing will be asked of them any more: unmapped as soon as nothing lies in them.
+    /// Unmaps slabs as soon as they are empty: nothing will be allocated in them.
     void let_go() noexcept;
 
 private:
@@ -183,7 +183,7 @@ private:
     std::size_t count_ = 0;
     std::vector<std::shared_ptr<InputSlab>> inputs_;
     std::map<std::uint32_t, std::shared_ptr<OutputSlab>> outputs_;
-    boost::container::flat_set<std::uint32_t> returned_unasked_;  ///< and not asked for since; no id comes twice
+    boost::container::flat_set<std::uint32_t> returned_unasked_;  ///< and not yet asked for; ids are unique
     std::vector<std::shared_ptr<Loan>> loans_;
     std::uint32_t last_loan_id_ = wire::lent_slab_id_min - 1;
 };

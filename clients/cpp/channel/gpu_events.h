@@ -13,25 +13,25 @@
 
 namespace bulkhead {
 
-/// The interprocess events of one session: the worker's, for which streams of this process wait, and those that this
-/// process records for the worker, by turns. Shared by the session and the outputs that it brought.
+/// One session's interprocess events: the worker's, for which this process' streams wait, and those
+/// that this process records for the worker, in turn. Shared by the session and its outputs.
 ///
-/// Thread  that of its channel
+/// Thread  its channel's
 class GpuEvents {
 public:
     explicit GpuEvents(std::shared_ptr<const cuda::Gpu> gpu) : gpu_{std::move(gpu)} {}
 
     [[nodiscard]] const std::shared_ptr<const cuda::Gpu>& gpu() const noexcept { return gpu_; }
-    /// Errors  those of opening it here; protocol_violation for a number that is in use, or one too many
+    /// Errors  those of opening the event; protocol_violation for a used number, or one event too many
     Result<> take(const channel::EventOffer& offer);
     [[nodiscard]] bool is_workers(std::uint32_t id) const { return workers_.contains(id); }
 
-    /// What is queued on the stream from now on runs behind the worker's event.
+    /// Makes work queued on the stream from now on wait for the worker's event.
     [[nodiscard]] Result<> make_wait(std::uint32_t id, void* stream) const;
-    /// The same for each event of the worker's: behind all requests that it has answered.
+    /// Makes it wait for each of the worker's events: it then runs after all requests that the worker has answered.
     [[nodiscard]] Result<> make_wait_for_answers(void* stream) const;
-    /// The number of an event behind all that is queued on the streams, of which there is one at least.
-    /// Errors  of the driver; internal: none was offered
+    /// Records an event behind all work queued on the streams, at least one. Returns its number.
+    /// Errors  those of the driver; internal: none was offered
     [[nodiscard]] Result<std::uint32_t> record(std::span<void* const> streams);
     [[nodiscard]] Result<std::uint32_t> record(void* stream) { return record({&stream, 1}); }
 

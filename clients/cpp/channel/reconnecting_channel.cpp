@@ -21,7 +21,7 @@ std::uint64_t next_channel() {
     return ++last;
 }
 
-/// Never zero or less, which would mean something else.
+/// At least 1 ms: zero and negative values have other meanings.
 milliseconds left_until(Clock::time_point until) {
     return std::max(std::chrono::ceil<milliseconds>(until - Clock::now()), milliseconds{1});
 }
@@ -63,7 +63,7 @@ void ReconnectingChannel::limit(Introduction& asked) {
     if (!asked.until) return;
     const milliseconds left = left_until(*asked.until);
     asked.params["deadline_ms"] = left.count();
-    asked.patience = left + limits::request_grace;  // the daemon's own error says more than ours
+    asked.patience = left + limits::request_grace;  // the daemon's own error tells more than ours
 }
 
 Result<UniqueFd> ReconnectingChannel::introduced(Introduction& asked, Result<Answer> answer) {
@@ -77,7 +77,7 @@ Result<UniqueFd> ReconnectingChannel::introduced(Introduction& asked, Result<Ans
     return std::move(answer->fds.front());
 }
 
-/// The daemon may learn of a death later than the client, and so introduce the client to a dead worker.
+/// The daemon may notice a death later than the client, and so introduce the client to a dead worker.
 bool ReconnectingChannel::ask_again(Introduction& asked, const Error& failure) {
     if (failure.code != ErrorCode::worker_lost || --asked.tries_left == 0) return false;
     if (asked.until && Clock::now() >= *asked.until) return false;
@@ -140,8 +140,8 @@ void ReconnectingChannel::send_again(InFlight& flight, WorkerSession::Sending re
         flight.refused = sent.error();
 }
 
-/// The same bytes in a slab of the present session. What lies in an earlier worker's slab is copied, at each use:
-/// whoever holds the input may still write there.
+/// Returns the same bytes in a slab of the present session. Copies an input from an earlier
+/// worker's slab at each use, because the caller may still write to it.
 Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::placed(std::shared_ptr<const Input::Lease> lease) {
     if (session_->owns(*lease)) return lease;
     if (lease->slab->gpu())
@@ -160,8 +160,8 @@ ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dim
     return std::move(*copy);
 }
 
-/// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more, and of one
-/// on the GPU always.
+/// Forwards an output in place, as a loan. Forwards a copy if the worker takes no loans or has no
+/// room for one more, and always for a GPU output.
 Result<WorkerSession::Sending::Tensor>
 ReconnectingChannel::forwarded(const std::string& name, std::shared_ptr<Output::Lease> lease, void* stream) {
     if (lease->slab->gpu()) {
@@ -179,11 +179,11 @@ ReconnectingChannel::forwarded(const std::string& name, std::shared_ptr<Output::
         tensor.dtype, tensor.dims,
         std::span<const std::byte>{lease->slab->bytes()}.subspan(tensor.lease.offset_bytes, tensor.lease.size_bytes));
     if (!copy) return std::move(copy).error();
-    // With the output: a request that is sent once more may find a worker that takes loans.
+    // Keeps the output: if the request is sent again, the next worker may take loans.
     return WorkerSession::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
 }
 
-/// The same tensor for the present session.
+/// Returns the same tensor for the present session.
 Result<WorkerSession::Sending::Tensor> ReconnectingChannel::here(WorkerSession::Sending::Tensor tensor, void* stream) {
     if (tensor.forwarded) return forwarded(tensor.name, std::move(tensor.forwarded), stream);
     Result<std::shared_ptr<const Input::Lease>> lease = placed(std::move(tensor.lease));
@@ -193,7 +193,7 @@ Result<WorkerSession::Sending::Tensor> ReconnectingChannel::here(WorkerSession::
 
 Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::optional<Clock::time_point> until,
                                                 bool awaited) {
-    if (std::optional<Error> why = session_->why_not_now()) return *std::move(why);  // before anything is copied for it
+    if (std::optional<Error> why = session_->why_not_now()) return *std::move(why);  // before any copy
     WorkerSession::Sending sending{std::string{request.method},
                                    {},
                                    request.parameters,
@@ -203,7 +203,7 @@ Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::opt
                                    request.stream,
                                    awaited};
     bool copied = false;
-    // What was copied on the GPU for it may still be queued, into room that others may have from now on.
+    // Its GPU copies may still be queued, into room that is free for others from now on.
     const auto not_sent = [&](Error reason) {
         if (copied) session_->gpu()->synchronize();
         return reason;
@@ -316,7 +316,7 @@ Result<Reply> ReconnectingChannel::outcome_of(InFlight& flight, bool in_parts, C
     return flight.session->wait(flight.request_id, in_parts, until);
 }
 
-/// It died with its worker, and may be sent once more.
+/// Whether the request died with its worker and may be sent once more.
 bool ReconnectingChannel::is_lost(const InFlight& flight) const {
     return flight.session == session_ && !flight.lost_with && !flight.cancelled && can_reopen() &&
            session_->has_lost(flight.request_id);

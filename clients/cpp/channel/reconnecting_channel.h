@@ -12,11 +12,11 @@
 
 namespace bulkhead {
 
-/// What outlives a worker in a channel: where to ask for the next one, which requests may be sent once more, and the
-/// sessions with dead workers for as long as somebody waits on them.
+/// The part of a channel that outlives a worker: where to ask for the next one, which requests may
+/// be sent once more, and dead workers' sessions while a caller waits on them.
 class ReconnectingChannel {
 public:
-    /// Of an adopted channel. Without a session, until `replace_session` brings the first.
+    /// For an adopted channel. It has no session until `replace_session`.
     ReconnectingChannel();
     /// `socket` is the daemon's.
     ReconnectingChannel(std::filesystem::path socket, std::string model, const ChannelOptions& options);
@@ -29,83 +29,83 @@ public:
     [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
     [[nodiscard]] bool owns(const Input& input) const noexcept { return owns(*input.lease_); }
 
-    /// `awaited`: `wait` follows at once.
+    /// `awaited`: the caller calls `wait` next.
     Result<std::uint64_t> submit(const Request& request, bool awaited = false);
     Result<Reply> wait(std::uint64_t request_id) { return take(request_id, false); }
     Result<Reply> next(std::uint64_t request_id) { return take(request_id, true); }
     Result<> cancel(std::uint64_t request_id);
     void abandon(std::uint64_t request_id);
-    /// Nothing to do while the worker serves.
+    /// Does nothing while the worker serves.
     Result<> reopen(std::optional<std::chrono::milliseconds> deadline);
 
-    // The same in steps that wait for nobody, for `AsyncChannel`.
+    // The same in steps that never block, for `AsyncChannel`.
 
-    /// One attempt at a session: what to ask the daemon for, and how to open the session.
+    /// One attempt at a session: the question to the daemon, and how to open the session.
     struct Introduction {
         boost::json::object params;  ///< of channel.open
         ChannelOptions options;
         int tries_left;
         std::optional<Clock::time_point> until{};
-        std::optional<std::chrono::milliseconds> patience{};  ///< with the daemon's answer
+        std::optional<std::chrono::milliseconds> patience{};  ///< wait for the daemon's answer
     };
     [[nodiscard]] Introduction introduction(std::optional<std::chrono::milliseconds> deadline, int tries) const;
-    /// The socket that came with the answer, to open the session on.
+    /// Returns the socket from the answer, to open the session on.
     Result<UniqueFd> introduced(Introduction& asked, Result<Answer> answer);
-    /// True where the worker was dead when it was introduced, and there is time to ask for the next one.
+    /// True if the introduced worker was dead, and there is time to ask for the next one.
     [[nodiscard]] static bool ask_again(Introduction& asked, const Error& failure);
-    /// Goes on with this session, and sends on it what may be sent once more.
+    /// Continues with this session, and resends the requests that may be sent once more.
     void replace_session(std::shared_ptr<WorkerSession> session);
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-    /// Nothing while a slab is on its way; see WorkerSession.
+    /// Empty while a slab is on its way; see WorkerSession.
     Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu,
                                                  bool& asked);
 
-    /// `submit` on the present session, whether or not that has ended. `asked` is when the deadline began.
+    /// `submit` on the present session, even if that has ended. `asked` is when the deadline began.
     Result<std::uint64_t> submit_now(const Request& request, Clock::time_point asked, bool awaited = false);
-    /// A request that was refused so may be sent to the next worker.
+    /// Whether a request refused with this error may be sent to the next worker.
     [[nodiscard]] bool may_retry(const Request& request, const Error& refusal) const noexcept;
     [[nodiscard]] Error not_reopened(const Error& reason) const;
 
     enum class RequestState {
         in_flight,
-        answered,  ///< `take_now` has something to hand out
-        lost,      ///< with its worker; to be sent once more by `replace_session`, or ended by `give_up`
+        answered,  ///< `take_now` has an outcome
+        lost,      ///< with its worker; `replace_session` resends it, or `give_up` ends it
     };
     [[nodiscard]] RequestState state_of(std::uint64_t request_id) const;
-    /// The session that a request in flight was sent on: the present one, or one whose worker drains.
+    /// The session that carries a request in flight: the present one, or one whose worker drains.
     [[nodiscard]] const std::shared_ptr<WorkerSession>& session_of(std::uint64_t request_id) const {
         return in_flight_.at(request_id).session;
     }
     [[nodiscard]] const std::shared_ptr<WorkerSession>& present_session() const noexcept { return session_; }
-    /// `wait`, or `next` of a request `in_parts`, without waiting: cancels it where nothing has come.
+    /// `wait`, or `next` of a request `in_parts`, without blocking: cancels the request if nothing has arrived.
     /// Errors  also deadline_exceeded
     Result<Reply> take_now(std::uint64_t request_id, bool in_parts);
-    /// The outcome of a lost request that cannot be sent once more, and why.
+    /// The outcome of a lost request that cannot be sent again, with the reason.
     Result<Reply> give_up(std::uint64_t request_id, const Error& reason);
 
 private:
     [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == number_; }
-    /// Whom to ask for the next worker.
+    /// Where to ask for the next worker.
     struct Origin {
         std::filesystem::path socket;
         std::string model;
         ChannelOptions options;
-        bool stateful = true;  ///< until a daemon said otherwise: such a request means something only where it was sent
+        bool stateful = true;  ///< until a daemon says otherwise: a stateful request is valid only on its worker
     };
     struct InFlight {
         std::shared_ptr<WorkerSession> session;
-        std::uint64_t request_id;                ///< of that session
-        std::optional<Clock::time_point> until;  ///< the deadline that the caller named
+        std::uint64_t request_id;                ///< in that session
+        std::optional<Clock::time_point> until;  ///< the caller's deadline
         bool cancelled = false;                  ///< never sent again
-        std::optional<std::uint64_t> lost_with;  ///< the generation that died with it; then it was sent once more
-        std::optional<Error> refused;            ///< why it could not be
+        std::optional<std::uint64_t> lost_with;  ///< the generation that died with it; set once it was sent again
+        std::optional<Error> refused;            ///< why it could not be sent again
     };
 
     using Requests = std::map<std::uint64_t, InFlight>;
 
     Result<> connect(ControlClient& control, Introduction asked);
     static void limit(Introduction& asked);
-    /// By itself, for a request that may be sent again.
+    /// Whether the channel may reopen by itself, for a request that may be sent again.
     [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && session_->died(); }
     [[nodiscard]] bool is_lost(const InFlight& flight) const;
     Result<Reply> take(std::uint64_t request_id, bool in_parts);
@@ -122,10 +122,10 @@ private:
                                                      void* stream);
     Result<WorkerSession::Sending::Tensor> here(WorkerSession::Sending::Tensor tensor, void* stream);
 
-    std::uint64_t number_;          ///< of the slabs that are ours
+    std::uint64_t number_;          ///< marks our slabs
     std::optional<Origin> origin_;  ///< empty for an adopted channel
     std::shared_ptr<WorkerSession> session_;
-    Requests in_flight_;  ///< by the number that the caller has
+    Requests in_flight_;  ///< by the caller's number
     std::uint64_t last_request_id_ = 0;
     std::uint64_t replays_ = 0;
 };

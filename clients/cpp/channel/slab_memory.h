@@ -15,27 +15,27 @@
 
 namespace bulkhead {
 
-/// One slab of a worker, mapped here: in host memory, or in that of the GPU which both use.
+/// One worker's slab, mapped here: in host memory, or in memory of the shared GPU.
 ///
 /// Owns    the mapping
 class SlabMemory {
 public:
-    /// `gpu` is the client's, for kinds that lie there. Input slabs are mapped for writing, output slabs are not, where
-    /// the kind knows the difference. Errors  those of the kind's own import
+    /// Maps a slab. `gpu` is the client's, for GPU kinds. Input slabs are writable; output slabs
+    /// are read-only if the kind supports that. Errors  those of the kind's import
     static Result<SlabMemory> import(const channel::SlabOffer& offer, UniqueFd fd,
                                      const std::shared_ptr<const cuda::Gpu>& gpu);
-    /// What stands for one that could not be imported: of its size, without a byte.
+    /// A substitute for a slab that could not be imported: it has the size but no bytes.
     static SlabMemory unusable(const channel::SlabOffer& offer, Error why) {
         return SlabMemory{Unusable{offer.size_bytes, std::move(why)}};
     }
     [[nodiscard]] const Error* why_unusable() const noexcept;
 
-    /// On a GPU these are addresses of the device, which nobody reads on the host.
+    /// For a GPU slab, device addresses, which the host cannot read.
     [[nodiscard]] std::span<std::byte> bytes() const noexcept;
     [[nodiscard]] std::uint64_t size_bytes() const noexcept;
     /// The GPU's ordinal in this process; nothing for host memory.
     [[nodiscard]] std::optional<int> gpu() const noexcept;
-    /// What can be lent to another worker; -1 where the kind cannot.
+    /// A descriptor that can be lent to another worker; -1 if the kind has none.
     [[nodiscard]] int fd() const noexcept;
 
 private:

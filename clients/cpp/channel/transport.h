@@ -10,40 +10,40 @@
 
 namespace bulkhead {
 
-/// The client's end of a channel as a stream of packets, with its waits: on the socket, and, once `use_rings` was
-/// called, on rings.
+/// The client's end of a channel as a stream of packets, with waits: on the socket and, after
+/// `use_rings`, on rings.
 ///
 /// Owns    socket and rings
 /// Thread  one at a time
 class Transport {
 public:
-    /// Sends and receives never block: waiting happens at a deadline, in calls that say so.
+    /// Sends and receives never block; only calls with an `until` wait.
     static Result<Transport> make(UniqueFd socket);
 
-    /// From what ring_offer brought.
+    /// Maps the rings of a ring_offer.
     /// Errors  protocol_violation, resources_exhausted
     Result<> use_rings(const channel::RingOffer& offer, std::vector<UniqueFd> fds);
     [[nodiscard]] bool has_rings() const noexcept { return packets_.has_rings(); }
 
-    /// Never waits. Errors  queue_full: try again after `wait_to_send`; worker_lost: it is gone, but what it had sent
-    /// can still be received. Rings tell that late: a worker that was busy when it died is found gone by the next
-    /// `receive`
+    /// Never blocks. Errors  queue_full: try again after `wait_to_send`; worker_lost: its process
+    /// has gone, but packets that it sent can still be received. Rings report that late: if a
+    /// worker dies while busy, the next `receive` reports it
     Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
-    /// `send` of what is followed by a `receive`, which hears of the worker's end; see `PacketTransport::post`.
+    /// A `send` that a `receive` follows, which then reports the worker's end; see `PacketTransport::post`.
     Result<> post(std::span<const std::byte> packet, PacketTransport::Wake wake = PacketTransport::Wake::now);
-    /// After `queue_full`, until there may be room, or something to receive. False at `until`.
+    /// After `queue_full`, waits until there may be room or a packet to receive. False at `until`.
     Result<bool> wait_to_send(Clock::time_point until);
 
-    /// Waits for one packet, or the end. `would_block`: `until` has passed. The bytes lie here until the next call.
+    /// Waits for one packet, or the end. `would_block`: `until` has passed. The bytes stay valid until the next call.
     Result<ReceiveOutcome> receive(Packet& packet, Clock::time_point until);
-    /// Never waits.
+    /// Never blocks.
     Result<ReceiveOutcome> receive_now(Packet& packet);
 
-    /// One descriptor for a loop of the caller's, another one after `use_rings`: readable when `receive_now` has
-    /// something. Once it was asked for, the worker rings at every packet that comes while no call of this runs.
+    /// A descriptor for the caller's loop, replaced by `use_rings`; readable when `receive_now` has a packet. After the
+    /// first call, the worker rings at every packet that arrives between calls of this class.
     [[nodiscard]] int fd();
 
-    /// The last call but for `fd`, which stays readable. The worker sees the end; the rings are unmapped.
+    /// The last call except `fd`, which stays readable. The worker sees the end; the rings are unmapped.
     void hang_up();
 
 private:

@@ -25,7 +25,7 @@ Result<std::shared_ptr<WorkerSession>> WorkerSession::open(UniqueFd socket, std:
     return state;
 }
 
-/// From hello until the last slab that welcome announced.
+/// Handles messages from hello to the last slab that welcome announced.
 Result<> WorkerSession::await_welcome(Clock::time_point until, const ChannelOptions& options) {
     const char* rings = std::getenv("BULKHEAD_RINGS");
     if (options.rings && (rings == nullptr || std::string_view{rings} != "0")) features_ |= wire::feature_rings;
@@ -61,10 +61,10 @@ Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_host_or_ask(std
                                                                              std::span<const std::int64_t> dims,
                                                                              bool& asked) {
     if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(size_bytes, dtype, dims, false)) return lease;
-    if (growing_) return nullptr;  // one that came too late for an earlier call may be it
+    if (growing_) return nullptr;  // a slab on its way for an earlier call may have room
     if (asked && growth_refused_) return *std::exchange(growth_refused_, std::nullopt);
     if (ended_) return *ended_;
-    // Where the slab has come, others have taken its room already.
+    // If the slab arrived, other leases have already filled it.
     if (const Result<> sent = ask_for_slab(size_bytes); !sent) return sent.error();
     asked = true;
     return nullptr;
@@ -89,7 +89,7 @@ Result<> WorkerSession::await_slab() {
 }
 
 Result<std::shared_ptr<const Loan>> WorkerSession::borrow(const std::shared_ptr<OutputSlab>& slab) {
-    // A loan that was accepted too late for an earlier call may be this one; a refusal that late is ignored.
+    // A loan accepted too late for an earlier call may be this one; a refusal that late is ignored.
     if (const Result<> answered = await_loan(); !answered) return answered.error();
     if (auto loan = slabs_.loan_of(*slab)) return loan;
     if (ended_) return *ended_;
@@ -197,7 +197,7 @@ Result<std::uint64_t> WorkerSession::submit(Sending request) {
     // First: the worker may need the room for this very request, which then wakes it.
     std::vector<wire::LeaseRef> packed = pack_releases(*packet);
     flush_releases(PacketTransport::Wake::later);
-    // Known before it is sent: sending may have to read answers to make progress.
+    // Registered before it is sent: sending may have to read answers to make progress.
     const std::uint64_t request_id = ++last_request_id_;
     rests_ = false;
     const auto until =
@@ -232,11 +232,11 @@ Result<Reply> WorkerSession::wait(std::uint64_t request_id, bool in_parts, Clock
             parts.pop_front();
             return part;
         }
-        parts.clear();  // of a caller who wants but the last
+        parts.clear();  // the caller wants only the last
         if (request->second.outcome) break;
         const Result<> received = receive_one(std::min(until, request->second.until));
         if (received || request->second.outcome || !parts.empty()) continue;
-        // The worker has not kept its deadline. It still borrows the inputs, so the entry stays until it answers.
+        // The worker missed its deadline. It still borrows the inputs, so the entry stays until it answers.
         Error error = Error{received.error()}.during(
             fmt::format("request {} ({}) of {}", request_id, request->second.request.method, welcome_->model));
         request->second.abandoned = true;
@@ -272,7 +272,7 @@ void WorkerSession::give_back(const wire::LeaseRef& lease) {
     if (rests_ || releases_.size() >= limits::release_batch) flush_releases();
 }
 
-/// Puts them before a request, into its packet: on a socket each packet costs both sides a call. Returns what it took.
+/// Packs releases before a request, into its packet: on a socket each packet costs both sides a call. Returns them.
 std::vector<wire::LeaseRef> WorkerSession::pack_releases(std::vector<std::byte>& request) {
     const bool packs = (welcome_->features & wire::feature_packing) != 0 && !transport_.has_rings();
     if (!packs || releases_.empty() || releases_.size() > limits::release_batch) return {};
@@ -282,7 +282,7 @@ std::vector<wire::LeaseRef> WorkerSession::pack_releases(std::vector<std::byte>&
     return std::exchange(releases_, {});
 }
 
-/// Never waits: what a full socket does not take now stays queued.
+/// Never blocks: what a full socket does not take stays queued.
 void WorkerSession::flush_releases(PacketTransport::Wake wake) {
     while (!releases_.empty() && !ended_) {
         const auto end =
@@ -290,7 +290,7 @@ void WorkerSession::flush_releases(PacketTransport::Wake wake) {
         if (!transport_.post(channel::encode(channel::Release{{releases_.begin(), end}}), wake)) return;
         releases_.erase(releases_.begin(), end);
     }
-    // After the releases: what is returned holds nothing any more.
+    // After the releases: a returned slab must have no leases left.
     while (!returns_.empty() && releases_.empty() && !ended_) {
         if (!transport_.post(channel::encode(channel::SlabReturn{returns_.front()}), wake)) return;
         returns_.erase(returns_.begin());
@@ -306,7 +306,7 @@ Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const 
             worker == PacketTransport::Sleeper::trusted ? transport_.post(packet) : transport_.send(packet, fds);
         if (sent) return {};
         if (sent.error().code == ErrorCode::worker_lost) {
-            // What it had delivered is read up to the end of file, so that answers are not lost with it.
+            // Reads what the worker had sent, up to the end of file, so that no answer is lost with it.
             const auto drained = deadline_in(limits::drain);
             while (!ended_ && Clock::now() < drained) static_cast<void>(receive_one(drained));
             if (!ended_) died_ = !closing_;
@@ -320,7 +320,7 @@ Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const 
             return Error{ErrorCode::queue_full,
                          fmt::format("{} does not read its channel", welcome_ ? welcome_->model : "the worker"),
                          "look at `bulkhead why` of this model"};
-        // The worker may itself wait until its answers are read.
+        // The worker may itself be waiting until its answers are read.
         static_cast<void>(receive_one(Clock::now()));
     }
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The client's half of the protocol with one worker: who may speak when, how a worker's messages are checked, and what
-/// becomes of requests when it dies. What follows a death is in reconnecting_channel.h.
+/// The client's side of the protocol with one worker: the order of messages, checks of the worker's
+/// messages, and the fate of requests when it dies. reconnecting_channel.h handles what follows a death.
 
 #include <functional>
 #include <list>
@@ -22,13 +22,13 @@ namespace bulkhead {
 
 class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
 public:
-    /// One request: what is sent, and what it takes to send it once more.
+    /// One request: what to send, and what is needed to send it once more.
     struct Sending {
         struct Tensor {
             std::string name;
-            std::shared_ptr<const Input::Lease> lease;  ///< nothing for a forwarded one
+            std::shared_ptr<const Input::Lease> lease;  ///< null for a forwarded one
             std::shared_ptr<Output::Lease> forwarded{};
-            std::shared_ptr<const Loan> loan{};  ///< of the slab that `forwarded` lies in
+            std::shared_ptr<const Loan> loan{};  ///< the loan of the slab that holds `forwarded`
         };
         std::string method;
         std::vector<Tensor> inputs;
@@ -37,7 +37,7 @@ public:
         bool retry_safe = false;
         bool in_parts = false;
         void* stream = nullptr;  ///< of inputs on the GPU
-        bool awaited = false;    ///< its sender waits for it next, and learns there that the worker has died
+        bool awaited = false;    ///< the sender waits for it next, and then learns of the worker's death
     };
 
     /// `channel` is unique in this process.
@@ -47,36 +47,36 @@ public:
     [[nodiscard]] const channel::Welcome& welcome() const noexcept { return *welcome_; }
     /// Readable when `receive_available` has something to do.
     [[nodiscard]] int fd() { return transport_.fd(); }
-    /// Handles what has come, without waiting. Errors  what ended the channel; answers that came before stay
+    /// Handles what has arrived, without blocking. Errors  what ended the channel; earlier answers remain
     Result<> receive_available();
-    /// `wait` for it would return at once.
+    /// Whether `wait` for it would return at once.
     [[nodiscard]] bool answered(std::uint64_t request_id) const;
 
-    /// On the GPU where `on_gpu`, and the worker shares it; else in host memory.
+    /// Allocates on the GPU if `on_gpu` and the worker shares it, else in host memory.
     Result<std::shared_ptr<Input::Lease>> allocate(wire::DType dtype, std::span<const std::int64_t> dims,
                                                    bool on_gpu = false);
     /// See Channel.
     Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
-    // The same in steps that never wait: null, or false, while a slab is on its way that `receive_available` will
-    // bring. Call again then, with `asked` as it was left.
+    // The same in steps that never block. They return null, or false, while a slab is on its way;
+    // after `receive_available` has taken it, call again with `asked` unchanged.
     Result<std::shared_ptr<Input::Lease>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
                                                           bool on_gpu, bool& asked);
     Result<bool> keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked);
-    /// An output on the GPU, of whichever channel, as an input there: a copy that is queued on the stream.
+    /// Copies any channel's GPU output to an input on the same GPU; the copy is queued on the stream.
     /// Errors  input_invalid: this session shares no memory on that GPU; those of `allocate`
     Result<std::shared_ptr<const Input::Lease>> copy_on_gpu(Output::Lease& output, void* stream);
     [[nodiscard]] std::optional<Error> why_no_gpu() const;
     /// Why `submit` would refuse any request now.
     [[nodiscard]] std::optional<Error> why_not_now() const;
     [[nodiscard]] std::shared_ptr<const cuda::Gpu> gpu() const noexcept { return events_ ? events_->gpu() : nullptr; }
-    /// The slab as a loan to this session's worker, which maps it once.
-    /// Errors  resources_exhausted: too many slabs; what the worker says of it
+    /// Lends the slab to this session's worker, which maps it once.
+    /// Errors  resources_exhausted: too many slabs; the worker's own error
     Result<std::shared_ptr<const Loan>> borrow(const std::shared_ptr<OutputSlab>& slab);
     [[nodiscard]] bool lends() const noexcept { return (welcome_->features & wire::feature_lending) != 0; }
-    /// All inputs lie in slabs of this session (`owns`), or are loans to it.
+    /// All inputs must be in this session's slabs (`owns`) or loans to it.
     Result<std::uint64_t> submit(Sending request);
-    /// See Channel; for `Channel::next` where `in_parts`. Waits until the request's own deadline, or `until` if that is
-    /// earlier.
+    /// See Channel; `Channel::next` if `in_parts`. Waits until the request's own deadline, or
+    /// `until` if that is earlier.
     Result<Reply> wait(std::uint64_t request_id, bool in_parts, Clock::time_point until);
     Result<> cancel(std::uint64_t request_id);
     void abandon(std::uint64_t request_id);
@@ -84,39 +84,40 @@ public:
     [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return slabs_.owns(*lease.slab); }
     [[nodiscard]] bool ended() const noexcept { return ended_.has_value(); }
     [[nodiscard]] bool closing() const noexcept { return closing_.has_value(); }
-    /// Its worker's process ended without a `closing` or an error before.
+    /// Whether the worker's process ended without a previous `closing` or error.
     [[nodiscard]] bool died() const noexcept { return died_; }
-    /// A retry-safe request that died unanswered with its worker. Nothing for all others, and the second time.
+    /// A retry-safe request that died unanswered with its worker. `take_lost` is empty for all others, and a second
+    /// time.
     [[nodiscard]] bool has_lost(std::uint64_t request_id) const { return lost_.contains(request_id); }
     std::optional<Sending> take_lost(std::uint64_t request_id);
 
-    /// Gives back what nothing uses any more; from now until the next request, leases go back at once. Never waits.
-    /// Returns when to call it next.
+    /// Returns unused slabs and leases; until the next request, leases are returned at once. Never
+    /// blocks. Returns when to call it next.
     Clock::time_point settle();
-    /// Queues one output lease for the worker: sent with the next request, or when many have gathered.
+    /// Queues one output lease for the worker; sent with the next request, or when many have gathered.
     void give_back(const wire::LeaseRef& lease);
-    /// Unmaps memory on a GPU, which waits for all that this process has queued there, and then calls `then` on the
-    /// channel's thread.
+    /// Unmaps GPU memory, which waits for all work that this process has queued there, then calls
+    /// `then` on the channel's thread.
     using Unmapping = std::function<void(SlabMemory memory, std::function<void()> then)>;
     /// Without it, memory is unmapped at once, in place.
     void unmap_gpu_by(Unmapping unmapping) { unmapping_ = std::move(unmapping); }
-    /// For a slab that nothing uses any more. `returned` is its number if the worker must be told.
+    /// Unmaps a slab that nothing uses. `returned` is its number if the worker must be told.
     void unmap(SlabMemory memory, std::optional<std::uint32_t> returned);
-    /// Once it has ended and another session has replaced it.
+    /// Call it once the session has ended and another one has replaced it.
     void let_go() noexcept { slabs_.let_go(); }
-    /// Those of retired slabs, as far as no request uses them.
+    /// Returns loans of retired slabs that no request uses.
     void return_loans();
 
 private:
     struct Pending {
-        Sending request;          ///< its inputs are borrowed by the worker until it answers
-        Clock::time_point until;  ///< the client's own patience
+        Sending request;          ///< the worker borrows its inputs until it answers
+        Clock::time_point until;  ///< the client's own deadline
         std::optional<Result<Reply>> outcome;
         std::list<Reply> parts{};  ///< before the outcome, not yet taken
         std::uint64_t parts_came = 0;
-        std::uint64_t tokens_came = 0;  ///< in those parts, of a model that generates
+        std::uint64_t tokens_came = 0;  ///< in those parts, for a generating model
         std::optional<Error> spoilt{};  ///< why no further part is kept; becomes the outcome
-        bool abandoned = false;         ///< nobody waits any more; kept because the worker still borrows
+        bool abandoned = false;         ///< no caller waits; kept because the worker still borrows
     };
     using Requests = std::map<std::uint64_t, Pending>;
 
@@ -125,7 +126,7 @@ private:
     Result<> await_welcome(Clock::time_point until, const ChannelOptions& options);
     Result<std::shared_ptr<Input::Lease>> allocate_on_host_or_ask(std::uint64_t size_bytes, wire::DType dtype,
                                                                   std::span<const std::int64_t> dims, bool& asked);
-    /// Repeats `attempt(asked)` until it fails or is done, and waits for the slab that it asked for in between.
+    /// Repeats `attempt(asked)` until it fails or is done. In between, waits for the slab that it asked for.
     template <typename Attempt>
     auto until_done(const Attempt& attempt) -> decltype(attempt(std::declval<bool&>())) {
         for (bool asked = false;;) {
@@ -144,8 +145,8 @@ private:
     Result<> order_inputs(const Sending& request, channel::Infer& message);
     [[nodiscard]] static bool lies_on_gpu(const Sending& request);
     void return_slab(std::uint32_t id, std::uint64_t size_bytes);
-    /// Until none that was asked for, or lent, is unanswered. A refusal stays where `handle` put it: it is the caller's
-    /// only if the caller asked.
+    /// Waits until each request for a slab, or loan, is answered. A refusal stays where `handle`
+    /// stored it: it concerns the caller only if the caller asked.
     Result<> await_slab();
     Result<> await_loan();
     [[nodiscard]] bool returns_inputs() const noexcept {
@@ -162,7 +163,7 @@ private:
     std::vector<wire::LeaseRef> pack_releases(std::vector<std::byte>& request);
     void flush_releases(PacketTransport::Wake wake = PacketTransport::Wake::now);
 
-    // One for each message; an error means that the worker broke the protocol.
+    // One per message; an error means that the worker broke the protocol.
     Result<> handle(channel::Welcome&& message, std::vector<UniqueFd>&& fds);
     Result<> handle(channel::SlabOffer&& message, std::vector<UniqueFd>&& fds);
     Result<> handle(channel::InferResult&& message, std::vector<UniqueFd>&& fds);
@@ -184,8 +185,8 @@ private:
     Error end(Error reason);
 
     Transport transport_;
-    std::uint64_t features_ = 0;  ///< that hello named
-    bool rings_owed_ = false;     ///< welcome agreed to them, and nothing has followed it
+    std::uint64_t features_ = 0;  ///< that hello offered
+    bool rings_owed_ = false;     ///< agreed by welcome; the offer must follow
     std::optional<channel::Welcome> welcome_;
     Unmapping unmapping_;
     ClientSlabs slabs_;
@@ -193,13 +194,13 @@ private:
     Requests pending_;
     std::vector<wire::LeaseRef> releases_;
     std::vector<std::uint32_t> returns_;  ///< slabs to be named in slab_return
-    bool rests_ = false;                  ///< nothing has been asked for since `settle`
+    bool rests_ = false;                  ///< no operation since `settle`
     std::uint64_t last_request_id_ = 0;
     std::optional<channel::SlabRequest> growing_;  ///< asked for, not yet answered
     std::optional<Error> growth_refused_;
-    std::shared_ptr<GpuEvents> events_;  ///< where the caller named a GPU
+    std::shared_ptr<GpuEvents> events_;  ///< set if the caller named a GPU
     wire::SlabKind gpu_kind_ = wire::SlabKind::cuda_vmm;
-    std::optional<Error> gpu_refused_;  ///< why nothing is shared on the GPU, although it was agreed
+    std::optional<Error> gpu_refused_;  ///< why nothing is shared on the GPU although it was agreed
     struct Lending {
         std::uint64_t request_id;
         std::shared_ptr<Loan> loan;
@@ -207,8 +208,8 @@ private:
     std::optional<Lending> lending_;  ///< lent, not yet answered
     std::optional<Error> loan_refused_;
     std::optional<channel::Closing> closing_;
-    std::optional<Error> channel_error_;  ///< request_id 0, and nothing has followed it
-    std::optional<Error> ended_;          ///< why; set once
+    std::optional<Error> channel_error_;  ///< from request_id 0, with nothing after it
+    std::optional<Error> ended_;          ///< the reason; set once
     bool died_ = false;
     std::map<std::uint64_t, Sending> lost_;
 };

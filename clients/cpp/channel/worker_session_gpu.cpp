@@ -1,4 +1,4 @@
-// Tensors in the memory of the GPU that client and worker share.
+// Tensors in memory of the GPU that client and worker share.
 
 #include <utility>
 
@@ -16,7 +16,7 @@ constexpr std::uint64_t gpu_features = wire::feature_cuda_vmm | wire::feature_cu
 
 }  // namespace
 
-/// The kind to ask for: the one that the caller prefers, where both were agreed.
+/// The kind to ask for: the caller's preferred one if both were agreed.
 std::optional<wire::SlabKind> WorkerSession::gpu_kind() const {
     if (gpu_refused_ || !events_) return std::nullopt;
     const std::uint64_t both = welcome_->features & gpu_features;
@@ -63,7 +63,7 @@ Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::L
     Result<std::shared_ptr<Input::Lease>> copy = allocate(output.tensor.dtype, output.tensor.dims, true);
     if (!copy) return std::move(copy).error();
     if (!(*copy)->slab->gpu()) return not_shared(gpu_refused_->attempt, gpu_refused_->remedy);
-    // The room may have been the input of a request whose result came before the GPU had read it.
+    // The room may hold the input of a request whose result arrived before the GPU had read it.
     if (const Result<> free = events_->make_wait_for_answers(stream); !free) return free.error();
     if (const Result<> there = output.read_on(stream); !there) return there.error();
     const wire::LeaseRef& from = output.tensor.lease;
@@ -88,11 +88,11 @@ Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes,
     return kind ? grow_on_gpu_or_ask(wire::SlabDirection::output, size_bytes, *kind, asked) : true;
 }
 
-/// One more slab; false while it is on its way. Failing to share it here is not an error: `gpu_refused_` then has the
-/// reason.
+/// Adds one slab; false while it is on its way. Failing to share it is not an error: `gpu_refused_`
+/// then has the reason.
 Result<bool> WorkerSession::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
                                                wire::SlabKind kind, bool& asked) {
-    // A slab that came too late for an earlier call may still be on its way; a refusal that late is ignored.
+    // A slab too late for an earlier call may still be on its way; a refusal that late is ignored.
     if (growing_) return false;
     if (!std::exchange(asked, false)) {
         if (const Result<> sent = ask_for_slab(size_bytes, direction, kind); !sent) return sent.error();
@@ -111,12 +111,12 @@ Result<> WorkerSession::handle(channel::EventOffer&& offer, std::vector<UniqueFd
         return protocol_violation("an event_offer that was not agreed");
     Result<> taken = events_->take(offer);
     if (taken || taken.error().code == ErrorCode::protocol_violation) return taken;
-    gpu_refused_ = taken.error();  // without events nothing can be handed over in order
+    gpu_refused_ = taken.error();  // without events, memory cannot be exchanged in order
     return {};
 }
 
-/// A slab that cannot be imported here is given back, and host memory does its work. One that the worker has added
-/// stays until it is withdrawn, for a result is about to lie in it.
+/// Returns a slab that cannot be imported here; host memory replaces it. A slab that the worker
+/// added stays until it is withdrawn, because a result is about to lie in it.
 Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
     if (offer.request_id == 0) {
         slabs_.take(offer, SlabMemory::unusable(offer, reason), weak_from_this());
@@ -130,8 +130,8 @@ Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error
     return {};
 }
 
-/// A result of which an output lies where this process cannot look: its room goes back at once. A part of an answer of
-/// which nobody wanted the parts can be dropped.
+/// Fails a request because an output lies where this process cannot read it, and returns its room
+/// at once. A part whose parts were not asked for is dropped instead.
 void WorkerSession::lose_result(Requests::iterator request, const channel::InferResult& result, Error reason) {
     for (const channel::Tensor& tensor : result.tensors) give_back(tensor.lease);
     flush_releases();
@@ -139,7 +139,7 @@ void WorkerSession::lose_result(Requests::iterator request, const channel::Infer
     if (request->second.request.in_parts) spoil(request, std::move(reason));
 }
 
-/// Names one event behind what the caller has queued, in each tensor that lies on the GPU.
+/// Sets, in each GPU tensor of the message, one event behind the work that the caller has queued.
 Result<> WorkerSession::order_inputs(const Sending& request, channel::Infer& message) {
     std::uint32_t event = 0;
     for (std::size_t i = 0; i < request.inputs.size(); ++i) {

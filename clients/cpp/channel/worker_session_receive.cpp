@@ -1,4 +1,4 @@
-// What the worker sends: checked against what was agreed, then believed.
+// Handles the worker's messages: checks them against what was agreed, then trusts them.
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +14,7 @@
 namespace bulkhead {
 namespace {
 
-/// "17 tokens"; "3 parts" where they held none.
+/// "17 tokens"; "3 parts" if they had no tokens.
 std::string came(std::uint64_t parts, std::uint64_t tokens) {
     const std::uint64_t count = tokens > 0 ? tokens : parts;
     return fmt::format("{} {}{}", count, tokens > 0 ? "token" : "part", count == 1 ? "" : "s");
@@ -135,7 +135,7 @@ Result<> WorkerSession::handle(channel::InferResult&& result, std::vector<Unique
         return protocol_violation(fmt::format("a result for request {}, which is not in flight", result.request_id));
     if (result.more && (welcome_->features & wire::feature_streaming) == 0)
         return protocol_violation(fmt::format("request {} streams, which was not agreed", result.request_id));
-    // All are looked at before the first becomes an Output, whose destructor would speak to the worker.
+    // Checks all before the first becomes an Output, whose destructor would send to the worker.
     std::optional<Error> lost;
     for (const channel::Tensor& tensor : result.tensors) {
         const std::shared_ptr<OutputSlab> slab = slabs_.output(tensor.lease.slab_id);
@@ -191,7 +191,7 @@ Result<> WorkerSession::handle(channel::Failure&& failure, std::vector<UniqueFd>
     const auto request = pending_.find(failure.request_id);
     if (request == pending_.end() || request->second.outcome)
         return protocol_violation(fmt::format("an error for request {}, which is not in flight", failure.request_id));
-    // What writes its inputs on the GPU may still be queued, into room that others have from now on.
+    // Work that writes its GPU inputs may still be queued, into room that is free for others from now on.
     const auto ends_here = [](const Sending::Tensor& input) {
         return input.lease && input.lease.use_count() == 1 && input.lease->slab->gpu();
     };
@@ -210,7 +210,7 @@ Result<> WorkerSession::handle(channel::RingOffer&& offer, std::vector<UniqueFd>
     return transport_.use_rings(offer, std::move(fds));
 }
 
-/// Keeps the part for `next`. Drops a part that was not asked for, and its outputs with it.
+/// Keeps the part for `next`. Drops a part that was not asked for, with its outputs.
 void WorkerSession::take_part(Requests::iterator request, Reply part) {
     Pending& pending = request->second;
     ++pending.parts_came;
@@ -225,14 +225,14 @@ void WorkerSession::take_part(Requests::iterator request, Reply part) {
                     "take the parts as they come"});
 }
 
-/// Cancels a request that cannot succeed any more. Parts that came are still handed out, then the reason.
+/// Cancels a request that can no longer succeed. The parts that arrived are still delivered, then the reason.
 void WorkerSession::spoil(Requests::iterator request, Error reason) {
     if (request->second.spoilt || request->second.abandoned) return;
     request->second.spoilt = std::move(reason);
     static_cast<void>(cancel(request->first));
 }
 
-/// The worker borrows the inputs no longer.
+/// Ends a request: the worker no longer borrows its inputs.
 void WorkerSession::answer(Requests::iterator request, Result<Reply> outcome) {
     if (request->second.abandoned) {
         pending_.erase(request);
@@ -250,11 +250,11 @@ Error WorkerSession::lost(std::string_view what) const {
             "`bulkhead why` tells the reason; reopen this channel, or open a new one, to load it again"};
 }
 
-/// Ends the session: requests without an answer get the reason. Answers that came before stay.
+/// Ends the session: unanswered requests get the reason. Earlier answers remain.
 Error WorkerSession::end(Error reason) {
     if (ended_) return *ended_;
     ended_ = std::move(reason);
-    transport_.hang_up();  // a worker that broke the protocol learns it
+    transport_.hang_up();  // tells a worker that broke the protocol
     for (auto request = pending_.begin(); request != pending_.end();) {
         const auto current = request++;
         if (current->second.outcome) continue;

@@ -56,7 +56,7 @@ Result<Answer> ControlClient::call(std::string_view method, json::object params,
                     return Answer{control::stopped_without_receipts(), {}};
                 return Error{connected.error()}.during(method);
             }
-            if (!connection_) continue;  // it ended while `reconnected_` spoke on it
+            if (!connection_) continue;  // it ended while `reconnected_` used it
             params = control::params_again(first, Clock::now() - asked, was_sent && repeat == Repeat::marked);
         }
         bool left = false;
@@ -89,17 +89,17 @@ Result<std::optional<json::object>> ControlClient::exchange(std::string_view met
     left = true;
     for (;;) {
         Result<std::optional<json::object>> object = receive(until);
-        if (!object) connection_.reset();  // no call waits for an answer that comes later
+        if (!object) connection_.reset();  // no call awaits a later answer
         if (!object || !*object) return object;
         const json::value* answered = (*object)->if_contains("id");
         if (answered == nullptr) continue;
-        // An error whose id is null answers what the daemon could not read: only this call is under way.
+        // An error with a null id answers a request that the daemon could not read: this call's, as the only one.
         if (*answered == id || (answered->is_null() && (*object)->contains("error"))) return object;
     }
 }
 
-/// Whether a supervisor answers on this connection; false when it ended. Errors  what it says of the connection
-/// itself, such as that it is one too many
+/// Whether a supervisor answers on this connection; false if it ended. Errors  the supervisor's
+/// refusal of the connection, such as too many connections
 Result<bool> ControlClient::ping(Clock::time_point until) {
     bool left = false;
     const Result<std::optional<json::object>> answer = exchange("daemon.ping", {}, until, left);
@@ -110,7 +110,7 @@ Result<bool> ControlClient::ping(Clock::time_point until) {
     return true;
 }
 
-/// A connection on which a supervisor answers. A keeper alone accepts connections too: they wait in its backlog.
+/// Connects until a supervisor answers. A keeper alone accepts connections too: they wait in its backlog.
 Result<> ControlClient::reconnect(Clock::time_point until) {
     const Clock::time_point start = Clock::now();
     const Clock::time_point patience = std::min(until, deadline_in(limits::absence));
@@ -122,7 +122,7 @@ Result<> ControlClient::reconnect(Clock::time_point until) {
             if (alive && *alive) break;
             connection_.reset();
             if (!alive && alive.error().code != ErrorCode::deadline_exceeded) return alive.error();
-        } else if (connection.error().code != ErrorCode::deadline_exceeded) {  // that is a full backlog
+        } else if (connection.error().code != ErrorCode::deadline_exceeded) {  // that means a full backlog
             return std::move(connection).error();
         }
         if (Clock::now() >= patience) {
@@ -150,8 +150,8 @@ Result<> ControlClient::wait_notification(std::optional<std::chrono::millisecond
     }
 }
 
-/// One line; a notification has been handed over before it is returned. Nothing, and no connection any more, at its
-/// end; a deadline that passes ends nothing.
+/// Reads one line; has passed a notification to its handler before it returns it. At the
+/// connection's end, returns nothing and drops the connection. A deadline that passes ends nothing.
 Result<std::optional<json::object>> ControlClient::receive(std::optional<Clock::time_point> until) {
     Result<std::optional<json::object>> object = connection_->receive(until);
     if (!object && object.error().code == ErrorCode::deadline_exceeded) return object;

@@ -39,7 +39,7 @@ Result<ControlConnection> ControlConnection::connect(const std::filesystem::path
 
     UniqueFd socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | (wait ? 0 : SOCK_NONBLOCK), 0)};
     if (!socket) return system_error(attempt, errno);
-    // It bounds connect(), which otherwise waits as long as the backlog is full.
+    // Bounds connect(), which otherwise waits as long as the backlog is full.
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limits::connect).count();
     const timeval bound{static_cast<time_t>(seconds), 0};
     if (::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound) != 0)

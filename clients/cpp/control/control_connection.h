@@ -15,31 +15,31 @@
 
 namespace bulkhead {
 
-/// One connection to the control socket: a JSON object per line, both ways. It ends with the supervisor that serves it;
-/// `ControlClient` then makes another.
+/// One connection to the control socket: one JSON object per line, both ways. It ends with its
+/// supervisor; `ControlClient` then makes another.
 class ControlConnection {
 public:
-    /// Succeeds while a daemon's keeper lives, with or without a supervisor at that moment.
-    /// Errors  not_running when nobody listens there, deadline_exceeded while the backlog is full, input_invalid for
-    ///         a path that is too long, not_permitted
-    /// With `wait` it waits for a place in the backlog, limits::connect at most.
+    /// Succeeds while a daemon's keeper lives, with or without a supervisor at that moment. `wait`:
+    /// waits for a place in the backlog, at most limits::connect.
+    /// Errors  not_running if no process listens there, deadline_exceeded while the backlog is
+    ///         full, input_invalid for a path that is too long, not_permitted
     static Result<ControlConnection> connect(const std::filesystem::path& path, bool wait = true);
 
-    /// False when the peer has gone: it then has not had the whole line, and did nothing.
+    /// False if the peer has gone: it did not get the whole line, and did nothing.
     Result<bool> send(std::string_view line, Clock::time_point until);
-    /// The next object, nothing at the end of the connection. Without `until` it waits as long as that lasts.
+    /// Returns the next object, or nothing at the end of the connection. Without `until`, waits as long as that lasts.
     Result<std::optional<boost::json::object>> receive(std::optional<Clock::time_point> until);
-    /// What came with the answer that announces so many.
-    /// Errors  resources_exhausted when this process had no room for them, protocol_violation when they did not come
+    /// Takes the descriptors that came with an answer, which announces `count`.
+    /// Errors  resources_exhausted if this process had no room for them, protocol_violation if they did not come
     Result<std::vector<UniqueFd>> take_fds(std::size_t count);
 
-    // For callers that wait elsewhere; none of these does.
+    // Non-blocking functions, for callers that wait elsewhere.
 
-    /// As much of a line as the peer takes now: 0 where it takes none. Nothing when the peer has gone.
+    /// Sends as much of a line as the peer takes now, maybe 0 bytes. Returns nothing if the peer has gone.
     Result<std::optional<std::size_t>> send_some(std::string_view line);
-    /// Takes in what has come. False at the end of the connection.
+    /// Receives what has arrived. False at the end of the connection.
     Result<bool> receive_some();
-    /// The next object of what was taken in; nothing while it is not whole.
+    /// Returns the next received object; nothing while it is incomplete.
     Result<std::optional<boost::json::object>> next();
 
     [[nodiscard]] int fd() const noexcept { return socket_.get(); }
@@ -48,11 +48,11 @@ private:
     explicit ControlConnection(UniqueFd socket) : socket_{std::move(socket)}, parents_{socket_.get()} {}
 
     UniqueFd socket_;
-    ClosedInChild parents_;  ///< a forked child would take its parent's answers
+    ClosedInChild parents_;  ///< a forked child must not take its parent's answers
     std::string buffer_;
-    std::size_t searched_ = 0;   ///< bytes of it without a newline
+    std::size_t searched_ = 0;   ///< bytes of it known to hold no newline
     std::vector<UniqueFd> fds_;  ///< received, not yet claimed by an answer
-    bool fds_lost_ = false;      ///< some came that this process had no room for
+    bool fds_lost_ = false;      ///< this process had no room for some that came
 };
 
 }  // namespace bulkhead

@@ -25,7 +25,7 @@ json::object subscription(const std::vector<std::string>& models) {
 }
 
 void EventQueue::push(const json::object& event) {
-    if (events_.size() == limits::events_max) lose();  // nobody reads
+    if (events_.size() == limits::events_max) lose();  // the reader is too slow
     if (dropping_) return;
     if (!gap_at_) known_until_ = unix_ms();
     events_.push_back(event);

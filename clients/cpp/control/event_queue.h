@@ -11,17 +11,17 @@
 
 namespace bulkhead {
 
-/// Events that came and were not read yet, and where among them some are missing.
+/// Events that have arrived but were not read, and the place where some are missing.
 class EventQueue {
 public:
     void push(const boost::json::object& event);
-    /// The subscription ended: what happens from here on is lost, until `collect`.
+    /// The subscription ended: events are lost from here until `collect`.
     void lose();
-    /// A subscription stands again: events that come are kept, behind the gap.
+    /// A new subscription is set up: keeps events from now on, behind the gap.
     void collect() noexcept { dropping_ = false; }
-    /// What `fleet.status` said after `collect`: the gap, if there is one, can be told.
+    /// Passes the answer of `fleet.status` asked after `collect`: a gap, if there is one, can now be reported.
     void resume(const boost::json::value& status);
-    /// Also nothing while a gap comes next.
+    /// Returns the next event; nothing if there is none, or a gap comes first.
     [[nodiscard]] std::optional<boost::json::object> pop();
     [[nodiscard]] bool has_gap() const noexcept { return gap_at_.has_value(); }
 

@@ -31,8 +31,8 @@ Result<EventStream> EventStream::open(const std::filesystem::path& socket, std::
     return stream;
 }
 
-/// Subscribes where that is needed, and asks how things stand where events were lost. A subscription is of its
-/// connection: where that ended between the two calls, both are made again.
+/// Subscribes if needed, and asks for the fleet's state if events were lost. A subscription belongs
+/// to its connection: if that ends between the two calls, both are repeated.
 Result<> EventStream::resume(std::optional<milliseconds> deadline) {
     control_->on_reconnect([this] { subscribed_ = false; });
     const Result<> done = [&]() -> Result<> {
@@ -76,7 +76,7 @@ Result<json::object> EventStream::next(std::optional<milliseconds> deadline) {
         const Result<> waited = control_->wait_notification(left());
         if (waited) continue;
         if (waited.error().code == ErrorCode::deadline_exceeded) return waited.error();
-        subscribed_ = false;  // with its connection
+        subscribed_ = false;  // it ended with its connection
         queue_->lose();
     }
 }

@@ -14,7 +14,7 @@
 namespace bulkhead {
 namespace {
 
-/// The keeper sets argv[0], wherever the program's file lies.
+/// Checks argv[0], which the keeper sets, wherever the program's file lies.
 bool is_supervisor(pid_t pid) {
     std::ifstream file{fmt::format("/proc/{}/cmdline", pid), std::ios::binary};
     std::string name;

@@ -42,7 +42,7 @@ std::optional<wire::DType> dtype_of(const DLDataType& type) {
     return std::nullopt;
 }
 
-/// Inputs that are exported now, by their first byte: one that comes back needs no copy.
+/// Currently exported inputs, by their first byte: one that comes back needs no copy.
 class ExportedInputs {
 public:
     void add(const std::byte* data, const Input& input) {
@@ -51,7 +51,7 @@ public:
         ++entry->second.count;
     }
     void remove(const std::byte* data) {
-        std::optional<Export> last;  // its lease is given back after the lock
+        std::optional<Export> last;  // returns its lease after the lock is released
         const std::lock_guard lock{mutex_};
         const auto found = exports_.find(data);
         if (--found->second.count > 0) return;
@@ -123,7 +123,7 @@ struct Exported {
     DLManagedTensorVersioned tensor{};
 };
 
-/// One form of tensor in the shape of the other.
+/// Wraps one form of tensor in the other form.
 template <typename Outer, typename Inner>
 struct Wrapped {
     Inner* inner;
@@ -142,25 +142,25 @@ struct Wrapped {
     }
 };
 
-/// A strided tensor in the longest pieces that its last dimensions allow.
+/// A strided tensor, split into the longest contiguous pieces of its last dimensions.
 struct Pieces {
     std::span<const std::int64_t> dims;
     std::span<const std::int64_t> strides;
     std::int64_t element;  ///< bytes
-    std::size_t outer;     ///< dimensions that are walked along
-    std::int64_t run = 1;  ///< elements that lie behind one another, of the others
+    std::size_t outer;     ///< number of dimensions iterated over
+    std::int64_t run = 1;  ///< contiguous elements of the remaining dimensions
 
     Pieces(std::span<const std::int64_t> shape, std::span<const std::int64_t> steps, std::size_t element_bytes)
         : dims{shape}, strides{steps}, element{static_cast<std::int64_t>(element_bytes)}, outer{shape.size()} {
         while (outer > 0 && (dims[outer - 1] == 1 || strides[outer - 1] == run)) run *= dims[--outer];
     }
-    /// At most; of a tensor that is not empty.
+    /// Whether there are at most `most` pieces. The tensor must not be empty.
     [[nodiscard]] bool are_no_more_than(std::int64_t most) const {
         for (const std::int64_t dim : dims.first(outer)) most /= dim;
         return most > 0;
     }
-    /// `copy(target, source, bytes)` for each, in the order of a contiguous `target`, while it says true; not of an
-    /// empty tensor.
+    /// Calls `copy(target, source, bytes)` for each piece, in the order of a contiguous `target`,
+    /// while it returns true. The tensor must not be empty.
     template <typename Copy>
     void each(std::byte* target, const std::byte* source, Copy copy) const {
         std::array<std::int64_t, wire::rank_max> index{};
@@ -196,14 +196,14 @@ Result<> copy_on_gpu(const cuda::Gpu& gpu, const Pieces& pieces, std::byte* targ
         return queued == cuda::CUDA_SUCCESS;
     });
     if (queued == cuda::CUDA_SUCCESS) return {};
-    gpu.synchronize();  // what was queued of it writes the input no more, and reads the tensor no more
+    gpu.synchronize();  // queued copies then no longer use input or tensor
     return gpu.driver().failed("cuMemcpyAsync", queued).during("importing a DLPack tensor");
 }
 
 }  // namespace
 
 DLPackTensor to_dlpack(Output output) {
-    // A moved Output keeps its lease in place: these views stay true.
+    // A moved Output keeps its lease in place, so these views stay valid.
     const auto dims = output.dims();
     const auto bytes = output.bytes();
     const wire::DType dtype = output.dtype();
@@ -232,7 +232,7 @@ DLPackTensor from_unversioned(DLManagedTensor* tensor) {
 
 Result<DLPackImport> DLPackImport::of(DLPackTensor tensor, void* stream) {
     if (tensor == nullptr) return refused(ErrorCode::input_invalid, "there is none", "pass one that nobody has taken");
-    if (tensor->version.major != DLPACK_MAJOR_VERSION)  // no other member may be looked at
+    if (tensor->version.major != DLPACK_MAJOR_VERSION)  // no other member may be read
         return refused(ErrorCode::input_invalid, fmt::format("it is of version {}", tensor->version.major),
                        fmt::format("export it as version {}", DLPACK_MAJOR_VERSION));
     const DLTensor& from = tensor->dl_tensor;
@@ -248,7 +248,7 @@ Result<DLPackImport> DLPackImport::of(DLPackTensor tensor, void* stream) {
     const std::span<const std::int64_t> dims{from.shape, static_cast<std::size_t>(from.ndim)};
     const Result<std::uint64_t> bytes = tensor_bytes(*dtype, dims);
     if (!bytes) return Error{bytes.error()}.during("importing a DLPack tensor");
-    // Before DLPack 1.2, none meant contiguous.
+    // Before DLPack 1.2, null meant contiguous.
     Dims strides = from.strides == nullptr ? contiguous_strides(dims) : Dims(from.strides, from.strides + from.ndim);
     return DLPackImport{std::move(tensor), *dtype, std::move(strides), stream};
 }

@@ -9,13 +9,13 @@
 
 namespace bulkhead {
 
-/// A tensor that becomes an input, in steps: the caller waits for room in between.
+/// Makes a tensor an input, in steps: the caller waits for room in between.
 ///
 /// Owns    the tensor
-/// Thread  that of the channel
+/// Thread  the channel's
 class DLPackImport {
 public:
-    /// `stream` as `from_dlpack`'s. Errors  input_invalid, dtype_unsupported, shape_mismatch
+    /// `stream` as in `from_dlpack`. Errors  input_invalid, dtype_unsupported, shape_mismatch
     static Result<DLPackImport> of(DLPackTensor tensor, void* stream);
 
     [[nodiscard]] wire::DType dtype() const noexcept { return dtype_; }
@@ -24,13 +24,13 @@ public:
     }
     [[nodiscard]] bool is_on_gpu() const noexcept { return from().device.device_type == kDLCUDA; }
 
-    /// The input that it is already, of whichever channel.
+    /// The input, of any channel, that the tensor already is.
     [[nodiscard]] std::optional<Input> exported() const;
-    /// Before room for a copy is allocated: whether there can be one, with a channel that shares `gpu`, or does not
-    /// because of `why_no_gpu`. Errors  input_invalid
+    /// Checks, before room is allocated, that the tensor can be copied for a channel that shares
+    /// `gpu`, or shares none because of `why_no_gpu`. Errors  input_invalid
     [[nodiscard]] Result<> can_be_copied(const cuda::Gpu* gpu, const std::optional<Error>& why_no_gpu) const;
-    /// Once, into room of the same dtype and dims; one on the GPU in the order of the stream. `gpu` is the one that the
-    /// channel shares, where the tensor lies. Errors  those of the room; input_invalid: it is not on the GPU after all
+    /// Copies the tensor into room of the same dtype and dims, on the GPU in stream order. `gpu` is the channel's
+    /// shared GPU, where the tensor lies. Errors  those of `room`; input_invalid if the room is not on the GPU
     Result<ImportedInput> copied_into(Result<Input> room, const cuda::Gpu* gpu,
                                       const std::optional<Error>& why_no_gpu) &&;
 

@@ -1,4 +1,4 @@
-// A tensor of another library as input, and a result as that library sees it.
+// Uses another library's tensor as input, and shows a result as that library sees it.
 //   dlpack_view MODEL INPUT
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace {
 
-/// What a library exports: six floats, 2 × 3, by columns.
+/// What a library exports: six floats, 2 × 3, in column order.
 std::array<float, 6> values{0, 3, 1, 4, 2, 5};
 std::array<std::int64_t, 2> shape{2, 3}, strides{1, 2};
 

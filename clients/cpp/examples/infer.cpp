@@ -1,4 +1,4 @@
-// One request: the first tensor of a model filled with ones.
+// Sends one request: a model's first tensor filled with ones.
 //   infer MODEL INPUT DIM…
 
 #include <algorithm>
@@ -14,11 +14,11 @@ int main(int argc, char** argv) {
     std::vector<std::int64_t> dims;
     for (int i = 3; i < argc; ++i) dims.push_back(std::atoll(argv[i]));
 
-    try {  // `value()` throws what a Result holds in place of it
+    try {  // `value()` throws the Result's error
         auto control = bulkhead::ControlClient::connect(bulkhead::find_socket()).value();
         auto channel = bulkhead::Channel::open(control, argv[1]).value();
         bulkhead::Input x = channel.allocate(bulkhead::wire::DType::float32, dims).value();
-        std::ranges::fill(x.as<float>(), 1.0f);  // in memory that the worker maps: nothing is copied
+        std::ranges::fill(x.as<float>(), 1.0f);  // in memory shared with the worker: nothing is copied
 
         const std::array<bulkhead::NamedInput, 1> inputs{{{argv[2], &x}}};
         const bulkhead::Reply reply = channel.infer({.inputs = inputs, .retry_safe = true}).value();

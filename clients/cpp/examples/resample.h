@@ -10,9 +10,9 @@
 
 namespace bulkhead::example {
 
-/// Polyphase resampling by a Kaiser-windowed sinc: 32 zero crossings, stop band below -80 dB, cut-off at 0.94
-/// of the lower Nyquist frequency. Silence is assumed before and after. Each phase sums to one, so a
-/// constant stays constant.
+/// Polyphase resampling with a Kaiser-windowed sinc: 32 zero crossings, stop band below -80 dB,
+/// cut-off at 0.94 of the lower Nyquist frequency. Assumes silence before and after. Each phase
+/// sums to one, so that a constant stays constant.
 inline std::vector<float> resample(std::span<const float> input, std::uint32_t from_hz, std::uint32_t to_hz) {
     if (from_hz == to_hz) return {input.begin(), input.end()};
     constexpr double crossings = 16, beta = 8.0, roll_off = 0.94;

@@ -7,16 +7,16 @@
 
 namespace bulkhead::example {
 
-/// Samples at 16 kHz; the end is not part of it.
+/// Samples at 16 kHz; `end` is exclusive.
 struct Segment {
     std::int64_t start = 0;
     std::int64_t end = 0;
     friend bool operator==(const Segment&, const Segment&) = default;
 };
 
-/// From one probability per 512 samples to segments of speech, by the rule and the defaults of silero-vad's
-/// `get_speech_timestamps` (without its bound on a segment's length): speech starts at `threshold`, ends where
-/// it stays below `threshold - 0.15` for 100 ms, counts from 250 ms on, and is padded by 30 ms.
+/// Converts one probability per 512 samples to segments of speech, by the rule and the defaults of silero-vad's
+/// `get_speech_timestamps` (without its bound on a segment's length). Speech starts at `threshold`, ends where it stays
+/// below `threshold - 0.15` for 100 ms, must last 250 ms, and is padded by 30 ms.
 inline std::vector<Segment> speech_segments(std::span<const float> probabilities, double threshold) {
     constexpr std::int64_t chunk = 512, min_speech = 4000, min_silence = 1600, pad = 480;
     const double lower = std::max(threshold - 0.15, 0.01);

@@ -1,4 +1,4 @@
-// Streams recorded speech through a voice activity model over one channel, and draws when somebody speaks.
+// Streams recorded speech through a voice activity model over one channel, and draws when someone speaks.
 
 #include <unistd.h>
 
@@ -42,14 +42,14 @@ struct Options {
     std::vector<std::string> files;
 };
 
-/// All files behind one another, and where each lies.
+/// All files concatenated, and the place of each.
 struct Audio {
     struct Part {
         std::string name;
         std::size_t start;
         std::size_t end;
     };
-    std::vector<float> samples;  ///< a whole number of chunks: the end is filled with silence
+    std::vector<float> samples;  ///< a whole number of chunks, padded with silence
     std::vector<Part> parts;
 };
 
@@ -70,7 +70,7 @@ Result<Audio> read_audio(const std::vector<std::string>& files) {
 
 double seconds(std::size_t samples) { return static_cast<double>(samples) / rate_hz; }
 
-/// Draws the bar as the answers come: a row per file, and a new one after each 10 s.
+/// Draws the bar as answers arrive: one row per file, and a new one after each 10 s.
 class Timeline {
 public:
     Timeline(const Audio& audio, double threshold)
@@ -118,7 +118,7 @@ private:
 };
 
 struct Streamed {
-    std::vector<float> probabilities;        ///< one a chunk
+    std::vector<float> probabilities;        ///< one per chunk
     std::vector<Clock::duration> latencies;  ///< from submit to answer
     Clock::duration longest_gap{};           ///< between two answers
 };
@@ -127,7 +127,7 @@ Result<Streamed> stream(Channel& channel, const Audio& audio, const Options& opt
     Timeline timeline{audio, options.threshold};
     Streamed streamed;
     const std::array<std::int64_t, 2> shape{1, chunk_samples};
-    Result<Input> x = channel.allocate(wire::DType::float32, shape);  // leased once, filled again for each chunk
+    Result<Input> x = channel.allocate(wire::DType::float32, shape);  // leased once, refilled for each chunk
     if (!x) return x.error();
     const std::array<NamedInput, 1> inputs{{{"x", &*x}}};
     const Request request{.inputs = inputs, .parameters = {{"sr", rate_hz}}};
@@ -136,7 +136,7 @@ Result<Streamed> stream(Channel& channel, const Audio& audio, const Options& opt
     Clock::time_point last_answer = start;
     for (std::size_t at = 0; at < audio.samples.size(); at += chunk_samples) {
         const std::size_t chunk = at / chunk_samples;
-        if (options.realtime)  // as a microphone: a chunk is there when its last sample was recorded
+        if (options.realtime)  // like a microphone: a chunk is complete when its last sample is recorded
             std::this_thread::sleep_until(start +
                                           (chunk + 1) * std::chrono::microseconds{1'000'000 * chunk_samples / rate_hz});
         std::copy_n(audio.samples.begin() + static_cast<std::ptrdiff_t>(at), chunk_samples, x->as<float>().begin());

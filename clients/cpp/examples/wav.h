@@ -21,11 +21,11 @@ struct Sound {
     std::vector<float> samples;
 };
 
-/// Most bytes of one file: an hour of 48 kHz stereo is 0.7 GB.
+/// Maximum size of a file: an hour of 48 kHz stereo is 0.7 GB.
 inline constexpr std::uintmax_t wav_bytes_max = std::uintmax_t{1} << 30;
 
-/// Reads RIFF/WAVE with 16-bit PCM, one or two channels, 1 to 384 kHz. Unknown chunks are skipped.
-/// Errors  input_invalid naming what was found: truncated, no WAVE, another encoding
+/// Reads RIFF/WAVE with 16-bit PCM, one or two channels, 1 to 384 kHz. Skips unknown chunks.
+/// Errors  input_invalid naming what was found: truncated, not WAVE, another encoding
 inline Result<Sound> parse_wav(const std::vector<char>& file) {
     const auto invalid = [](std::string what) {
         return Error{ErrorCode::input_invalid, std::move(what), "convert it, as with: sox IN -b 16 -c 1 OUT.wav"};

@@ -1,12 +1,12 @@
-"""Client of Bulkhead, which keeps each GPU model in a process of its own.
+"""Client of Bulkhead, which runs each GPU model in its own process.
 
     import bulkhead
     with bulkhead.connect() as b:
         out = b.infer("minilm", input_ids=ids, attention_mask=mask)
         vector = out["embedding"].numpy()
 
-Needs nothing but Python. Tensors go in as numpy arrays, anything with DLPack or the buffer protocol, or nested lists;
-they come out as views of the memory shared with the worker.
+Needs only Python. Tensors go in as numpy arrays, objects with DLPack or the buffer protocol, or
+nested lists; they come out as views of the memory shared with the worker.
 """
 
 from . import aio

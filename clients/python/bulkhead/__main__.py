@@ -30,7 +30,7 @@ NUMBERS = {
     "guidance": "weight of classifier-free guidance, for models that have it",
 }
 METHOD = "generate"
-ANSWER_SHARE = 4  # of a sequence: a chat keeps one such part of it free for the answer
+ANSWER_SHARE = 4  # of a sequence: a chat keeps a quarter of it free for the answer
 
 
 def number(text: str) -> float | int:
@@ -72,7 +72,7 @@ def parameters_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class ProgressLine:
-    """One line on a terminal's standard error, which gives way to what is printed."""
+    """One line on a terminal's standard error, cleared before other output is printed."""
 
     def __init__(self) -> None:
         self._visible = sys.stderr.isatty()
@@ -90,17 +90,17 @@ class ProgressLine:
 
 
 class Conversation:
-    """One model, asked in words."""
+    """One model, asked in text."""
 
     def __init__(self, client: Client, options: argparse.Namespace) -> None:
         self._client, self._options = client, options
         self._progress = ProgressLine()
         self._system: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
-        self._turns: list[Message] = []  # questions and answers, by turns
+        self._turns: list[Message] = []  # questions and answers, alternating
         self.text, self._length = self._opened()
 
     def _opened(self) -> tuple[Text, int]:
-        """Loads the model, and reads what its package says of text; the positions of a sequence."""
+        """Loads the model and its package's tokenizer. Returns the text codec and the positions of a sequence."""
         model = self._options.model
         self._progress.show(f"loading {model} …")
         try:
@@ -116,7 +116,8 @@ class Conversation:
         return Text(self._options.package or described["package"]), described["length"]
 
     def _fitting(self, question: Message) -> tuple[list[Message], list[int]]:
-        """As many of the latest turns as leave room for an answer, and the prompt that they make with the question. What is left out is told."""
+        """Returns as many of the latest turns as leave room for an answer, and their prompt with the question. Tells what is left
+        out."""
         turns = self._turns
         prompt = self.text.prompt([*self._system, *turns, question])
         room = min(self._options.max_new_tokens or self._length, self._length // ANSWER_SHARE)
@@ -129,7 +130,7 @@ class Conversation:
         return turns, prompt
 
     def answer(self, text: str, *, raw: bool = False, as_json: bool = False) -> None:
-        """Prints the answer as it comes, and on standard error what it took. It becomes part of the conversation."""
+        """Prints the answer as it arrives, and statistics on standard error. Adds the answer to the conversation."""
         question = {"role": "user", "content": text}
         turns, prompt = ([], self.text.encode(text)) if raw or not self.text.chats else self._fitting(question)
         self._progress.show(f"reading {len(prompt)} tokens …")
@@ -180,7 +181,7 @@ def tell(error: Error, as_json: bool) -> int:
 
 
 def chat(conversation: Conversation) -> int:
-    """An answer that fails is told, and the conversation goes on: the daemon brings the model back."""
+    """Reports a failed answer and goes on: the daemon restarts the model."""
     status = 0
     for line in questions():
         try:
@@ -207,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     as_json = options.command == "generate" and options.json
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # as arguments are: what is not text is refused by name
+        sys.stdin.reconfigure(errors="surrogateescape")  # as for arguments: invalid bytes are refused by name
     try:
         if options.command == "comfyui":
             print({"install": comfyui.install, "uninstall": comfyui.uninstall}[options.does](options.folder))

@@ -1,4 +1,4 @@
-"""A direct line to one worker, blocking. Used by one thread at a time; several channels may be used from several threads."""
+"""A direct, blocking connection to one worker. One thread at a time; different channels may run on different threads."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from .cuda import Events
 
 OPEN_SECONDS = 10.0  #: from hello to the last announced slab
-SLAB_SECONDS = 30.0  #: for one more slab: the worker prefaults 0.5 GiB a second at worst
-SEND_SECONDS = 10.0  #: a full socket is waited for this long
-GRACE_SECONDS = 2.0  #: beyond a request's own deadline, which the worker keeps
-PATIENCE_SECONDS = 3600.0  #: where none was given
-# Plain numbers: what the enumerations of `socket` compute is an object each time.
+SLAB_SECONDS = 30.0  #: for one more slab; the worker prefaults at least 0.5 GiB a second
+SEND_SECONDS = 10.0  #: maximum wait for room in the socket
+GRACE_SECONDS = 2.0  #: after a request's own deadline, which the worker enforces
+PATIENCE_SECONDS = 3600.0  #: if none was given
+# Plain numbers: computing with the enumerations of `socket` makes an object each time.
 _AT_ONCE, _CUT = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL), int(socket.MSG_CTRUNC)
-BURST = 512  #: packets read at once, more than a worker keeps for a client
+BURST = 512  #: packets read in one turn; more than a worker queues for a client
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked child would keep the channel open; its memory is not there anyway (MADV_DONTFORK)."""
+    """Closes the channels in a forked child, which would keep them open; their memory is not mapped there (MADV_DONTFORK)."""
     for one in list(_channels):
         one._forked()
 
@@ -42,13 +42,13 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def receive(sock: socket.socket, core: ChannelCore) -> None:
-    """One packet into the core. Raises BlockingIOError when there is none."""
+    """Receives one packet into the core. Raises BlockingIOError if there is none."""
     try:
         data, fds, flags = descriptors.receive(sock, LIMITS["packet_bytes_max"], 4)
     except (BlockingIOError, InterruptedError):
         raise
     except OSError as error:
-        # Reset once, when the dead peer had left packets of ours unread: what it had sent is still there.
+        # Raised once if the dead peer had left packets of ours unread; what it sent can still be read.
         if not isinstance(error, ConnectionResetError):
             return core.end(Error("worker_lost", f"reading the channel: {error.strerror}"))
         return None
@@ -61,7 +61,7 @@ def receive(sock: socket.socket, core: ChannelCore) -> None:
 
 
 def send(sock: socket.socket, core: ChannelCore) -> None:
-    """The first packet of what waits. Raises BlockingIOError when there is no room."""
+    """Sends the first waiting packet. Raises BlockingIOError if there is no room."""
     data, mapping, messages = core.next_packet()
     if mapping is None:
         sock.send(data, _AT_ONCE)
@@ -72,18 +72,18 @@ def send(sock: socket.socket, core: ChannelCore) -> None:
 
 
 class Channel(PlacingChannel):
-    """``Client.open`` makes one. A worker lends what it answers: arrays of a reply are views of its memory."""
+    """Made by ``Client.open``. Arrays of a reply are views of memory that the worker lends."""
 
     def __init__(self, sock: socket.socket, *, client: str = "bulkhead-py", deadline: float = OPEN_SECONDS, stateful: bool = True,
                  events: Events | None = None) -> None:  # fmt: skip
-        """Speaks the channel on a socket that came from elsewhere, and owns it. ``stateful``: what requests mean depends on
-        those before them, on this very channel. ``events``: its part in a GPU."""
+        """Opens the channel on a socket from another source, and owns it. ``stateful``: requests
+        depend on earlier ones on the same channel. ``events``: its part in a GPU."""
         until = time.monotonic() + checked_deadline(deadline, OPEN_SECONDS)
         sock.setblocking(False)
         self._socket = sock
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
-        self._sending = threading.Lock()  # a dropped answer is cancelled from wherever it was collected
+        self._sending = threading.Lock()  # a dropped answer may be cancelled on any thread
         self.stateful = stateful
         self.core = ChannelCore(client, events=events)
         _channels.add(self)
@@ -97,12 +97,12 @@ class Channel(PlacingChannel):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may be sent: the worker has neither ended nor said that it will, as far as was heard here."""
+        """Whether requests may be sent: the worker has neither ended nor announced its end, as far as received."""
         self.settle()
         return self.core.accepts
 
     def close(self) -> None:
-        """The worker drops what waits. Outputs stay readable."""
+        """Ends the channel; the worker drops waiting requests. Outputs stay readable."""
         self.core.end(Error("cancelled", "the channel was closed by this client"))
         self._socket.close()
 
@@ -113,16 +113,16 @@ class Channel(PlacingChannel):
         self.close()
 
     def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, on_gpu: bool = False) -> Input:
-        """Room for one tensor in the memory shared with the worker: fill it in place, nothing is copied.
+        """Allocates one tensor in the memory shared with the worker; fill it in place, nothing is copied.
 
-        ``on_gpu``: in memory of the GPU that the channel was opened with; to be written on its stream.
+        ``on_gpu``: in memory of the channel's GPU; write it on the channel's stream.
         """
         self._raise_if_ended()
         return self._waited(self._allocated(shape, dtype, on_gpu))
 
     def results_on_gpu(self, size_bytes: int) -> bool:
-        """From now on results lie in memory of the GPU, of which the worker makes so much at first. False, and results stay in
-        CPU memory, where no GPU is shared with this worker."""
+        """Places later results in GPU memory, in a slab of ``size_bytes`` at first. False if this
+        worker shares no GPU: results then stay in CPU memory."""
         return self._waited(self._results_placed(size_bytes))
 
     def _waited(self, steps: Steps[T]) -> T:
@@ -134,15 +134,15 @@ class Channel(PlacingChannel):
                     if not self._pump(until):
                         raise Error("deadline_exceeded", attempt, "look at `bulkhead why` of this model")
                 self._raise_if_ended()
-                self._flush(until)  # one that could not be mapped is returned
+                self._flush(until)  # a slab that could not be mapped is returned
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
     def place(self, value: Any, dtype: str | None = None) -> Input:
-        """Copies a tensor of anybody's into the memory shared with the worker, once, to be sent often.
+        """Copies any library's tensor once into the memory shared with the worker, to be sent any number of times.
 
-        ``dtype`` is of nested lists, which have none of their own. What lies on the channel's GPU stays there, in the order of
-        its stream.
+        ``dtype`` is for nested lists, which have none. A tensor on the channel's GPU is copied on
+        that GPU, in stream order.
         """
         return self._waited(self._copied(value, dtype))[0]
 
@@ -150,20 +150,20 @@ class Channel(PlacingChannel):
               deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Reply:  # fmt: skip
         """Sends one request and waits. Keyword arguments are inputs, or parameters where the method declares them.
 
-        ``deadline`` in seconds; without one the model's own holds. ``retry_safe`` is told to the worker; it is
-        ``Client.infer`` that sends again.
+        ``deadline`` in seconds; None means the model's own. ``retry_safe`` is passed to the worker;
+        only ``Client.infer`` sends a request again.
         """
         return self.wait(self.submit(inputs, method=method, parameters=parameters, deadline=deadline, retry_safe=retry_safe, **named))
 
     def submit(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
                deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Request:  # fmt: skip
-        """As many may be in flight as ``core.in_flight_max`` says; one more is ``queue_full``. Pass it to ``wait`` or ``stream``."""
+        """Sends one request for ``wait`` or ``stream``. Raises ``queue_full`` if ``core.in_flight_max`` are in flight."""
         patience = checked_deadline(deadline, PATIENCE_SECONDS)
         self._take_what_came()
         self._raise_if_ended()
         declared = self.core.declared(method)
         tensors, more = declared.split({**inputs, **named} if inputs else named)
-        own = self.core.slabs.own  # without the steps of placing
+        own = self.core.slabs.own  # the fast path
         placed = [(name, own(value) or self._waited(self._placed(value, declared.dtypes.get(name)))) for name, value in tensors.items()]
         request = self.core.submit(method, placed, {**more, **parameters} if parameters else more, deadline, retry_safe)
         now = time.monotonic()
@@ -172,7 +172,7 @@ class Channel(PlacingChannel):
         return request
 
     def wait(self, request: Request) -> Reply:
-        """Its answer; of a streamed one the last part."""
+        """Returns the answer; of a streamed one the last part."""
         reply = None
         try:
             while not request.done:
@@ -192,7 +192,7 @@ class Channel(PlacingChannel):
         return reply
 
     def stream(self, request: Request) -> Parts:
-        """The parts of a streamed answer as they come; the one answer of any other. Cancelled when left before its end."""
+        """Yields a streamed answer's parts as they arrive, or any other method's one answer. Cancelled if left early."""
         return Parts(self, request)
 
     def _await_part(self, request: Request) -> None:
@@ -201,7 +201,7 @@ class Channel(PlacingChannel):
                         "allow more time")  # fmt: skip
 
     def _abandon(self, request: Request) -> None:
-        """On any thread, and in the middle of anything: never waits. Where packets are just being sent, this one is too."""
+        """Any thread, at any point; never waits. Cancels the request, or leaves that to a send that is under way."""
         if request.done or request.abandoned:
             return
         self.core.abandon(request)
@@ -211,18 +211,18 @@ class Channel(PlacingChannel):
             while self.core.outgoing:
                 send(self._socket, self.core)
         except (OSError, IndexError):
-            pass  # full, or ended: whoever uses the channel next does what is to be done
+            pass  # full, or ended: the channel's next user does the rest
         finally:
             self._sending.release()
 
     def cancel(self, request: Request) -> None:
-        """The request then ends with ``cancelled``, unless it was already finished."""
+        """Cancels the request. It ends with ``cancelled`` unless it has finished."""
         self.core.cancel(request)
         self._flush(time.monotonic() + SEND_SECONDS)
 
     def settle(self) -> None:
-        """Hears what the worker has said, and gives back what nobody looks at any more. Every request does; call it where a
-        channel rests for long, so that its worker and others can let go of memory."""
+        """Handles the worker's messages, and returns what is no longer referenced. Every request does this;
+        call it if a channel rests for long, so that its worker and others can free memory."""
         self._take_what_came()
         self.core.settle()
         self._flush(time.monotonic() + SEND_SECONDS)
@@ -235,12 +235,12 @@ class Channel(PlacingChannel):
             raise self.core.ended.again()
 
     def _forked(self) -> None:
-        self._sending = threading.Lock()  # the parent's may be held
+        self._sending = threading.Lock()  # another thread of the parent may hold the old one
         self.core.end(Error("worker_lost", "using a channel of the parent process after a fork", "open another one in the child"))
         self._socket.close()
 
     def _pump(self, until: float) -> bool:
-        """Sends what waits and takes one packet. False when the time has come first."""
+        """Sends what waits and takes one packet. False if ``until`` passes first."""
         self._flush(until)
         if self.core.ended is not None:
             return True
@@ -259,10 +259,10 @@ class Channel(PlacingChannel):
         try:
             receive(self._socket, self.core)
         except (BlockingIOError, InterruptedError):
-            pass  # it was not there after all
+            pass  # there was no packet after all
 
     def _wait_for_room(self, until: float) -> bool:
-        """Or for something to read."""
+        """Waits for room, or for something to read."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
         left = until - time.monotonic()
@@ -274,7 +274,7 @@ class Channel(PlacingChannel):
                 self._send_what_waits(until)
 
     def _send_what_waits(self, until: float) -> None:
-        """A worker may itself wait until its answers are read, so that is done meanwhile."""
+        """Reads meanwhile, because a worker may itself be waiting until its answers are read."""
         outgoing = self.core.outgoing
         while outgoing and self.core.ended is None:
             try:
@@ -284,14 +284,14 @@ class Channel(PlacingChannel):
                     return
                 self._receive_one()
             except OSError:
-                # What it had delivered is read up to the end of file, so that answers are not lost with it.
+                # Reads what it had sent, up to the end of file, so that no answer is lost.
                 self._take_what_came()
                 if self.core.ended is None:
                     self.core.end_of_file()
 
 
 class Parts(Iterator[Reply]):
-    """``Channel.stream`` makes one. Closed or dropped before the end, even before the first part, it cancels the request."""
+    """Made by ``Channel.stream``. Closing or dropping it before the end, even before the first part, cancels the request."""
 
     def __init__(self, channel: Channel, request: Request) -> None:
         self.channel = channel
@@ -316,7 +316,7 @@ class Parts(Iterator[Reply]):
         raise StopIteration
 
     def close(self) -> None:
-        """The worker stops; parts that came are forgotten."""
+        """Stops the worker; received parts are dropped."""
         self._over = True
         self.channel._abandon(self.request)
 

@@ -18,13 +18,13 @@ from .protocol import Reply
 from .shared_tensors import ARENA_BYTES_MAX, Arena, Input
 from .tensors import dtype_name
 
-#: Channels asked for, for one request that is sent again, when each worker dies before its welcome.
+# : Channels opened for one request that is sent again, if each worker dies before its welcome.
 REOPEN_TRIES = 3
 
 
 class Client:
-    """``bulkhead.connect()`` makes one. Any thread may use it: each thread has a channel of its own to each model, until it
-    ends or the client is closed. A forked child may use it as well, and has none of the parent's channels or tensors."""
+    """Made by ``bulkhead.connect()``. Any thread may use it: each thread has its own channel to each model until the
+    thread ends or the client is closed. A forked child may use it too, without the parent's channels and tensors."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py",
                  memory_bytes_max: int = ARENA_BYTES_MAX) -> None:  # fmt: skip
@@ -42,7 +42,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes all channels. Outputs that somebody still looks at stay readable."""
+        """Closes all channels. Outputs that are still referenced stay readable."""
         with self._lock:
             channels = list(self._all)
             self._all.clear()
@@ -54,11 +54,11 @@ class Client:
     # --- inference
 
     def open(self, model: str, *, deadline: float | None = None, gpu: int | None = None, stream: int = 0) -> Channel:
-        """A channel of one's own: for a stream through a model that keeps state, or several requests in flight. Loads the
-        model if need be. ``deadline`` in seconds.
+        """Opens a separate channel, for a stream through a stateful model or for several requests
+        in flight. Loads the model if need be. ``deadline`` in seconds.
 
-        ``gpu``: the one that the model is on, by its number in this process, to share its memory; ``stream``: the CUstream, as
-        a number, on which this program writes inputs and reads results there."""
+        ``gpu``: the model's GPU, by its number in this process, to share its memory. ``stream``:
+        the CUstream, as a number, on which this program writes inputs and reads results there."""
         events = verbs.part_in_gpu(gpu, stream)
         params = verbs.with_deadline({"model": model, "client": self.name}, deadline)
         result, fds = self._control.call("channel.open", params, deadline=_and_grace(deadline))
@@ -73,9 +73,9 @@ class Client:
               **named: Any) -> Reply:  # fmt: skip
         """``b.infer("minilm", input_ids=x)["embedding"].numpy()``.
 
-        Inputs whose names are no Python names go into the dictionary ``inputs``. ``deadline`` in seconds, loading included.
-        ``retry_safe``: running it twice does no harm, so a request that its worker took down is sent once more, to the
-        next one. Without it, or of a model that keeps state, such a request ends with ``worker_lost``.
+        Put inputs whose names are not Python names into the dictionary ``inputs``. ``deadline`` in seconds, including a
+        load. ``retry_safe``: running it twice does no harm, so if its worker dies, the request is sent once more, to
+        the next worker. Otherwise, or with a stateful model, it ends with ``worker_lost``.
         """
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
@@ -89,21 +89,22 @@ class Client:
 
     def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
                parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> Iterator[Reply]:  # fmt: skip
-        """The parts of a streamed answer as they come: ``for part in b.stream("llm", tokens=x): …``. Sent at once; leaving the
-        loop, or dropping the iterator, cancels the rest. Never sent again."""
+        """Yields the parts of a streamed answer as they arrive: ``for part in b.stream("llm", tokens=x): …``. Sends the
+        request at once; leaving the loop, or dropping the iterator, cancels the rest. Never sent again."""
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
         return channel.stream(channel.submit(inputs, method=method, parameters=parameters, deadline=_left(until), **named))
 
     def generate(self, model: str, tokens: Any = None, inputs: Mapping[str, Any] | None = None, /, *, method: str = "generate",
                  deadline: float | None = None, **named: Any) -> Generation:  # fmt: skip
-        """``for token in b.generate("smollm2", prompt, temperature=0.7, max_new_tokens=64): …``: token ids as they come, or lists
-        of one for each codebook.
+        """``for token in b.generate("smollm2", prompt, temperature=0.7, max_new_tokens=64): …``
+        yields token ids as they arrive, or lists with one per codebook.
 
-        Keyword arguments are inputs where the model declares them (``embeddings=``), else parameters: ``temperature``, ``top_k``,
-        ``top_p``, ``min_p``, ``repetition_penalty``, ``ras_repeats``, ``guidance``, ``do_sample``, ``seed``, ``max_new_tokens``, ``stop``,
-        ``stop_also``, ``ignore_stop``, ``banned``, ``forced``; what is not given is as the model's package says. Sent at once; leaving the loop cancels the rest. Never sent again: a worker
-        that dies ends it with ``worker_lost``, and the tokens that came are in ``Generation.tokens``.
+        Keyword arguments are inputs if the model declares them (``embeddings=``), else parameters: ``temperature``, ``top_k``,
+        ``top_p``, ``min_p``, ``repetition_penalty``, ``ras_repeats``, ``guidance``, ``do_sample``, ``seed``, ``max_new_tokens``,
+        ``stop``, ``stop_also``, ``ignore_stop``, ``banned``, ``forced``; the model's package gives the defaults. Sent at once;
+        leaving the loop cancels the rest. Never sent again: if the worker dies, it ends with ``worker_lost``, and
+        ``Generation.tokens`` has the tokens so far.
         """
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
@@ -112,17 +113,17 @@ class Client:
         return Generation(model, channel.stream(request))
 
     def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, model: str | None = None) -> Input:
-        """Room for an input, to be filled in place: ``with b.allocate((1, 512)) as a: a.numpy()[:] = …; b.infer("vad", x=a)``.
+        """Allocates an input to fill in place: ``with b.allocate((1, 512)) as a: a.numpy()[:] = …; b.infer("vad", x=a)``.
 
-        It is memory of this process, which each worker that is sent it maps, once; nothing is copied. With ``model`` it
-        lies in the worker's own slab instead, which a GPU reads at full speed and only that model reads without a copy.
+        It is memory of this process. Each worker that receives it maps it once; nothing is copied. With ``model`` it
+        lies in the worker's own slab: a GPU reads that at full speed, but only that model reads it without a copy.
         """
         if model is not None:
             return self._channel(model, None).allocate(shape, dtype)
         return self._arena.allocate(shape, dtype_name(dtype))
 
     def settle(self) -> None:
-        """``Channel.settle`` of all of this thread's channels."""
+        """Calls ``Channel.settle`` on all of this thread's channels."""
         for channel in self._mine().values():
             channel.settle()
 
@@ -144,7 +145,7 @@ class Client:
                 channel = self._mine()[model] = self.open(model, deadline=deadline)
                 break
             except Error as error:
-                # The daemon may know of a death later than the client, and so introduce it to a dead worker.
+                # The daemon may notice a death later than the client, and so introduce it to a dead worker.
                 if error.code != "worker_lost" or tried == REOPEN_TRIES:
                     raise
         assert channel is not None
@@ -158,37 +159,37 @@ class Client:
     # --- control
 
     def load(self, *models: str, deadline: float | None = None) -> list[dict[str, Any]]:
-        """Returns when all are ready: ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"`` is the whole fleet."""
+        """Loads models; returns when all are ready: ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"``: the whole fleet."""
         params = verbs.with_deadline(verbs.models(models), deadline)
         return self.call("model.load", params, deadline=_and_grace(deadline))["models"]  # type: ignore[no-any-return]
 
     def unload(self, *models: str) -> list[dict[str, Any]]:
-        """Returns when the memory is back: one receipt a process, ``[{"model", "pid", "ended", "ms", "host_bytes",
-        "gpu_bytes", "verified", "held_by", …}]``. Closes this thread's channels to them first."""
+        """Unloads models; returns when their memory is free: one receipt per process, ``[{"model", "pid", "ended",
+        "ms", "host_bytes", "gpu_bytes", "verified", "held_by", …}]``. First closes this thread's channels to them."""
         params = verbs.models(models)
         for model in list(self._mine()) if models == ("*",) else models:
             self._forget(model)
-        self.settle()  # what was lent on is given back
+        self.settle()  # returns what was lent to others
         return self.call("model.unload", params)["receipts"]  # type: ignore[no-any-return]
 
     def restart(self, *models: str) -> dict[str, Any]:
-        """Unload, load; lifts a quarantine: ``{"models", "receipts"}``."""
+        """Unloads and loads the models, and lifts a quarantine: ``{"models", "receipts"}``."""
         return self.call("model.restart", verbs.models(models))  # type: ignore[no-any-return]
 
     def ps(self) -> list[dict[str, Any]]:
-        """One row a replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``, ``requests``, …"""
+        """One row per replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``, ``requests``, …"""
         return self.call("fleet.status")["models"]  # type: ignore[no-any-return]
 
     def why(self, model: str) -> str:
-        """The reason for its state, in a sentence."""
+        """The reason for the model's state, in a sentence."""
         return str(self.call("model.why", {"model": model})["sentence"])
 
     def crashes(self, model: str | None = None) -> list[dict[str, Any]]:
-        """Reports of what died unasked, newest first."""
+        """Reports of workers that died unexpectedly, newest first."""
         return self.call("crashes.list", {} if model is None else {"model": model})["crashes"]  # type: ignore[no-any-return]
 
     def info(self) -> dict[str, Any]:
-        """Of the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``, ``fleet``, ``uptime_s``, …"""
+        """Facts about the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``, ``fleet``, ``uptime_s``, …"""
         return self.call("daemon.info")  # type: ignore[no-any-return]
 
     def gpus(self) -> dict[str, Any]:
@@ -200,23 +201,23 @@ class Client:
         return self.call("fleet.reload")  # type: ignore[no-any-return]
 
     def stop(self) -> list[dict[str, Any]]:
-        """Unloads everything and ends the daemon: the receipts."""
+        """Unloads everything and ends the daemon. Returns the receipts."""
         return self.call("daemon.stop")["receipts"]  # type: ignore[no-any-return]
 
     def events(self, *models: str) -> Notifications:
-        """What happens from now on, to these models or all: an iterator without end, on a connection of its own."""
+        """Events of these models, or of all, from now on: an endless iterator on a separate connection."""
         return self._control.subscribe("events.subscribe", verbs.only_of(models))
 
     def logs(self, model: str, *, lines: int = 100, follow: bool = False) -> Iterable[dict[str, Any]]:
-        """Its last lines, ``{"time", "replica", "generation", "stream", "text"}``; with ``follow`` then those to come, without
-        end (as ``Notifications``, which can be closed)."""
+        """The model's last lines, ``{"time", "replica", "generation", "stream", "text"}``; with
+        ``follow`` also new ones, without end (as ``Notifications``, which can be closed)."""
         params = {"model": model, "lines": lines}
         if follow:
             return self._control.subscribe("logs.tail", {**params, "follow": True})
         return self.call("logs.tail", params)["lines"]  # type: ignore[no-any-return]
 
     def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None) -> Any:
-        """Any method of the control socket (docs/control.md), and its result."""
+        """Calls any method of the control socket (docs/control.md). Returns its result."""
         result, fds = self._control.call(method, params, deadline=deadline)
         for fd in fds:
             os.close(fd)
@@ -228,11 +229,11 @@ def _left(until: float | None) -> float | None:
 
 
 def _and_grace(deadline: float | None) -> float | None:
-    """The daemon's own error says more than ours."""
+    """Leaves time for the daemon's own error, which tells more than ours."""
     return None if deadline is None else deadline + GRACE_SECONDS
 
 
 def connect(path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py", memory_bytes_max: int = ARENA_BYTES_MAX) -> Client:
-    """To the daemon at ``path``, else where ``bulkhead`` would look. ``name`` appears in logs and receipts; ``allocate``
-    without a model takes no more memory of this process than ``memory_bytes_max``."""
+    """Connects to the daemon at ``path``, else where ``bulkhead`` looks. ``name`` appears in logs and
+    receipts. ``allocate`` without a model takes at most ``memory_bytes_max`` of this process' memory."""
     return Client(path, name=name, memory_bytes_max=memory_bytes_max)

@@ -1,4 +1,4 @@
-"""``python -m bulkhead comfyui install DIR``: puts the nodes into a ComfyUI folder, and takes them out again."""
+"""``python -m bulkhead comfyui install DIR``: installs the nodes in a ComfyUI folder, and uninstalls them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from .errors import Error
 
 PACK = Path(__file__).parent / "comfyui_pack"
-NAME = "bulkhead"  #: of its folder in custom_nodes
+NAME = "bulkhead"  #: of the folder in custom_nodes
 UNFIT = ("__pycache__", "*.pyc", ".mypy_cache")
 
 
 def install(comfyui: Path) -> str:
-    """Copies the nodes; an earlier copy gives way. What was done, as a sentence."""
+    """Copies the nodes, replacing an earlier copy. Returns a sentence on what was done."""
     target = _target(comfyui)
     replaced = target.exists()
     if replaced:
@@ -24,7 +24,7 @@ def install(comfyui: Path) -> str:
 
 
 def uninstall(comfyui: Path) -> str:
-    """Removes the folder that ``install`` made, and what ComfyUI keeps of it. What was done, as a sentence."""
+    """Removes the folder that ``install`` made, and ComfyUI's leftovers of it. Returns a sentence on what was done."""
     target = _target(comfyui)
     if not target.exists():
         return f"there is no {target}: nothing was done"
@@ -45,7 +45,7 @@ def _target(comfyui: Path) -> Path:
 
 
 def _remove(target: Path) -> None:
-    """Only what is ours: another project may have a folder of this name."""
+    """Removes only our own folder: another project may have one of this name."""
     if target.is_symlink():
         target.unlink()
         return

@@ -21,12 +21,12 @@ from .errors import Error, checked_deadline
 
 __all__ = ["Control", "Notifications", "find_socket"]
 
-_IDLE_MAX = 4  #: connections that are kept for the next calls
+_IDLE_MAX = 4  #: connections kept for later calls
 CONNECT_SECONDS = 5  #: while the daemon's backlog is full
 
 
 class _Connection:
-    """Of one thread at a time."""
+    """Used by one thread at a time."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -44,7 +44,7 @@ class _Connection:
         self.close = weakref.finalize(self, _close, self._socket, self.lines)
 
     def stop(self) -> None:
-        """From another thread: who reads has its end of file."""
+        """Called on another thread: the reader gets an end of file."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -80,9 +80,9 @@ def _close(sock: socket.socket, lines: ControlLines) -> None:
 
 
 class Control:
-    """Calls to the daemon, from any thread: each call in flight has a connection of its own, so a load that takes minutes
-    delays nobody. Connections end with the supervisor that serves them; a call is then asked again of the next one, as
-    docs/control.md allows."""
+    """Calls to the daemon, from any thread. Each call in flight has its own connection, so a load
+    that takes minutes delays no other call. A connection ends with its supervisor; the call is then
+    repeated to the next one, as docs/control.md allows."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -99,7 +99,7 @@ class Control:
             connection.close()
 
     def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None) -> tuple[Any, list[int]]:
-        """The result and the descriptors that came with it, which are the caller's then. ``deadline`` in seconds."""
+        """Returns the result, and the descriptors that came with it, which the caller owns. ``deadline`` in seconds."""
         asked = Call(method, params)
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         connection = self._take()
@@ -124,8 +124,8 @@ class Control:
             connection.send(line)
             while (message := connection.receive(until)).get("id", 0) != number:
                 if "error" in message and message.get("id", 0) is None:
-                    break  # it answers what the daemon could not read: only this call is under way
-        except BaseException:  # an answer that comes late would be taken for the next call's
+                    break  # an error for an unreadable request: ours, the only one
+        except BaseException:  # the next call would take a late answer for its own
             connection.close()
             raise
         try:
@@ -141,7 +141,7 @@ class Control:
                 connection = self._idle.pop()
                 if connection.process == os.getpid():
                     return connection
-                connection.close()  # the parent's: a forked child has connections of its own
+                connection.close()  # the parent's: a forked child uses its own
         return None
 
     def _keep(self, connection: _Connection) -> None:
@@ -152,7 +152,7 @@ class Control:
         connection.close()
 
     def reconnect(self, until: float | None) -> _Connection:
-        """One on which a supervisor answers. A keeper alone accepts connections too: they wait in its backlog."""
+        """Connects until a supervisor answers. A keeper alone accepts connections too: they wait in its backlog."""
         start = time.monotonic()
         patience = start + ABSENCE_SECONDS if until is None else min(until, start + ABSENCE_SECONDS)
         pause = RECONNECT_PAUSE_SECONDS
@@ -177,12 +177,12 @@ class Control:
 
 
 class Notifications:
-    """What a subscription tells, one after the other, on a connection of its own: an iterator without end, until ``close()``,
-    which any thread may call. Subscribed when this is made.
+    """The messages of a subscription, on a separate connection: an endless iterator until
+    ``close()``, which any thread may call. The constructor subscribes.
 
-    Nothing is read ahead. Of who does not read, the daemon keeps 1 MiB, then ends the connection. After that, and after a
-    supervisor was replaced, this subscribes again. Events that were missed are not told later; that some may have been is:
-    ``{"event": "resubscribed"}``. Lines of a log are told again by the daemon where it has them, and here only once.
+    Nothing is read ahead. For a slow reader the daemon keeps 1 MiB, then ends the connection. After that, and after a
+    supervisor was replaced, this subscribes again. Missed events are not repeated; ``{"event": "resubscribed"}`` tells
+    that some may have been missed. The daemon repeats log lines that it still has; duplicates are dropped here.
     """
 
     def __init__(self, control: Control, method: str, params: dict[str, Any]) -> None:

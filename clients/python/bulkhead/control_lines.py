@@ -1,4 +1,4 @@
-"""The control socket without any I/O: JSON-RPC 2.0, one object a line, descriptors beside it. Its prose is docs/control.md."""
+"""The control socket without I/O: JSON-RPC 2.0, one object per line, with descriptors. docs/control.md describes it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from .errors import Error
 
 REQUEST_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 1 << 20
-FDS_MAX = 16  #: of one recvmsg
-#: How long a supervisor may take to come back after it died; the keeper holds the socket meanwhile.
+FDS_MAX = 16  #: in one recvmsg
+# : How long a dead supervisor may take to be replaced; the keeper holds the socket meanwhile.
 ABSENCE_SECONDS = 30.0
-#: Between two connections that ended before anybody answered on them; doubled each time up to the latter.
+# : Pause between two connections that ended without an answer; doubled each time, up to the second value.
 RECONNECT_PAUSE_SECONDS, RECONNECT_PAUSE_MAX_SECONDS = 0.01, 0.5
 
-#: Of a log that is followed: asked for when its connection ended.
+# : Lines requested when the connection of a followed log has ended.
 LOG_LINES = 1000
 
-#: Of each method: what may be done about a call that was lost with its supervisor.
+# : By method: what to do with a call that was lost with its supervisor.
 _REPEAT: dict[str, str] = json.loads((Path(__file__).parent / "control.json").read_text("utf-8"))["methods"]
 
 
 class Lost(Exception):
-    """The connection ended before the answer came."""
+    """The connection ended before the answer arrived."""
 
 
 class NotSent(Lost):
-    """It ended before the whole request had left: nobody read it."""
+    """The connection ended before the whole request was sent: the daemon did not read it."""
 
 
 class Gone(Error):
-    """Nobody listens: there is no daemon (any more)."""
+    """No process listens: there is no daemon (any more)."""
 
 
 def find_socket(given: str | os.PathLike[str] | None = None) -> str:
@@ -61,7 +61,7 @@ def nobody_answers(since: float) -> Error:
 
 
 class Call:
-    """One call, which may have to be asked again on the next connection."""
+    """One call, which may have to be repeated on the next connection."""
 
     def __init__(self, method: str, params: dict[str, Any] | None) -> None:
         self.method = method
@@ -70,7 +70,7 @@ class Call:
         self._asked = time.monotonic()
 
     def params(self) -> dict[str, Any]:
-        """As to be sent now: less of the caller's patience is left, and a load or unload says that it was asked before."""
+        """The parameters to send now: the deadline is what is left of it, and a load or unload tells that it is repeated."""
         params = dict(self._params)
         if "deadline_ms" in params:
             params["deadline_ms"] = max(1, params["deadline_ms"] - int((time.monotonic() - self._asked) * 1000))
@@ -79,14 +79,14 @@ class Call:
         return params
 
     def lost(self) -> None:
-        """The connection ended after the call was sent. Raises where nobody may ask a second time."""
+        """Notes that the connection ended after the call was sent. Raises if the call must not be repeated."""
         self.was_sent = True
         if _REPEAT.get(self.method, "never") == "never":
             raise Error("not_running", f"{self.method}: the supervisor ended before it answered; whether it was done is not known",
                         "look at ps() and info(), then ask again")  # fmt: skip
 
     def without_daemon(self, gone: Gone) -> Any:
-        """What a stop that was under way has come to; otherwise the error."""
+        """The result of a stop that was under way; otherwise raises the error."""
         if self.method == "daemon.stop" and self.was_sent:
             return {"receipts": [], "receipts_lost": True}
         raise gone
@@ -116,7 +116,7 @@ class ControlLines:
         self._fds.extend(fds)
 
     def next(self) -> dict[str, Any] | None:
-        """The next whole message. Raises ``protocol_violation``, after which the connection is of no use."""
+        """The next complete message. Raises ``protocol_violation``, after which the connection is useless."""
         end = self._buffer.find(b"\n", self._scanned)
         if end < 0:
             self._scanned = len(self._buffer)
@@ -135,7 +135,7 @@ class ControlLines:
         return message
 
     def answer(self, method: str, message: dict[str, Any]) -> tuple[Any, list[int]]:
-        """The result, and the descriptors that came with it, which are the caller's then. Raises the daemon's error."""
+        """Returns the result, and the descriptors that came with it, which the caller owns. Raises the daemon's error."""
         if "error" in message:
             error = message["error"] if isinstance(message["error"], dict) else {}
             data = error.get("data") or {}
@@ -157,7 +157,7 @@ def _broken(attempt: str) -> Error:
 
 
 def new_lines(lines: Sequence[dict[str, Any]], last: dict[str, Any] | None) -> Sequence[dict[str, Any]]:
-    """Those behind the last one that was seen, of what a log tells again after a reconnection."""
+    """Of the lines that a log repeats after a reconnection, those after the last one seen."""
 
     def key(line: dict[str, Any]) -> list[Any]:
         return [line.get(member) for member in ("time", "replica", "generation", "stream", "text")]
@@ -170,5 +170,5 @@ def new_lines(lines: Sequence[dict[str, Any]], last: dict[str, Any] | None) -> S
 
 
 def resumed(params: dict[str, Any]) -> dict[str, Any]:
-    """Of a subscription that is made again: enough lines to find the last one that was seen."""
+    """Parameters to renew a subscription: asks for enough lines to find the last one seen."""
     return {**params, "lines": LOG_LINES} if "lines" in params else params

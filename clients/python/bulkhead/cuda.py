@@ -1,6 +1,6 @@
-"""GPU memory that is shared with a worker, by ctypes on NVIDIA's driver: slabs, events, and the order of streams.
+"""GPU memory shared with a worker, through ctypes on NVIDIA's driver: slabs, events, and the order of streams.
 
-What it promises was tried against a fake driver only, on machines without a GPU.
+Tested only with a fake driver, on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .layout import FEATURE, KIND
 from .memory import Region
 
 DLPACK_CUDA = 2  #: kDLCUDA
-LEGACY_STREAM = 1  #: what DLPack and __cuda_array_interface__ call the driver's stream 0
+LEGACY_STREAM = 1  #: the number of the driver's stream 0 in DLPack and __cuda_array_interface__
 EVENTS_MAX = 64  #: of one channel
 
 _log = logging.getLogger("bulkhead")
@@ -44,7 +44,7 @@ class _Access(ctypes.Structure):
     _fields_ = [("type", c_int), ("device", c_int), ("flags", c_int)]
 
 
-# Every function that is called, by the symbol that has this signature: `_v2` where cuda.h renames it so.
+# Every function that is called, by its symbol with this signature: `_v2` if cuda.h renames it so.
 _FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
     "cuInit": ("cuInit", [c_uint]),
     "cuGetErrorName": ("cuGetErrorName", [c_int, POINTER(c_char_p)]),
@@ -77,7 +77,7 @@ _FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
 
 
 class Driver:
-    """The library of $BULKHEAD_LIBCUDA, else libcuda.so.1. ``call`` raises what the driver answers."""
+    """The library $BULKHEAD_LIBCUDA, else libcuda.so.1. ``call`` raises the driver's errors."""
 
     _loaded: Driver | None = None
     _lock = threading.Lock()
@@ -118,7 +118,7 @@ class Driver:
 
 
 class Gpu:
-    """One GPU, through its primary context, which PyTorch uses too. Any thread: a context is current only in ``with gpu:``."""
+    """One GPU, through its primary context, which PyTorch uses too. Any thread; the context is current only in ``with gpu:``."""
 
     def __init__(self, ordinal: int) -> None:
         self.driver = Driver.load()
@@ -126,7 +126,7 @@ class Gpu:
         device, context, uuid = c_int(), c_void_p(), (c_char * 16)()
         self.driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
         self.driver.call("cuDeviceGetUuid", uuid, device)
-        self.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)  # for the life of the process
+        self.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)  # until the process ends
         self.device, self._context = device.value, context
         self.uuid = bytes(uuid)
         self.dlpack_device = (DLPACK_CUDA, ordinal)
@@ -134,7 +134,7 @@ class Gpu:
 
     @property
     def features(self) -> int:
-        """Slab kinds that can be handed over: none without interprocess events."""
+        """Slab kinds that can be shared: none without interprocess events."""
         knows, device = self.driver.knows, self.device
         if not knows(_UNIFIED_ADDRESSING, device) or not knows(_IPC_EVENTS, device, otherwise=True):
             return 0
@@ -152,7 +152,7 @@ class Gpu:
             self.driver.call(function, *arguments)
 
     def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
-        """Of device or host memory, queued on the stream."""
+        """Queues a copy of device or host memory on the stream."""
         if size_bytes:
             self.call("cuMemcpyAsync", target, source, size_bytes, stream)
 
@@ -161,7 +161,7 @@ _gpus: dict[int, Gpu] = {}
 
 
 def gpu(ordinal: int) -> Gpu:
-    """Of those that CUDA_VISIBLE_DEVICES shows. CUDA cannot be used in a forked child of a process that did."""
+    """Returns one of the GPUs that CUDA_VISIBLE_DEVICES shows. A forked child cannot use CUDA if its parent did."""
     found = _gpus.get(ordinal)
     if found is None or found.process != os.getpid():
         found = _gpus[ordinal] = Gpu(ordinal)
@@ -169,7 +169,7 @@ def gpu(ordinal: int) -> Gpu:
 
 
 class DeviceMapping(Region):
-    """A slab of the worker's in device memory, mapped here. Unmapped when the last view of it is gone, behind all queued work."""
+    """A worker's slab in device memory, mapped here. Unmapped with its last view, after all queued work."""
 
     def __init__(self, on: Gpu, address: int, size_bytes: int, writable: bool, unmap: Callable[[], None]) -> None:
         super().__init__(address, size_bytes, writable, on.dlpack_device)
@@ -178,7 +178,7 @@ class DeviceMapping(Region):
 
     @classmethod
     def of_vmm(cls, on: Gpu, fd: int, size_bytes: int, *, writable: bool) -> DeviceMapping:
-        """``fd`` stays the caller's."""
+        """Does not take over ``fd``."""
         handle, address = c_ulonglong(), c_uint64()
         access = _Access(_ON_DEVICE, on.device, _READ_WRITE if writable else _READ)
         with on:
@@ -204,7 +204,7 @@ class DeviceMapping(Region):
 
     @classmethod
     def of_handle(cls, on: Gpu, handle: bytes, size_bytes: int, *, writable: bool) -> DeviceMapping:
-        """CUDA can map a legacy handle for writing only: nothing but this class keeps an output from being written."""
+        """CUDA maps a legacy handle only writable: this class alone protects an output from being written."""
         address, call = c_uint64(), on.driver.call
         with on:
             call("cuIpcOpenMemHandle", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
@@ -225,19 +225,19 @@ def _unmap_device(on: Gpu, unmap: Callable[[], None], then: list[Callable[[], No
 
 
 class Events:
-    """The interprocess events of one channel, and the stream on which its GPU tensors are written and read.
+    """One channel's interprocess events, and the stream on which its GPU tensors are written and read.
 
     ``stream`` is a CUstream as a number, such as ``torch.cuda.current_stream().cuda_stream``.
     """
 
     def __init__(self, on: Gpu, stream: int) -> None:
         self.gpu, self.stream = on, 0 if stream == LEGACY_STREAM else stream
-        self.refused: Error | None = None  #: why they cannot be used here: nothing can be handed over in order
+        self.refused: Error | None = None  #: why they cannot be used here; memory then cannot be exchanged in order
         self._offered: set[int] = set()
         self._theirs: dict[int, c_void_p] = {}
         self._ours: list[tuple[int, c_void_p]] = []
         self._turn = 0
-        self._join: c_void_p | None = None  # a stream of our own, behind those that read a result
+        self._join: c_void_p | None = None  # our own stream, behind those that read a result
 
     def on_offer(self, number: int, from_worker: int, handle: bytes) -> None:
         if number == 0 or number in self._offered or len(self._offered) >= EVENTS_MAX or from_worker > 1:
@@ -261,18 +261,19 @@ class Events:
         return number in self._theirs
 
     def wait(self, number: int, stream: int | None = None) -> None:
-        """Lets the stream wait for an event of the worker's."""
+        """Makes the stream wait for an event of the worker's."""
         self.gpu.call("cuStreamWaitEvent", self.stream if stream is None else stream, self._theirs[number], 0)
 
     def admit(self, stream: int, ready: int) -> int:
-        """Lets a consumer's stream, numbered as DLPack does, come behind the worker's event. Returns it as the driver has it."""
+        """Orders a consumer's stream, numbered as in DLPack, behind the worker's event. Returns the driver's stream."""
         stream = 0 if stream == LEGACY_STREAM else stream
         if ready and ready in self._theirs:
             self.wait(ready, stream)
         return stream
 
     def record(self, stream: int | None = None) -> int:
-        """Behind what the stream has to do by now: the number to send. An event may be used again at once, by turns."""
+        """Records an event behind the stream's queued work. Returns the number to send. Events are used in turn, and may be reused
+        at once."""
         if not self._ours:
             raise Error("protocol_violation", "a worker that offered GPU slabs but no events", "use a client and a daemon of matching releases")
         self._turn = (self._turn + 1) % len(self._ours)
@@ -281,7 +282,7 @@ class Events:
         return number
 
     def record_behind(self, streams: Iterable[int]) -> int:
-        """Behind all of them. 0, after waiting here, where one of them was destroyed."""
+        """Records an event behind all streams. If one was destroyed, waits here and returns 0."""
         others = set(streams) - {self.stream}
         if not others:
             return self.record()
@@ -317,7 +318,7 @@ class Events:
 
 
 def import_slab(events: Events, kind: int, size_bytes: int, writable: bool, fds: list[int], handle: bytes) -> DeviceMapping:
-    """What the worker offered. Raises why this process may not have it, after a line in the log."""
+    """Maps the worker's slab. If this process cannot, logs a line and raises the reason."""
     if events.refused is not None:
         raise events.refused.again()
     try:

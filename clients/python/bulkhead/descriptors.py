@@ -1,4 +1,4 @@
-"""Packets with descriptors, which a program that this process starts does not inherit."""
+"""Receives packets with descriptors, which child processes do not inherit."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import array
 import socket
 
 _FD_BYTES = array.array("i").itemsize
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: what the enumeration computes is an object each time
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: computing with the enumeration makes an object each time
 
 
 def receive(sock: socket.socket, bytes_max: int, fds_max: int) -> tuple[bytes, list[int], int]:
-    """Data, descriptors, which are the caller's, and flags of one packet. ``socket.recv_fds`` takes no MSG_CMSG_CLOEXEC."""
+    """Returns one packet's data, its descriptors, which the caller owns, and flags. ``socket.recv_fds`` cannot set
+    MSG_CMSG_CLOEXEC."""
     data, ancillary, flags, _ = sock.recvmsg(bytes_max, socket.CMSG_LEN(fds_max * _FD_BYTES), _CLOSE_ON_EXEC)
     if not ancillary:
         return data, [], flags

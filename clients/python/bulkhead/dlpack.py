@@ -1,4 +1,4 @@
-"""DLPack in plain Python: tensors of other libraries as inputs, and ours for theirs."""
+"""DLPack in plain Python: imports other libraries' tensors as inputs, and exports ours."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ _api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
 
 
 class Seen:
-    """A tensor of another library: ``keep`` must live as long as its bytes are used."""
+    """Another library's tensor; keep ``keep`` as long as its bytes are used."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], device: tuple[int, int], address: int, size_bytes: int, keep: object) -> None:
         self.dtype, self.shape, self.device = dtype, shape, device
         self.address, self.size_bytes, self.keep = address, size_bytes, keep
 
     def bytes(self) -> memoryview:
-        """Of a tensor in CPU memory."""
+        """The bytes of a tensor in CPU memory."""
         if self.size_bytes == 0:
             return memoryview(b"")
         array: Any = (ctypes.c_ubyte * self.size_bytes).from_address(self.address)
@@ -85,13 +85,13 @@ class Seen:
 
 
 def read(value: Any, stream: int | None = None) -> Seen:
-    """Contiguous tensors in CPU memory, and on a GPU where ``stream`` says on which stream they will be read.
+    """Reads a contiguous tensor in CPU memory, or on a GPU if ``stream`` names the stream that will read it.
 
-    The capsule is not consumed: its own destructor gives the tensor back when the last reference is gone.
+    The capsule is not consumed: its destructor releases the tensor with the last reference.
     """
     try:
         return _read(value, stream)
-    except (BufferError, ValueError) as error:  # what the array standard lets an exporter refuse with
+    except (BufferError, ValueError) as error:  # by the array standard, an exporter's refusals
         raise Error("input_invalid", f"a {type(value).__name__} that is not given away: {error}",
                     "pass a plain tensor: of one that requires a gradient, its detach()") from None  # fmt: skip
 
@@ -128,7 +128,7 @@ def _read(value: Any, stream: int | None) -> Seen:
     return Seen(name, shape, device, (tensor.data or 0) + tensor.byte_offset, size, (capsule, value))
 
 
-_alive: dict[int, object] = {}  # what a consumer still holds, by the address of its managed tensor
+_alive: dict[int, object] = {}  # exported tensors that a consumer holds, by the address of the managed tensor
 
 
 @_DELETER  # type: ignore[untyped-decorator, unused-ignore]
@@ -136,7 +136,7 @@ def _delete(address: int | None) -> None:
     _alive.pop(address or 0, None)
 
 
-# By raw pointer: in a capsule's destructor nobody may take a reference to it any more.
+# By raw pointer: a capsule's destructor must not take a reference to it.
 _raw_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_GetName", ctypes.pythonapi))
 _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -145,26 +145,26 @@ _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char
 
 @_DELETER  # type: ignore[untyped-decorator, unused-ignore]
 def _capsule_gone(capsule: int) -> None:
-    """A consumer renames the capsule and calls the deleter itself; one that was never consumed ends here."""
+    """A consumer renames the capsule and calls the deleter itself; an unconsumed one is deleted here."""
     name = _raw_name(capsule)
     if name in (b"dltensor", b"dltensor_versioned"):
         _alive.pop(_raw_pointer(capsule, name), None)
 
 
 def export(view: Any, *, max_version: Any, copy: Any) -> Any:
-    """A capsule that looks at the slab. An output must not be written, and only DLPack 1 can say so: older consumers get a copy."""
+    """Exports the slab in place as a capsule. Only DLPack 1 can mark an output read-only: older consumers get a copy."""
     versioned = max_version is not None and tuple(max_version)[0] >= 1
     data: Any = view.data
     if copy or (data.readonly and not versioned):
         data = memoryview(bytearray(data))
     size = len(data)
-    # A read-only memoryview cannot be borrowed by ctypes; its object can.
+    # ctypes cannot borrow a read-only memoryview, but can borrow its object.
     holder = data.obj if isinstance(data.obj, ctypes.Array) else (ctypes.c_ubyte * max(size, 1)).from_buffer(data or bytearray(1))
     return _capsule(view, (CPU, 0), ctypes.addressof(holder) if size else None, data.readonly, versioned, (data, holder))
 
 
 def export_device(view: Any, *, device: tuple[int, int], address: int, readonly: bool, keep: object, max_version: Any) -> Any:
-    """The same for device memory. A consumer older than DLPack 1 cannot be told that an output may only be read."""
+    """Exports device memory. A consumer older than DLPack 1 does not learn that an output is read-only."""
     versioned = max_version is not None and tuple(max_version)[0] >= 1
     if readonly and not versioned:
         raise BufferError("a result on the GPU is read-only, which this consumer of DLPack does not understand: use a newer one, or cpu()")

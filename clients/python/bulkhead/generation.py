@@ -1,4 +1,4 @@
-"""Tokens as they come, from a model with ``runtime: generate``."""
+"""Tokens as they arrive from a model with ``runtime: generate``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from .channel import Parts
 from .errors import Error
 from .protocol import Reply, Request
 
-#: One step's: a number, or a list of one for each codebook.
+# : One step's token: a number, or a list with one per codebook.
 Token = Any
 
-#: The method that changes how a sequence draws.
+# : The method that changes how a sequence draws.
 ADJUST = "generate.adjust"
 
 
 def arguments(methods: Mapping[str, Any], method: str, tokens: Any, inputs: Mapping[str, Any] | None,
               named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """Tensors and parameters: a name that the model declares as an input is one, any other is a parameter, which it may refuse."""
+    """Splits arguments into tensors and parameters: a name that the model declares as an input is a tensor, any other a parameter,
+    which the model may refuse."""
     declared = {one["name"] for one in methods.get(method, {}).get("inputs", ())}
     tensors = {**(inputs or {}), **{name: value for name, value in named.items() if name in declared}}
     if tokens is not None:
@@ -32,25 +33,25 @@ def adjustment(request: Request, sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Told:
-    """What one generation has given so far."""
+    """What one generation has produced so far."""
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.tokens: list[Token] = []  #: all that were handed out, and those about to be
+        self.tokens: list[Token] = []  #: all tokens returned, and those about to be
         #: After the end: ``finish``, ``prompt_tokens``, ``reused_tokens``, ``new_tokens``, ``first_token_ms``, ``tokens_per_second``
         self.statistics: dict[str, Any] = {}
         self._next: deque[Token] = deque()
 
     @property
     def finish(self) -> str | None:
-        """Why it ended: ``"stop"``, ``"length"``, …; None before the end, or where it ended with an error."""
+        """Why it ended: ``"stop"``, ``"length"``, …; None before the end, or if it failed."""
         return self.statistics.get("finish")
 
     def _take(self, part: Reply) -> None:
         if part.more:
             new = part.values_json.get("tokens", [])
         else:
-            # All of them once more, as a tensor; without streaming, for the first time.
+            # All tokens again, as a tensor; without streaming, for the first time.
             new = part["tokens"].tolist()[len(self.tokens) :] if "tokens" in part else []
             self.statistics = {name: value for name, value in part.values_json.items() if name not in ("tokens", "index")}
         self.tokens += new
@@ -61,7 +62,7 @@ class Told:
 
 
 class Generation(Told, Iterator[Token]):
-    """An iterator of token ids; ``Client.generate`` makes one. Dropping it before its end, or ``close``, cancels the rest."""
+    """An iterator of token ids, made by ``Client.generate``. Dropping it before its end, or ``close``, cancels the rest."""
 
     def __init__(self, model: str, parts: Parts) -> None:
         super().__init__(model)
@@ -76,16 +77,16 @@ class Generation(Told, Iterator[Token]):
         return self._next.popleft()
 
     def adjust(self, **sampling: Any) -> None:
-        """Draws otherwise from the next step on: ``temperature``, ``top_k``, ``top_p``, …, as docs/channel.md lists them; what is
-        not given stays. Tokens that the worker has drawn already still come. On the thread that iterates.
+        """Changes the sampling from the next step on: ``temperature``, ``top_k``, ``top_p``, …, as listed in
+        docs/channel.md; omitted ones stay. Tokens already drawn still arrive. Call it on the iterating thread.
 
-        Errors: input_invalid where nothing is being generated: it waits for its turn (its first token has not come), or has ended.
+        Errors: input_invalid if the request is not generating: it waits for its turn (no first token yet), or has ended.
         """
         channel, request = self._parts.channel, self._parts.request
         channel.infer(method=ADJUST, parameters=adjustment(request, sampling))
 
     def close(self) -> None:
-        """The worker frees its place within a step."""
+        """Cancels the rest; the worker frees its slot within a step."""
         self._parts.close()
 
     def __enter__(self) -> Generation:
@@ -96,7 +97,7 @@ class Generation(Told, Iterator[Token]):
 
 
 class AsyncGeneration(Told, AsyncIterator[Token]):
-    """As ``Generation``, on an event loop; ``bulkhead.aio.Client.generate`` makes one."""
+    """As ``Generation``, on an event loop; made by ``bulkhead.aio.Client.generate``."""
 
     def __init__(self, model: str, parts: AsyncGenerator[Reply, None], adjust: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
         super().__init__(model)
@@ -116,7 +117,7 @@ class AsyncGeneration(Told, AsyncIterator[Token]):
         await self._adjust(sampling)
 
     async def aclose(self) -> None:
-        """The worker frees its place within a step."""
+        """Cancels the rest; the worker frees its slot within a step."""
         await self._parts.aclose()
 
     async def __aenter__(self) -> AsyncGeneration:

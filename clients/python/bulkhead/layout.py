@@ -1,4 +1,4 @@
-"""The channel's messages as ``wire.json`` describes them, the one file that the C++ side is tested against, too."""
+"""The channel's messages, from ``wire.json``, the file that the C++ side is tested against too."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FLAG: dict[str, int] = _SPEC["enums"]["Flag"]
 FEATURE: dict[str, int] = _SPEC["enums"]["Feature"]
 ERROR_NAMES: dict[int, str] = {value: name for name, value in _SPEC["enums"]["ErrorCode"].items()}
 
-#: Controls, separators of lines, what turns the direction of text (as ipc/base/text.cpp has them), and halves of surrogates.
+# : Control characters, line separators, direction marks (as in ipc/base/text.cpp), and lone surrogates.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 
 
 class Layout:
-    """One struct: packs keyword arguments, unpacks to a dict. Members that are not named are 0.
+    """One struct: packs keyword arguments, unpacks to a dict. Omitted members are 0.
 
-    ``flat`` is the same for what each request needs: all members by their order, those of a nested struct in its place, and
-    text as bytes.
+    ``flat`` is the fast form for requests: all members in order, nested structs inline, and text as
+    bytes.
     """
 
     def __init__(self, name: str) -> None:
@@ -64,7 +64,7 @@ class Layout:
         self.flat_members = len(self.flat.unpack(bytes(self.size)))
 
     def pack(self, **values: Any) -> bytes:
-        """Raises ``input_invalid`` for text that is not printable, or too long."""
+        """Raises ``input_invalid`` for text that is not printable or too long."""
         flat: list[Any] = []
         for member, kind, count, nested in self._members:
             if nested is not None:
@@ -82,8 +82,8 @@ class Layout:
         return self._struct.pack(*flat)
 
     def unpack(self, data: bytes | memoryview, offset: int = 0, *, checked: bool = False) -> dict[str, Any]:
-        """Raises ``struct.error`` when the data is too short. ``checked``: a text that is not terminated, or cannot be printed,
-        is None; without it such text is taken, and ``UnicodeDecodeError`` raised for what is not UTF-8."""
+        """Raises ``struct.error`` if the data is too short. ``checked``: a text that is unterminated or not
+        printable is None; otherwise it is accepted, and invalid UTF-8 raises ``UnicodeDecodeError``."""
         flat = self._struct.unpack_from(data, offset)
         result: dict[str, Any] = {}
         at = 0
@@ -104,8 +104,8 @@ class Layout:
 
 
 class Message:
-    """A message that each request needs, packed or unpacked by one struct: header, own members, and those of the tensors or
-    leases that it lists, whose number the member ``counter`` says."""
+    """A message of each request, packed or unpacked with one struct: header, own members, and the
+    members of the tensors or leases that it lists; the member ``counter`` has their number."""
 
     def __init__(self, kind: str, own: Layout, counter: str, listed: Layout) -> None:
         self._kind = MESSAGE[kind]
@@ -118,8 +118,8 @@ class Message:
         return one
 
     def pack(self, number: int, flags: int, count: int, members: Sequence[Any], text: bytes = b"") -> bytes:
-        """``members``: all but the header's, in their order. ``text`` follows them. Raises ``input_invalid`` beyond a packet's
-        bound."""
+        """``members``: all except the header's, in order. ``text`` follows them. Raises
+        ``input_invalid`` if a packet is too small for it."""
         one = self._structs.get(count) or self._of(count)
         size = one.size + len(text)
         if size > LIMITS["packet_bytes_max"]:
@@ -127,8 +127,8 @@ class Message:
         return one.pack(MAGIC, VERSION, self._kind, size, flags, number, 0, *members) + text
 
     def of(self, data: bytes) -> struct.Struct | None:
-        """What unpacks it, all members, the header's first. None: it is another message, or not whole. Of a count beyond 255
-        this sees the low byte: the caller compares the member."""
+        """The struct that unpacks all members, the header's first. None if it is another message, or incomplete. Looks
+        only at a count's low byte: for counts over 255, the caller compares the member."""
         if len(data) <= self._count_at or data[_TYPE_AT] != self._kind:
             return None
         count = data[self._count_at]
@@ -140,7 +140,7 @@ def too_large(size: int) -> Error:
 
 
 def printable(text: str) -> str:
-    """With question marks for what no text field takes."""
+    """Replaces characters that no text field accepts by question marks."""
     return _UNPRINTABLE.sub("?", text)
 
 
@@ -155,7 +155,7 @@ def _checked_text(field: bytes) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def text_field(what: str, text: str, bytes_max: int) -> bytes:
-    """Raises ``input_invalid`` for text that is not printable, or too long."""
+    """Raises ``input_invalid`` for text that is not printable or too long."""
     remedy = f"name it in printable UTF-8, at most {bytes_max} bytes"
     if _UNPRINTABLE.search(text):
         raise Error("input_invalid", f"{what} is {text!a}, which cannot be printed", remedy)

@@ -1,4 +1,4 @@
-"""Shared memory in this process: sealed memfds, mapped; and the books of who uses which bytes."""
+"""Shared memory in this process: sealed, mapped memfds, and the records of who uses which bytes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _SEALED = "offer a memfd that is sealed as docs/channel.md says"
 ALIGNMENT = LIMITS["tensor_alignment"]
 
 
-CPU = (1, 0)  #: as DLPack says it: kDLCPU, number
+CPU = (1, 0)  #: kDLCPU and device number, as in DLPack
 
 
 class Region:
-    """Memory that is mapped here: who watches it, and what is told when it goes."""
+    """Memory that is mapped here, and its watchers."""
 
     def __init__(self, address: int, size_bytes: int, writable: bool, device: tuple[int, int] = CPU) -> None:
         self.address, self.size_bytes, self.writable, self.device = address, size_bytes, writable, device
-        #: Its owner is about to give it up or has ended: whoever lent it on takes it back.
+        # : Its owner is about to give it up, or has ended: borrowers must return it.
         self.retired = False
         self._watchers: list[Callable[[], None]] = []
         self._gone: list[Callable[[], None]] = []
@@ -48,12 +48,12 @@ class Region:
             watcher()
 
     def on_change(self, tell: Callable[[], None]) -> None:
-        """Calls ``tell``, on whichever thread it happens, when this is retired, and when it is unmapped."""
+        """Calls ``tell`` when this is retired, and when it is unmapped, on the thread that does so."""
         self._watchers.append(tell)
         self._gone.append(tell)
 
     def off_change(self, tell: Callable[[], None]) -> None:
-        """Takes one ``on_change`` back: a region may outlive many channels that it was lent on."""
+        """Reverts one ``on_change``: a region may outlive many channels that it was lent on."""
         self._watchers.remove(tell)
         self._gone.remove(tell)
 
@@ -62,7 +62,7 @@ class Region:
 
 
 def available_bytes() -> int | None:
-    """Of host memory, by the kernel's own estimate; None where /proc is not mounted."""
+    """Available host memory by the kernel's estimate; None if /proc is not mounted."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
@@ -71,7 +71,7 @@ def available_bytes() -> int | None:
 
 
 def check_room(size_bytes: int) -> None:
-    """posix_fallocate would answer these two with SIGXFSZ and with the OOM killer."""
+    """Raises if there is no room: posix_fallocate would cause SIGXFSZ, or the OOM killer."""
     file_max = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     available = available_bytes()
     for what, most in (("the limit on file size (ulimit -f)", None if file_max == resource.RLIM_INFINITY else file_max),
@@ -82,7 +82,7 @@ def check_room(size_bytes: int) -> None:
 
 
 class Mapping(Region):
-    """A memfd, mapped. Unmapped, and its descriptor closed, when the last view of it is gone."""
+    """A mapped memfd. Unmapped, and its descriptor closed, with its last view."""
 
     def __init__(self, fd: int, size_bytes: int, *, writable: bool, populate: bool = False) -> None:
         """Takes over ``fd``."""
@@ -101,7 +101,7 @@ class Mapping(Region):
 
     @classmethod
     def of_slab(cls, fd: int, size_bytes: int, *, writable: bool) -> Mapping:
-        """Takes over ``fd``. Checks the seals before it maps: without them the peer could shrink the file under us."""
+        """Takes over ``fd``. Checks the seals before it maps: without them the peer could shrink the file while it is mapped."""
         try:
             needed = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | (0 if writable else _SEAL_FUTURE_WRITE)
             try:
@@ -119,12 +119,12 @@ class Mapping(Region):
 
     @classmethod
     def own(cls, size_bytes: int) -> Mapping:
-        """New memory of this process, which only it can write, and which any worker takes as a loan."""
+        """Allocates memory that only this process can write, and that any worker accepts as a loan."""
         return cls.make(size_bytes, "bulkhead-client", only_we_write=True)
 
     @classmethod
     def make(cls, size_bytes: int, label: str, *, only_we_write: bool) -> Mapping:
-        """New memory, its pages allocated, sealed as ``docs/channel.md`` says: of an output where only we write it."""
+        """Allocates memory with its pages, sealed as in ``docs/channel.md``; as an output if ``only_we_write``."""
         check_room(size_bytes)
         fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -135,14 +135,14 @@ class Mapping(Region):
             raise Error("resources_exhausted", f"{size_bytes} bytes of shared memory: {error.strerror}",
                         "drop tensors that are no longer needed") from None  # fmt: skip
         mapping = cls(fd, size_bytes, writable=True, populate=True)
-        # After the mapping above: FUTURE_WRITE keeps it writable and forbids every later one.
+        # After the mapping above: FUTURE_WRITE keeps it writable and forbids later ones.
         fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | (_SEAL_FUTURE_WRITE if only_we_write else 0))
         return mapping
 
     @classmethod
     def lent(cls, fd: int, size_bytes: int) -> Mapping:
-        """Takes over ``fd``: memory that another process lends to be read. Raises ``protocol_violation`` unless it is sealed
-        against any change of size and against writing, and all of its pages are allocated."""
+        """Takes over ``fd``, memory that another process lends for reading. Raises ``protocol_violation``
+        unless its size and contents are sealed and all its pages are allocated."""
         try:
             try:
                 seals = fcntl.fcntl(fd, _F_GET_SEALS)
@@ -162,7 +162,7 @@ class Mapping(Region):
         return cls(fd, size_bytes, writable=False, populate=True)
 
     def view(self, offset: int, size_bytes: int, owner: object) -> memoryview:
-        """Bytes of the slab. Every view made of it, numpy arrays included, keeps ``owner`` alive."""
+        """Returns bytes of the slab. Every view of them, numpy arrays included, keeps ``owner`` alive."""
         if size_bytes == 0:
             return memoryview(b"")
         array: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address + offset)
@@ -174,14 +174,14 @@ class Mapping(Region):
 def _unmap(process: int, address: int, size_bytes: int, fd: int, then: list[Callable[[], None]]) -> None:
     os.close(fd)
     if os.getpid() != process:
-        return  # a forked child never had these pages (MADV_DONTFORK): what lies there now is something else
+        return  # a forked child lacks these pages (MADV_DONTFORK); other memory may be there now
     _libc.munmap(address, size_bytes)
     for tell in then:
         tell()
 
 
 class Allocator:
-    """Which ranges of an input slab are leased: best fit, in units of 64 bytes. A generation is used once."""
+    """The leased ranges of an input slab: best fit, in units of 64 bytes. Each generation is used once."""
 
     def __init__(self, size_bytes: int) -> None:
         usable = size_bytes // ALIGNMENT * ALIGNMENT
@@ -191,7 +191,7 @@ class Allocator:
         self._generation = 0
 
     def allocate(self, size_bytes: int) -> tuple[int, int] | None:
-        """Offset and generation, or None when there is no room."""
+        """Returns offset and generation, or None if there is no room."""
         self._take_back()
         needed = _rounded(size_bytes)
         fitting = [(size, offset) for offset, size in self._free.items() if size >= needed]
@@ -205,7 +205,7 @@ class Allocator:
         return offset, self._generation
 
     def release(self, offset: int, size_bytes: int) -> None:
-        """From any thread, in the middle of ``allocate``, and at the interpreter's end: it is only noted here."""
+        """Any thread, even during ``allocate`` or at the interpreter's end: only records the release."""
         self._given_back.append((offset, size_bytes))
 
     @property

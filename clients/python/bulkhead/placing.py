@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio channel share: bringing tensors to where the worker reads them."""
+"""Shared by the blocking and the asyncio channel: makes tensors readable for the worker."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from .slabs import Placed
 from .tensors import Source, dtype_name
 
 T = TypeVar("T")
-#: Yields a condition to wait for, and what the error says if the wait fails; continues once it holds.
+# : Yields a condition to wait for, and the error's text if the wait fails; continues once it holds.
 Steps = Generator[tuple[Callable[[], bool], str], None, T]
 
 
 class PlacingChannel:
-    """What a channel knows of its worker, and the steps of placing a tensor; a subclass waits in its own way."""
+    """What a channel knows of its worker, and the steps of placing a tensor. Subclasses implement the waiting."""
 
     core: ChannelCore
 
     @property
     def model(self) -> str:
-        """Its name."""
+        """The model's name."""
         return self.core.model
 
     @property
     def generation(self) -> int:
-        """Of the worker: the next process of the model has another."""
+        """The worker's generation; the model's next process has another."""
         return self.core.generation
 
     @property
@@ -45,14 +45,14 @@ class PlacingChannel:
         return found
 
     def _results_placed(self, size_bytes: int) -> Steps[bool]:
-        yield from self._grown()  # one that an earlier call has stopped waiting for
+        yield from self._grown()  # a slab that an earlier call no longer waits for
         if not self.core.slabs.ask_for_gpu_results(size_bytes):
             return False
         yield from self._grown()
         return self.core.slabs.gpu_results()
 
     def _copied(self, value: Any, dtype: str | None) -> Steps[tuple[Input, object]]:
-        """And what must live until the copy was made."""
+        """Copies the tensor. Also returns what must live until the copy is made."""
         slabs = self.core.slabs
         if isinstance(value, SlabTensor) and slabs.gpu_kind is None:
             value = value.cpu()
@@ -61,7 +61,7 @@ class PlacingChannel:
         return room, slabs.fill(room, source)
 
     def _placed(self, value: Any, dtype: str | None) -> Steps[Placed]:
-        """Copied only where the worker cannot read it where it lies."""
+        """Copies only if the worker cannot read the tensor in place."""
         if placed := self.core.slabs.own(value):
             return placed
         if isinstance(value, SlabTensor) and value.lease is not None:

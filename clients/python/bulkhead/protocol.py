@@ -1,4 +1,4 @@
-"""The client's half of the channel without any I/O: packets in, packets out. Both the blocking and the asyncio channel drive it."""
+"""The client's side of the channel without I/O: packets in, packets out. The blocking and the asyncio channel use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RESULT_MEMBERS, _TENSOR_MEMBERS = layout.HEADER.flat_members + layout.RESULT.fl
 _METHOD_BYTES_MAX = layout.INFER.text_bytes_max["method"]
 FEATURES = FEATURE["streaming"] | FEATURE["lending"] | FEATURE["returning"] | FEATURE["packing"]
 
-#: Parts of one answer that have come and that nobody has taken: then it is cancelled.
+# : Untaken parts of one answer; beyond these it is cancelled.
 PARTS_MAX = 4096
 
 
@@ -36,7 +36,7 @@ def packet(kind: str, body: bytes = b"", request_id: int = 0, flags: int = 0) ->
 
 
 def _object(body: bytes | memoryview, at: int, size: int) -> dict[str, Any]:
-    """The JSON object that a message ends with."""
+    """Parses the JSON object at the end of a message."""
     if at + size != len(body):
         raise broken(f"a message of {len(body)} bytes that says it has {at + size}")
     value = json.loads(bytes(body[at:])) if size else {}
@@ -46,14 +46,14 @@ def _object(body: bytes | memoryview, at: int, size: int) -> dict[str, Any]:
 
 
 class Declared:
-    """A method as ``welcome`` describes it: the names of its parameters, and the dtypes of its inputs."""
+    """A method from ``welcome``: the names of its parameters, and the dtypes of its inputs."""
 
     def __init__(self, described: MappingType[str, Any]) -> None:
         self.parameters = frozenset(one["name"] for one in described.get("parameters", ()))
         self.dtypes = {one["name"]: str(one["dtype"]) for one in described.get("inputs", ())}
 
     def split(self, named: MappingType[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Inputs and parameters."""
+        """Splits arguments into inputs and parameters."""
         if self.parameters.isdisjoint(named):
             return dict(named), {}
         inputs = {name: value for name, value in named.items() if name not in self.parameters}
@@ -93,24 +93,24 @@ class Request:
     def __init__(self, number: int, method: str, inputs: list[Placed]) -> None:
         self.number = number
         self.method = method
-        self.parts: deque[Reply] = deque()  #: of a streamed request, not yet taken
+        self.parts: deque[Reply] = deque()  #: of a streamed request, not taken yet
         self.error: Error | None = None
         self.done = False
         self.abandoned = False
-        self.spoiled: Error | None = None  #: how it ends, whatever still comes: its parts cannot be kept, or not be read
-        self.until = 0.0  # the caller's own patience, on its clock
+        self.spoiled: Error | None = None  #: how it must end, whatever still arrives: its parts cannot be kept or read
+        self.until = 0.0  # the caller's deadline, on its clock
         self.on_change: Callable[[], None] = _nothing
-        # The worker borrows these until it answers, whatever the caller does with them.
+        # The worker borrows these until it answers, even if the caller drops them.
         self._borrowed = inputs
 
     def answer(self, part: Reply) -> None:
-        """The channel's: a part has come."""
+        """Called by the channel: a part has arrived."""
         if not self.abandoned and self.spoiled is None:
             self.parts.append(part)
             self.on_change()
 
     def finish(self, error: Error | None = None) -> None:
-        """The channel's: nothing more comes."""
+        """Called by the channel: nothing more arrives."""
         self.error = self.spoiled or error
         self.done = True
         self._borrowed.clear()
@@ -118,9 +118,9 @@ class Request:
 
 
 class ChannelCore:
-    """State of one channel. ``outgoing`` holds packets to send; ``receive`` takes what came.
+    """State of one channel. ``outgoing`` holds packets to send; ``receive`` takes packets that arrived.
 
-    ``wake`` is called, on whichever thread it happens, when ``settle`` has something to do that cannot wait for the next
+    ``wake`` is called, on any thread, when ``settle`` has work that cannot wait for the next
     request.
     """
 
@@ -134,7 +134,7 @@ class ChannelCore:
         self._declared: dict[str, Declared] = {}
         self.in_flight_max = 0
         self.features = 0  #: agreed
-        self.ended: Error | None = None  #: why; set once
+        self.ended: Error | None = None  #: the reason; set once
         self.slabs = Slabs(self.outgoing, self._send, wake, events)
         self._slab_count: int | None = None
         self._requests: dict[int, Request] = {}
@@ -155,7 +155,7 @@ class ChannelCore:
         return number
 
     def next_packet(self) -> tuple[bytes, Mapping | None, int]:
-        """What to send next, and how many messages of ``outgoing`` it is: each packet costs both sides a call."""
+        """The next packet, and how many messages of ``outgoing`` it packs: each packet costs both sides a call."""
         data, mapping = self.outgoing[0]
         count = len(self.outgoing)
         if count == 1 or mapping is not None or not self.features & FEATURE["packing"]:
@@ -171,7 +171,7 @@ class ChannelCore:
         return b"".join(messages), None, len(messages)
 
     def declared(self, method: str) -> Declared:
-        """What the worker says of a method; of one that it does not know, nothing."""
+        """The worker's description of a method; an empty one for an unknown method."""
         if (known := self._declared.get(method)) is None:
             known = Declared(self.methods.get(method, {}))
             if method in self.methods:
@@ -189,19 +189,19 @@ class ChannelCore:
 
     @property
     def died(self) -> bool:
-        """It ended unasked: by neither side's word."""
+        """Whether it ended without a request of either side."""
         return self.ended is not None and self.ended.code == "worker_lost" and self._closing is None
 
     @property
     def is_full(self) -> bool:
-        """As many requests are in flight as may be."""
+        """Whether the limit of requests in flight is reached."""
         return len(self._requests) >= self.in_flight_max
 
     # --- requests
 
     def submit(self, method: str, inputs: Sequence[tuple[str, Placed]], parameters: MappingType[str, Any], deadline: float | None,
                retry_safe: bool) -> Request:  # fmt: skip
-        """``deadline`` in seconds; None is the model's own."""
+        """``deadline`` in seconds; None means the model's own."""
         if self.ended is not None:
             raise self.ended.again()
         if self._closing is not None:
@@ -234,20 +234,20 @@ class ChannelCore:
             self._send("cancel", number=request.number)
 
     def abandon(self, request: Request) -> None:
-        """Nobody waits any more; the worker still borrows the inputs until it answers."""
+        """The caller no longer waits; the worker still borrows the inputs until it answers."""
         request.abandoned = True
         self.cancel(request)
 
     def settle(self) -> None:
-        """Tells the worker of everything that is no longer needed: no later than before the next request."""
+        """Tells the worker what is no longer needed; called before each request at the latest."""
         if self.ended is None and self._slab_count is not None:
             self.slabs.settle()
 
-    # --- what the worker says
+    # --- messages from the worker
 
     def receive(self, data: bytes, fds: list[int]) -> None:
-        """Takes over the descriptors, and empties the list. A worker that breaks the protocol ends the channel; ``ended`` then
-        says why."""
+        """Takes over the descriptors and empties the list. If the worker breaks the protocol, ends
+        the channel; ``ended`` then has the reason."""
         try:
             self._receive(data, fds)
         except Error as error:
@@ -259,7 +259,7 @@ class ChannelCore:
                 os.close(fds.pop())
 
     def _receive(self, data: bytes, fds: list[int]) -> None:
-        # One struct for each message; a result is the one that each request brings.
+        # One struct per message; each request has a result, so that comes first.
         whole = layout.RESULT_MESSAGE.of(data)
         members = (whole or _HEADER).unpack_from(data)
         magic, version, kind, size, flags, request_id = members[:6]
@@ -359,7 +359,7 @@ class ChannelCore:
                        "`bulkhead why` tells the reason; open a new channel to load it again"))  # fmt: skip
 
     def end(self, error: Error) -> None:
-        """Whoever was not answered gets the reason. Outputs that came before stay readable."""
+        """Ends unanswered requests with the reason. Earlier outputs stay readable."""
         if self.ended is not None:
             return
         self.ended = error

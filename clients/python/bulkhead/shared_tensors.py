@@ -1,4 +1,4 @@
-"""Tensors in memory that is shared with workers: what callers fill, and what they read."""
+"""Tensors in memory shared with workers: inputs to fill, and outputs to read."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 PAGE_BYTES = 4096
-ARENA_BYTES_MAX = 1 << 30  #: of a client's own shared memory, where it was not told otherwise
+ARENA_BYTES_MAX = 1 << 30  #: default size of a client's own shared memory
 
 
 class Lease:
-    """Some bytes of a region. Gives them back when nothing looks at them, and no request uses them, any more."""
+    """Some bytes of a region. Returns them when they have no reader and no request uses them."""
 
     def __init__(self, region: Region, offset: int, size_bytes: int, generation: int, events: Events | None = None, ready: int = 0) -> None:
         self.region = region
         self.offset, self.size_bytes, self.generation = offset, size_bytes, generation
-        self.events = events  #: of the channel, where the region is device memory
+        self.events = events  #: the channel's, if the region is device memory
         self.ready = ready  #: the event that a reader's stream waits for
-        self.streams: set[int] = set()  #: which have read or written it, beside the channel's own
+        self.streams: set[int] = set()  #: streams that have read or written it, besides the channel's
         self._dropped: tuple[Callable[..., None], tuple[Any, ...]] | None = None
 
     def when_dropped(self, tell: Callable[..., None], *what: Any) -> None:
-        """Calls ``tell(*what)`` on whichever thread drops this last, in the middle of anything, even at the interpreter's end."""
+        """Calls ``tell(*what)`` on the thread that drops the last reference, at any point, even at the interpreter's end."""
         self._dropped = tell, what
 
     def __del__(self) -> None:
@@ -44,9 +44,9 @@ class Lease:
 
 
 class SlabTensor(TensorView):
-    """A tensor in shared memory. ``with`` or ``release()`` give up this object's own part in it.
+    """A tensor in shared memory. ``with`` or ``release()`` end this object's use of it.
 
-    One that lies on a GPU is seen by ``torch()``, ``__dlpack__`` and ``__cuda_array_interface__``; ``cpu()`` copies it.
+    Use ``torch()``, ``__dlpack__`` or ``__cuda_array_interface__`` for one on a GPU; ``cpu()`` copies it.
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...], lease: Lease) -> None:
@@ -54,7 +54,7 @@ class SlabTensor(TensorView):
         self.lease: Lease | None = lease
 
     def release(self) -> None:
-        """Using this object again is an error; arrays that were made of it stay what they are."""
+        """Using this object again is an error; arrays made from it stay valid."""
         self._data = None
         self.lease = None
 
@@ -63,7 +63,7 @@ class SlabTensor(TensorView):
 
     @property
     def device(self) -> tuple[int, int]:
-        """As DLPack says it: (1, 0) is the CPU, (2, n) the n-th GPU."""
+        """As in DLPack: (1, 0) is the CPU, (2, n) the n-th GPU."""
         return CPU if self.lease is None else self.lease.region.device
 
     @property
@@ -79,7 +79,7 @@ class SlabTensor(TensorView):
 
     @property
     def address(self) -> int:
-        """Of its first byte: in this process, or a CUdeviceptr."""
+        """Address of the first byte: in this process, or a CUdeviceptr."""
         if self.lease is None:
             raise Error("input_invalid", "using a tensor after it was released", "allocate another one")
         return self.lease.region.address + self.lease.offset
@@ -90,7 +90,7 @@ class SlabTensor(TensorView):
         return self.lease, self.lease.events
 
     def cpu(self) -> TensorView:
-        """In the memory of the CPU: this itself, or a copy of what lies on a GPU, for which this waits."""
+        """Returns itself, or a copy of a GPU tensor in CPU memory; waits for the copy."""
         if self.device == CPU:
             return self
         _, events = self._on_gpu()
@@ -102,7 +102,7 @@ class SlabTensor(TensorView):
         return TensorView(self.dtype, self.shape, memoryview(copy))
 
     def torch(self) -> Any:
-        """A tensor that looks at the slab where that may be written, or lies on a GPU; else a copy."""
+        """A view of the slab if that is writable or on a GPU; else a copy."""
         if self.device == CPU:
             return super().torch()
         from torch.utils.dlpack import from_dlpack  # type: ignore[import-not-found, unused-ignore]
@@ -113,7 +113,7 @@ class SlabTensor(TensorView):
         if self.device == CPU:
             return super().__dlpack__(max_version=max_version, copy=copy)
         lease, events = self._on_gpu()
-        if stream != -1:  # the consumer asks for no order; else its work comes behind the worker's
+        if stream != -1:  # -1: no order wanted; else the consumer runs behind the worker
             lease.streams.add(events.admit(stream or 1, lease.ready))
         return dlpack.export_device(self, device=self.device, address=self.address, readonly=not lease.region.writable, keep=lease,
                                     max_version=max_version)  # fmt: skip
@@ -128,10 +128,10 @@ class SlabTensor(TensorView):
 
 
 class Input(SlabTensor):
-    """Room for an input: fill it in place, then pass it to ``infer``, as often as wanted.
+    """Memory for an input: fill it in place, then pass it to ``infer`` any number of times.
 
-    Given back when it is released (``with``, or ``release()``), no array looks at it any more, and no request uses it. Do
-    not write to it while a request that was sent with it is unanswered.
+    Returned once it is released (``with``, or ``release()``), no array refers to it, and no request
+    uses it. Do not write to it while a request that uses it is unanswered.
     """
 
     def __enter__(self) -> Input:
@@ -139,10 +139,10 @@ class Input(SlabTensor):
 
 
 class Output(SlabTensor):
-    """A result in the worker's slab, read-only. It goes back to the worker when nothing looks at it any more.
+    """A result in the worker's slab, read-only. Returned to the worker when nothing refers to it.
 
-    It stays readable after the worker has died; holding it then keeps that memory, and the receipt says so. Passed as an
-    input, to whichever model, it is not copied where that model's worker takes loans.
+    Readable after the worker has died; holding it then keeps that memory, as the receipt tells.
+    Passed as an input to any model, it is not copied if that model's worker takes loans.
     """
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...], lease: Lease) -> None:
@@ -154,7 +154,7 @@ class Output(SlabTensor):
 
 
 def leased_room(region: Region, allocator: Allocator, dtype: str, shape: tuple[int, ...], events: Events | None = None) -> Input | None:
-    """None when there is not so much of it."""
+    """None if there is not enough room."""
     size = element_count(shape) * ITEM_BYTES[dtype]
     found = allocator.allocate(size)
     if found is None:
@@ -169,7 +169,7 @@ def _pages(size_bytes: int) -> int:
 
 
 class Arena:
-    """Memory of this process for inputs of any model: each worker that gets one of them borrows the slab. Any thread."""
+    """This process' memory for inputs of any model; each worker that receives one borrows the slab. Any thread."""
 
     def __init__(self, bytes_max: int = ARENA_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
@@ -180,7 +180,7 @@ class Arena:
     def allocate(self, shape: Sequence[int], dtype: str) -> Input:
         dims = check_shape(shape)
         with self._lock:
-            if self._process != os.getpid():  # the parent's are not mapped here
+            if self._process != os.getpid():  # the parent's slabs are not mapped here
                 self._slabs, self._process = [], os.getpid()
             for mapping, allocator in self._slabs:
                 found = leased_room(mapping, allocator, dtype, dims)

@@ -1,4 +1,4 @@
-"""The slabs of one channel, without any I/O: the worker's own, and those that other workers' results lie in, which are lent to it."""
+"""One channel's slabs, without I/O: the worker's own, and other workers' slabs, lent to it, which hold results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _NAME_BYTES_MAX = layout.TENSOR.text_bytes_max["name"]
 _RANK_MAX = LIMITS["rank_max"]
-IDLE_SECONDS = 30.0  #: an input slab other than the first that was empty for so long is returned
+IDLE_SECONDS = 30.0  #: an input slab other than the first is returned after being empty this long
 
 
 class Send(Protocol):
-    """Puts one message into the queue, and the mapping's descriptor beside it. Returns the number of the request."""
+    """Queues one message, with the mapping's descriptor. Returns the request's number."""
 
     def __call__(self, kind: str, body: bytes, *, ask: bool = False, fd_of: Mapping | None = None) -> int: ...
 
@@ -34,7 +34,7 @@ Packet = tuple[bytes, "Mapping | None"]
 
 
 class Loan:
-    """A mapping of somebody else's memory by this channel's worker."""
+    """A loan of other memory, mapped by this channel's worker."""
 
     def __init__(self, slab_id: int, mapping: Region) -> None:
         self.slab_id = slab_id
@@ -52,23 +52,23 @@ class Loan:
 
     @property
     def is_over(self) -> bool:
-        """Its owner wants it back or is gone, and no request names it."""
+        """Its owner reclaims it or is gone, and no request uses it."""
         mapping = self.mapping
         return not self.pending and not self._users and (mapping is None or mapping.retired)
 
 
 class Placed:
-    """A tensor where the worker can read it. The worker borrows its bytes for as long as this lives."""
+    """A tensor that the worker can read. It borrows the bytes for as long as this lives."""
 
     def __init__(self, tensor: SlabTensor, slab_id: int, loan: Loan | None = None) -> None:
         assert tensor.lease is not None
         self.dtype, self.shape, self.lease, self._slab_id = tensor.dtype, tensor.shape, tensor.lease, slab_id
-        self.keep: object = None  #: what it is still being copied from, in the order of a stream
+        self.keep: object = None  #: source of a copy that is still queued on a stream
         if loan is not None:
             loan.use(self)
 
     def members(self, name: str) -> tuple[Any, ...]:
-        """Of its TensorDescriptor."""
+        """Members of its TensorDescriptor."""
         lease = self.lease
         written = 0 if lease.events is None else lease.events.record_behind(lease.streams)
         return (layout.text_field("TensorDescriptor.name", name, _NAME_BYTES_MAX), DTYPE_NUMBERS[self.dtype],
@@ -106,7 +106,7 @@ class _InputSlab:
 
 
 class _Unmapped(Region):
-    """An output slab of the worker's own making that could not be mapped here: what lies in it fails its request."""
+    """A worker's output slab that could not be mapped here: a request with a result in it fails."""
 
     def __init__(self, size_bytes: int, device: tuple[int, int], why: Error) -> None:
         super().__init__(0, size_bytes, False, device)
@@ -114,15 +114,15 @@ class _Unmapped(Region):
 
 
 class _Growing:
-    """A slab that was asked for."""
+    """A requested slab."""
 
     def __init__(self, request: int, size_bytes: int, direction: int, kind: int) -> None:
         self.request, self.size_bytes, self.direction, self.kind = request, size_bytes, direction, kind
 
 
 class Slabs:
-    """``outgoing`` and ``send`` take messages; ``wake`` is called, on any thread, when ``settle`` has something to do.
-    ``events``: the channel's part in a GPU, where it has one."""
+    """``outgoing`` and ``send`` take messages; ``wake`` is called, on any thread, when ``settle``
+    has work. ``events``: the channel's part in a GPU, if it has one."""
 
     def __init__(self, outgoing: deque[Packet], send: Send, wake: Callable[[], None], events: Events | None = None) -> None:
         self._outgoing = outgoing
@@ -142,9 +142,9 @@ class Slabs:
         self._open_loans: list[Loan] = []
         self._asked: dict[int, Loan] = {}
         self._last_loan = LIMITS["lent_slab_id_min"] - 1
-        self._releases: deque[tuple[int, int, int, int, set[int] | None]] = deque()  # dropped leases add to these, on any thread
+        self._releases: deque[tuple[int, int, int, int, set[int] | None]] = deque()  # appended by dropped leases, on any thread
         self._unmapped: deque[tuple[int, int]] = deque()
-        self._returned_unasked: set[int] = set()  #: the worker may be asking for one just now
+        self._returned_unasked: set[int] = set()  #: the worker may be asking for one at the same time
 
     def agree(self, features: int, bytes_max: int) -> None:
         self._features, self._bytes_max = features, bytes_max
@@ -154,12 +154,12 @@ class Slabs:
 
     @property
     def gpu_refused(self) -> Error | None:
-        """Why no GPU memory is asked for any more: one of these slabs could not be imported, or the worker's events."""
+        """Why no more GPU memory is requested: one of its slabs, or the worker's events, could not be imported."""
         return self._gpu_refused or (None if self.events is None else self.events.refused)
 
     @property
     def gpu_kind(self) -> int | None:
-        """Of slabs on the GPU, where that is agreed and possible."""
+        """The kind of GPU slabs, if agreed and possible."""
         return None if self.gpu_refused is not None else self._gpu_agreed
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class Slabs:
     # --- inputs
 
     def try_allocate(self, shape: Sequence[int], dtype: str, *, on_gpu: bool = False) -> Input | None:
-        """None: a slab was asked for; call again when ``growing`` has become false."""
+        """None: a slab was requested; call again when ``growing`` is false."""
         dims = check_shape(shape)
         self._raise_refusal()
         if on_gpu and self.gpu_kind is None:
@@ -186,7 +186,7 @@ class Slabs:
 
     @property
     def gpu_stream(self) -> int | None:
-        """On which tensors of a GPU are copied; None where none is shared with this worker."""
+        """The stream for copies of GPU tensors; None if no GPU is shared with this worker."""
         return None if self.events is None or self.gpu_kind is None else self.events.stream
 
     @property
@@ -214,20 +214,21 @@ class Slabs:
         self._growing = _Growing(self._send("slab_request", body, ask=True), size, direction, kind)
 
     def ask_for_gpu_results(self, size_bytes: int) -> bool:
-        """Not while ``growing``: one slab is asked for at a time. Once ``growing`` is false again, ``gpu_results`` says whether results will lie on the GPU. False: they will not."""
+        """Not while ``growing``: slabs are requested one at a time. Once ``growing`` is false, ``gpu_results`` tells whether
+        results lie on the GPU. False: they will not."""
         if self.gpu_kind is None:
             return False
-        self._growth_refused = None  # of an earlier one, for which nobody waited any more
+        self._growth_refused = None  # an earlier refusal that no call waits for
         self._ask_for_slab(size_bytes, DIRECTION["output"], self.gpu_kind)
         return True
 
     def gpu_results(self) -> bool:
-        """Whether there is a slab for them. Raises what the worker said against it."""
+        """Whether there is a slab for them. Raises the worker's refusal."""
         self._raise_refusal()
         return any(region.device != CPU for region in self._outputs.values())
 
     def own(self, value: object) -> Placed | None:
-        """Where it lies, if that is an input slab of this channel."""
+        """Its place, if it lies in an input slab of this channel."""
         if isinstance(value, SlabTensor) and value.lease is not None:
             for slab in self._inputs:
                 if slab.region is value.lease.region:
@@ -235,7 +236,7 @@ class Slabs:
         return None
 
     def fill(self, room: Input, source: Source) -> object:
-        """Copies it. What must live until the copy was made, which on a GPU is later, in the order of the channel's stream."""
+        """Copies the source. Returns what must live until the copy is done: on a GPU later, in stream order."""
         if room.device == CPU:
             if source.data.nbytes:
                 room.data[:] = source.data
@@ -250,7 +251,7 @@ class Slabs:
     # --- loans
 
     def lend(self, tensor: SlabTensor) -> Loan | None:
-        """The loan of the slab that it lies in, which is of use when it is no longer ``pending``; None: it must be copied."""
+        """The loan of the tensor's slab, usable when no longer ``pending``; None: copy it."""
         assert tensor.lease is not None
         mapping = tensor.lease.region
         if not isinstance(mapping, Mapping):
@@ -269,7 +270,7 @@ class Slabs:
         if (mapping := loan.mapping) is not None:
             mapping.off_change(self._wake)
 
-    # --- what the worker says
+    # --- messages from the worker
 
     def on_offer(self, body: memoryview, request_id: int, fds: list[int]) -> None:
         offer = layout.SLAB_OFFER.unpack(body)
@@ -325,7 +326,7 @@ class Slabs:
 
     def on_withdraw(self, body: memoryview) -> None:
         number = layout.SLAB_NAME.unpack(body)["slab_id"]
-        if number in self._returned_unasked:  # that was on its way
+        if number in self._returned_unasked:  # its return was already on its way
             self._returned_unasked.remove(number)
             return
         region = self._outputs.pop(number, None)
@@ -360,7 +361,7 @@ class Slabs:
         loan.pending = False
 
     def on_refusal(self, request_id: int, error: Error) -> bool:
-        """Whether it answers a request of these slabs."""
+        """Whether the error answers a request of these slabs."""
         if self._growing is not None and self._growing.request == request_id:
             self._growing = None
             self._growth_refused = error
@@ -373,7 +374,7 @@ class Slabs:
         return True
 
     def output(self, members: tuple[Any, ...], at: int) -> Output | Error:
-        """The tensor whose descriptor begins there; why there is none, where it lies in a slab that could not be mapped here."""
+        """Returns the tensor whose descriptor begins there, or the error if its slab could not be mapped here."""
         field, number, rank, _, ready, slab_id, _, offset, lease_bytes, generation = members[at : at + 10]
         name = _name(field)
         dtype = DTYPE_NAMES.get(number)
@@ -394,10 +395,10 @@ class Slabs:
             return region.why
         return Output(name, dtype, shape, lent)
 
-    # --- giving back
+    # --- returning
 
     def settle(self, now: float | None = None) -> None:
-        """Tells the worker of everything that is no longer needed."""
+        """Tells the worker what is no longer needed."""
         while self._releases:
             count = min(len(self._releases), LIMITS["release_leases_max"])
             members = [count, 0]
@@ -419,7 +420,7 @@ class Slabs:
             self._return_idle_inputs(time.monotonic() if now is None else now)
 
     def _let_go(self, slab_id: int, offset: int, size_bytes: int, generation: int, streams: set[int] | None) -> tuple[int, ...]:
-        """The members of its LeaseRef. What was queued to read it may still be under way on the GPU."""
+        """Members of its LeaseRef. Queued GPU reads of it may still run."""
         event_id = 0 if streams is None or self.events is None else self.events.record_behind(streams)
         return slab_id, event_id, offset, size_bytes, generation
 
@@ -435,12 +436,12 @@ class Slabs:
                 self._return_unasked(slab.number)
 
     def retire(self) -> None:
-        """The worker ends soon: whoever else was lent its memory is to let go of it."""
+        """The worker ends soon: workers that borrow its memory must return it."""
         for region in self._outputs.values():
             region.retire()
 
     def end(self) -> None:
-        """Who still looks at a tensor keeps its slab; the channel itself holds nothing of the worker's any more."""
+        """Drops the channel's own references; a tensor that is still referenced keeps its slab."""
         self.retire()
         self._growing = None
         for loan in self._asked.values():

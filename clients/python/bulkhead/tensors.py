@@ -1,4 +1,4 @@
-"""Tensors as callers see them: inputs to fill in place, outputs to read in place."""
+"""Tensors for callers: inputs to fill in place, outputs to read in place."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ITEM_BYTES: dict[str, int] = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
     "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
-# Formats of the struct module and of numpy's buffers; C's long is 8 bytes wherever Bulkhead runs.
+# Formats of the struct module and of numpy's buffers; C's long has 8 bytes on all supported systems.
 _FORMATS: dict[str, str] = {
     "bool": "?", "uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float16": "e",
     "float32": "f", "float64": "d",
 }  # fmt: skip
 _BY_FORMAT = {code: name for name, code in _FORMATS.items()} | {"l": "int64", "Zf": "complex64", "Zd": "complex128"}
 
-ELEMENTS_MAX = (1 << 59) - 1  #: of the largest items, 16 bytes, fewer than a signed 64-bit size in bytes holds
+ELEMENTS_MAX = (1 << 59) - 1  #: with the largest items, 16 bytes, the size still fits a signed 64-bit integer
 
 
 def array_type(dtype: str) -> str:
-    """As the array interface says it: ``<f4``. Of bfloat16, which that does not know, its bits."""
+    """The array interface's spelling, ``<f4``; for bfloat16, which it lacks, that of its bits."""
     if dtype in ("bool", "bfloat16"):
         return {"bool": "|b1", "bfloat16": "<u2"}[dtype]
     return f"{'|' if ITEM_BYTES[dtype] == 1 else '<'}{dtype[0]}{ITEM_BYTES[dtype]}"
@@ -53,7 +53,7 @@ def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Of a name, or of anything whose text ends in one: ``numpy.float32``, ``torch.bfloat16``, ``np.dtype("int64")``."""
+    """Parses a name, or an object whose text ends in one: ``numpy.float32``, ``torch.bfloat16``, ``np.dtype("int64")``."""
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
     name = str(name).rsplit(".", 1)[-1].removesuffix("_")
     name = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int64"}.get(name, name)
@@ -63,10 +63,10 @@ def dtype_name(dtype: Any) -> str:
 
 
 class TensorView:
-    """Bytes with a dtype and a shape: what inputs and outputs have in common.
+    """Bytes with a dtype and a shape: the base of inputs and outputs.
 
-    Nothing is copied: ``numpy()``, ``memoryview(t.data)`` and ``torch()`` look at the slab, and keep the lease for as long as
-    they live.
+    Nothing is copied: ``numpy()``, ``memoryview(t.data)`` and ``torch()`` are views of the slab,
+    and keep the lease alive.
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview | None) -> None:
@@ -83,11 +83,11 @@ class TensorView:
 
     @property
     def device(self) -> tuple[int, int]:
-        """As DLPack says it: (1, 0) is the CPU, (2, n) the n-th GPU."""
+        """As in DLPack: (1, 0) is the CPU, (2, n) the n-th GPU."""
         return dlpack.CPU, 0
 
     def cpu(self) -> TensorView:
-        """In the memory of the CPU: this itself, or a copy of what lies on a GPU."""
+        """Returns itself, or a copy of a GPU tensor in CPU memory."""
         return self
 
     @property
@@ -96,7 +96,7 @@ class TensorView:
         return element_count(self.shape) * ITEM_BYTES[self.dtype]
 
     def numpy(self) -> Any:
-        """An array that looks at the slab; of ``uint16`` for bfloat16, which numpy does not have."""
+        """A view of the slab; of ``uint16`` for bfloat16, which numpy lacks."""
         import numpy  # type: ignore[import-not-found, unused-ignore]
 
         dtype = "uint16" if self.dtype == "bfloat16" else self.dtype
@@ -111,7 +111,7 @@ class TensorView:
         return array.copy() if copy else array
 
     def torch(self) -> Any:
-        """A tensor that looks at the slab where that may be written, which of an output is not so: then a copy."""
+        """A view of the slab if that is writable; an output is not, so it is copied."""
         import torch  # type: ignore[import-not-found, unused-ignore]
 
         kind = getattr(torch, self.dtype)
@@ -150,7 +150,7 @@ def _empty_list(shape: tuple[int, ...]) -> Any:
 
 
 class Source:
-    """Anything a caller may pass as an input, seen as contiguous bytes: ``data`` in CPU memory, or those at ``address`` on a GPU."""
+    """Any input value as contiguous bytes: ``data`` in CPU memory, or at ``address`` on a GPU."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview, keep: object = None) -> None:
         self.dtype, self.shape, self.data, self.keep = dtype, shape, data, keep
@@ -159,8 +159,8 @@ class Source:
 
     @classmethod
     def of(cls, value: Any, wanted: str | None, stream: int | None = None) -> Source:
-        """``wanted``: the dtype that the method declares, for values that have none of their own. ``stream``: on which tensors
-        of a GPU will be read; without one they are refused."""
+        """``wanted``: the method's declared dtype, for values without one. ``stream``: the stream
+        that will read GPU tensors; without it they are refused."""
         if isinstance(value, TensorView) and value.device[0] == dlpack.CPU:
             return cls(value.dtype, value.shape, value.data, value)
         if not isinstance(value, (list, tuple, int, float, bool, bytes, bytearray, TensorView)):
@@ -187,7 +187,7 @@ class Source:
         shape = tuple(view.shape) if view.shape is not None else (view.nbytes // view.itemsize,)
         if view.nbytes == 0:
             return cls(name, shape, memoryview(b""))
-        # memoryview casts only what is C-contiguous; anything else is copied into order once.
+        # memoryview casts only C-contiguous data; other data is copied into order once.
         data = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
         return cls(name, shape, data, keep=view)
 

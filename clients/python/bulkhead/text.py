@@ -1,4 +1,4 @@
-"""Text to token ids and back, as a model's package says: its tokenizer and its chat template.
+"""Converts text to token ids and back with a package's tokenizer and chat template.
 
 Needs the packages ``tokenizers`` and, for chat templates, ``jinja2``: ``pip install bulkhead-gpu[text]``.
 """
@@ -23,10 +23,10 @@ class Text:
     """A package's tokenizer and chat template."""
 
     def __init__(self, package: str | Path) -> None:
-        """``package``: the folder, as ``methods["generate"]["package"]`` names it."""
+        """``package``: the folder, as named by ``methods["generate"]["package"]``."""
         folder = Path(package)
         try:
-            tokenizers: Any = importlib.import_module("tokenizers")  # which brings no types
+            tokenizers: Any = importlib.import_module("tokenizers")  # it has no type hints
         except ImportError:
             raise Error("input_invalid", "text to tokens: the package `tokenizers` is not installed",
                         "pip install tokenizers jinja2, or give token ids") from None  # fmt: skip
@@ -35,7 +35,7 @@ class Text:
             raise Error("input_invalid", f"text to tokens: {path} is not there", "give token ids, or export the model with its tokenizer")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # what tokenizers raises is not more special
+        except Exception as error:  # tokenizers raises nothing more specific
             raise Error("input_invalid", f"reading {path}: {error}", "export the model again") from None
         self._decode_stream = tokenizers.decoders.DecodeStream
         self._settings = _settings(folder / _SETTINGS)
@@ -43,27 +43,27 @@ class Text:
 
     @property
     def chats(self) -> bool:
-        """Whether the model says how a conversation is put to it."""
+        """Whether the model has a chat template."""
         return self._template is not None
 
     def encode(self, text: str) -> list[int]:
-        """With the special tokens that the tokenizer itself puts around a text."""
+        """Encodes with the special tokens that the tokenizer adds around a text."""
         return self._ids(text, True)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation, up to where the model is to answer."""
+        """Encodes a conversation, up to where the model is to answer."""
         return self._ids(self.render(messages), False)
 
     def _ids(self, text: str, special_tokens: bool) -> list[int]:
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # a byte of an argument or of a file, which Python carries so
+        except UnicodeEncodeError as error:  # an undecodable byte of an argument or file, kept as a surrogate
             raise Error("input_invalid", f"text to tokens: {text[error.start]!a} is not a character", "give text in UTF-8") from None
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
         return ids
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The text that the chat template makes of a conversation."""
+        """Applies the chat template to a conversation."""
         if self._template is None:
             raise Error("input_invalid", "the package has no chat template", "send the text as it is (--raw)")
         try:
@@ -80,7 +80,7 @@ class Text:
         def now(form: str) -> str:
             return datetime.datetime.now().strftime(form)
 
-        # The same environment as transformers': templates are written for it.
+        # The same environment as in transformers, for which templates are written.
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         environment.globals.update(raise_exception=refuse, strftime_now=now)
@@ -90,7 +90,7 @@ class Text:
             raise Error("input_invalid", f"the chat template refuses the conversation: {error}", "see chat_template.jinja of the package") from None
 
     def _special(self) -> dict[str, str]:
-        """``bos_token`` and its like; each is text, or an object that holds it."""
+        """``bos_token`` and similar entries; each is a text, or an object that holds it."""
         found = {}
         for name, value in self._settings.items():
             if name.endswith("_token") and isinstance(value, (str, dict)):
@@ -98,18 +98,18 @@ class Text:
         return found
 
     def stream(self) -> Pieces:
-        """For the tokens of one answer."""
+        """Decodes the tokens of one answer."""
         return Pieces(self._tokenizer, self._decode_stream(skip_special_tokens=True))
 
 
 class Pieces:
-    """Text of tokens that come one by one: a character that takes several of them comes with the last."""
+    """Decodes tokens one by one: a character that takes several tokens comes with the last."""
 
     def __init__(self, tokenizer: Any, stream: Any) -> None:
         self._tokenizer, self._stream = tokenizer, stream
 
     def push(self, token: int) -> str:
-        """The text that is complete with this token; may be empty."""
+        """Returns the text that this token completes; may be empty."""
         piece: str | None = self._stream.step(self._tokenizer, token)
         return piece or ""
 
@@ -129,6 +129,6 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     if path.is_file():
         return path.read_text("utf-8")
     template = settings.get("chat_template")
-    if isinstance(template, list):  # several by name
+    if isinstance(template, list):  # several templates, by name
         template = next((one.get("template") for one in template if isinstance(one, dict) and one.get("name") == "default"), None)
     return template if isinstance(template, str) else None

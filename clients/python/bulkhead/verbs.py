@@ -1,4 +1,4 @@
-"""The control verbs, said once: what the blocking and the asyncio client send, and how they read the answers."""
+"""The control verbs, shared by the blocking and the asyncio client: requests, and parsing of answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def one_descriptor(fds: list[int]) -> int:
 
 
 def is_stateful(result: dict[str, Any]) -> bool:
-    """Until a daemon says otherwise: then a request means something only where it was sent."""
+    """True unless the daemon says otherwise: a stateful request is valid only on its worker."""
     return result.get("stateful", True) is not False
 
 

@@ -1,12 +1,12 @@
-"""The same for asyncio.
+"""The client for asyncio.
 
     async with bulkhead.aio.connect() as b:
         out = await b.infer("minilm", input_ids=x)
         async for part in b.stream("llm", tokens=prompt):
             ...
 
-Everything belongs to the loop that it was opened on. Cancelling a task cancels its request. Tasks that infer with one model
-share its channel; what exceeds the requests that may be in flight there waits its turn.
+All objects belong to the loop that opened them. Cancelling a task cancels its request. Tasks that
+infer with one model share its channel; requests beyond its limit in flight wait their turn.
 """
 
 from .channel import Channel

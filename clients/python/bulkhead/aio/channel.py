@@ -1,4 +1,4 @@
-"""A direct line to one worker on an event loop."""
+"""A direct connection to one worker, on an event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .waiting import Turns, Waiters
 if TYPE_CHECKING:
     from ..cuda import Events
 
-_BURST = 32  # packets, then the others have their turn
+_BURST = 32  # packets read before other handlers run
 
 
 class Channel(PlacingChannel):
@@ -39,7 +39,7 @@ class Channel(PlacingChannel):
     @classmethod
     async def open(cls, sock: socket.socket, *, client: str = "bulkhead-py", deadline: float = OPEN_SECONDS, stateful: bool = True,
                    events: Events | None = None) -> Channel:  # fmt: skip
-        """Speaks the channel on a socket that came from elsewhere, and owns it."""
+        """Opens the channel on a socket from another source, and owns it."""
         patience = checked_deadline(deadline, OPEN_SECONDS)
         channel = cls(sock, client, stateful, events)
         try:
@@ -51,11 +51,11 @@ class Channel(PlacingChannel):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may be sent: the worker has neither ended nor said that it will."""
+        """Whether requests may be sent: the worker has neither ended nor announced its end."""
         return self.core.accepts
 
     def close(self) -> None:
-        """The worker drops what waits. Outputs stay readable."""
+        """Ends the channel; the worker drops waiting requests. Outputs stay readable."""
         self.core.end(Error("cancelled", "the channel was closed by this client"))
         self._stop()
 
@@ -90,8 +90,8 @@ class Channel(PlacingChannel):
 
     async def infer(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
                     deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Reply:  # fmt: skip
-        """As ``bulkhead.Channel.infer``. Waits while as many requests are in flight as may be, for as long as its deadline.
-        Cancelling the task cancels the request."""
+        """As ``bulkhead.Channel.infer``. While the limit of requests in flight is reached, waits
+        within the deadline. Cancelling the task cancels the request."""
         reply = None
         async for reply in self._stream(inputs, method, parameters, deadline, retry_safe, named):
             pass
@@ -100,14 +100,14 @@ class Channel(PlacingChannel):
 
     def stream(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
                deadline: float | None = None, **named: Any) -> AsyncGenerator[Reply, None]:  # fmt: skip
-        """The parts of a streamed answer as they come; the one answer of any other. Sent when it is first asked for a part.
-        Leaving the loop, or cancelling the task, cancels the rest."""
+        """Yields the parts of a streamed answer as they arrive, or the one answer of any other method. Sends the
+        request when the first part is asked for. Leaving the loop, or cancelling the task, cancels the rest."""
         return self._stream(inputs, method, parameters, deadline, False, named)
 
     async def _stream(self, inputs: Mapping[str, Any] | None, method: str, parameters: Mapping[str, Any] | None, deadline: float | None,
                       retry_safe: bool, named: dict[str, Any],
                       sent: Callable[[Request], None] = lambda request: None) -> AsyncGenerator[Reply, None]:  # fmt: skip
-        """``sent`` is told of the request once it is on its way."""
+        """Calls ``sent`` with the request once it is on its way."""
         until = self._loop.time() + checked_deadline(deadline, PATIENCE_SECONDS)
         changed = Waiters()
         await self._turns.take(until - self._loop.time(), f"waiting until one of the {self.core.in_flight_max} requests in flight is answered")
@@ -173,7 +173,7 @@ class Channel(PlacingChannel):
             self._stop()
 
     def _settle_soon(self) -> None:
-        """Any thread: something that was lent, or withdrawn, is no longer looked at."""
+        """Any thread: called when a lent or withdrawn slab is no longer used."""
         try:
             if threading.get_ident() == self._thread:
                 self._loop.call_soon(self._settle)
@@ -194,7 +194,7 @@ class Channel(PlacingChannel):
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
-                return  # the reader sees the end, and the answers before it
+                return  # the reader gets the earlier answers, then the end
         if bool(outgoing) != self._writing and self._socket.fileno() >= 0:
             self._writing = bool(outgoing)
             if self._writing:

@@ -21,7 +21,7 @@ from .control import Control, Notifications
 
 
 class Client:
-    """``async with bulkhead.aio.connect() as b`` makes one; any number of tasks may use it."""
+    """Made by ``async with bulkhead.aio.connect() as b``; any number of tasks may use it."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py",
                  memory_bytes_max: int = ARENA_BYTES_MAX) -> None:  # fmt: skip
@@ -39,7 +39,7 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes all channels. Outputs that somebody still looks at stay readable."""
+        """Closes all channels. Outputs that are still referenced stay readable."""
         for model in list(self._channels):
             await self._forget(model)
         self._arena.close()
@@ -48,10 +48,10 @@ class Client:
     # --- inference
 
     async def open(self, model: str, *, deadline: float | None = None, gpu: int | None = None, stream: int = 0) -> Channel:
-        """A channel of one's own: for a stream through a model that keeps state. Loads the model if need be. ``deadline`` in seconds.
+        """Opens a separate channel, for a stream through a stateful model. Loads the model if need be. ``deadline`` in seconds.
 
-        ``gpu``: the one that the model is on, by its number in this process, to share its memory; ``stream``: the CUstream, as
-        a number, on which this program writes inputs and reads results there."""
+        ``gpu``: the model's GPU, by its number in this process, to share its memory. ``stream``: the CUstream, as a
+        number, on which this program writes inputs and reads results there."""
         events = verbs.part_in_gpu(gpu, stream)
         params = verbs.with_deadline({"model": model, "client": self.name}, deadline)
         result, fds = await self._control.call("channel.open", params)
@@ -79,16 +79,16 @@ class Client:
 
     async def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
                      parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> AsyncIterator[Reply]:  # fmt: skip
-        """The parts of a streamed answer as they come. Leaving the loop, or cancelling the task, cancels the rest."""
+        """Yields the parts of a streamed answer as they arrive. Leaving the loop, or cancelling the task, cancels the rest."""
         channel = await self._channel(model, deadline)
         async for part in channel.stream(inputs, method=method, parameters=parameters, deadline=deadline, **named):
             yield part
 
     def generate(self, model: str, tokens: Any = None, inputs: Mapping[str, Any] | None = None, /, *, method: str = "generate",
                  deadline: float | None = None, **named: Any) -> AsyncGeneration:  # fmt: skip
-        """``async for token in b.generate("smollm2", prompt, temperature=0.7): …``, as ``bulkhead.Client.generate``. Sent when it is
-        first asked for a token. Leave it by ``aclose``, or cancel the task."""
-        running: list[tuple[Channel, Request]] = []  # none before it was sent, then one
+        """``async for token in b.generate("smollm2", prompt, temperature=0.7): …``, as ``bulkhead.Client.generate``.
+        Sends the request when the first token is asked for. To stop early, call ``aclose`` or cancel the task."""
+        running: list[tuple[Channel, Request]] = []  # empty until it is sent, then one entry
 
         async def parts() -> AsyncGenerator[Reply, None]:
             channel = await self._channel(model, deadline)
@@ -138,7 +138,7 @@ class Client:
             try:
                 return await self.open(model)
             except Error as error:
-                # The daemon may know of a death later than the client, and so introduce it to a dead worker.
+                # The daemon may notice a death later than the client, and so introduce it to a dead worker.
                 if error.code != "worker_lost":
                     raise
         return await self.open(model)
@@ -151,40 +151,41 @@ class Client:
         try:
             (await task).close()
         except (Error, asyncio.CancelledError):
-            if not task.done():  # it is this very task that is being cancelled
+            if not task.done():  # this task itself is being cancelled
                 raise
 
     # --- control
 
     async def load(self, *models: str, deadline: float | None = None) -> list[dict[str, Any]]:
-        """Returns when all are ready: ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"`` is the whole fleet."""
+        """Loads models; returns when all are ready: ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"``: the whole fleet."""
         return (await self.call("model.load", verbs.with_deadline(verbs.models(models), deadline)))["models"]  # type: ignore[no-any-return]
 
     async def unload(self, *models: str) -> list[dict[str, Any]]:
-        """Returns when the memory is back: one receipt a process. Closes this client's channels to them first."""
+        """Unloads models; returns when their memory is free: one receipt per process. First closes this client's channels to
+        them."""
         params = verbs.models(models)
         for model in list(self._channels) if models == ("*",) else models:
             await self._forget(model)
         return (await self.call("model.unload", params))["receipts"]  # type: ignore[no-any-return]
 
     async def restart(self, *models: str) -> dict[str, Any]:
-        """Unload, load; lifts a quarantine: ``{"models", "receipts"}``."""
+        """Unloads and loads the models, and lifts a quarantine: ``{"models", "receipts"}``."""
         return await self.call("model.restart", verbs.models(models))  # type: ignore[no-any-return]
 
     async def ps(self) -> list[dict[str, Any]]:
-        """One row a replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``, ``requests``, …"""
+        """One row per replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``, ``requests``, …"""
         return (await self.call("fleet.status"))["models"]  # type: ignore[no-any-return]
 
     async def why(self, model: str) -> str:
-        """The reason for its state, in a sentence."""
+        """The reason for the model's state, in a sentence."""
         return str((await self.call("model.why", {"model": model}))["sentence"])
 
     async def crashes(self, model: str | None = None) -> list[dict[str, Any]]:
-        """Reports of what died unasked, newest first."""
+        """Reports of workers that died unexpectedly, newest first."""
         return (await self.call("crashes.list", {} if model is None else {"model": model}))["crashes"]  # type: ignore[no-any-return]
 
     async def info(self) -> dict[str, Any]:
-        """Of the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``, ``fleet``, ``uptime_s``, …"""
+        """Facts about the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``, ``fleet``, ``uptime_s``, …"""
         return await self.call("daemon.info")  # type: ignore[no-any-return]
 
     async def gpus(self) -> dict[str, Any]:
@@ -196,23 +197,23 @@ class Client:
         return await self.call("fleet.reload")  # type: ignore[no-any-return]
 
     async def stop(self) -> list[dict[str, Any]]:
-        """Unloads everything and ends the daemon: the receipts."""
+        """Unloads everything and ends the daemon. Returns the receipts."""
         return (await self.call("daemon.stop"))["receipts"]  # type: ignore[no-any-return]
 
     async def events(self, *models: str) -> Notifications:
-        """``async for event in await b.events(): …``: what happens from now on, on a connection of its own, without end."""
+        """``async for event in await b.events(): …``: events from now on, without end, on a separate connection."""
         return await Notifications.open(self._path, "events.subscribe", verbs.only_of(models))
 
     async def logs(self, model: str, *, lines: int = 100) -> list[dict[str, Any]]:
-        """Its last lines, ``{"time", "replica", "generation", "stream", "text"}``."""
+        """The model's last lines, ``{"time", "replica", "generation", "stream", "text"}``."""
         return (await self.call("logs.tail", {"model": model, "lines": lines}))["lines"]  # type: ignore[no-any-return]
 
     async def follow_logs(self, model: str, *, lines: int = 100) -> Notifications:
-        """Its last lines, then those to come, without end."""
+        """The model's last lines, then new ones, without end."""
         return await Notifications.open(self._path, "logs.tail", {"model": model, "lines": lines, "follow": True})
 
     async def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
-        """Any method of the control socket (docs/control.md), and its result."""
+        """Calls any method of the control socket (docs/control.md). Returns its result."""
         result, fds = await self._control.call(method, params)
         for fd in fds:
             os.close(fd)

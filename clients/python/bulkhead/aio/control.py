@@ -39,7 +39,7 @@ async def _connect(path: str) -> socket.socket:
 
 
 class _Connection:
-    """Calls in any number, told apart by their ids; and notifications, of which nothing is read ahead of who takes them."""
+    """Any number of calls, identified by their ids, and notifications. Reads no notification before a consumer takes it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -81,7 +81,7 @@ class _Connection:
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
-                for fd in answer.result()[1]:  # it had just come
+                for fd in answer.result()[1]:  # it arrived just before
                     os.close(fd)
             raise
 
@@ -135,7 +135,7 @@ class _Connection:
             return
         asked = self._asked.pop(message.get("id") or 0, None)
         if asked is None:
-            if message.get("id", 0) is None and "error" in message:  # of the connection as a whole
+            if message.get("id", 0) is None and "error" in message:  # about the connection as a whole
                 self._lines.answer("a request", message)
             return
         method, answer = asked
@@ -145,7 +145,7 @@ class _Connection:
             if not answer.done():
                 answer.set_exception(error)
             return
-        if answer.done():  # nobody waits any more
+        if answer.done():  # its caller no longer waits
             for fd in result[1]:
                 os.close(fd)
         else:
@@ -170,7 +170,7 @@ class Control:
             self._connection.close(Error("cancelled", "the client was closed"))
 
     async def call(self, method: str, params: dict[str, Any] | None = None) -> Answer:
-        """The result and the descriptors that came with it, which are the caller's then."""
+        """Returns the result, and the descriptors that came with it, which the caller owns."""
         asked = Call(method, params)
         while True:
             try:
@@ -192,7 +192,7 @@ class Control:
 
 
 async def reconnect(path: str) -> _Connection:
-    """One on which a supervisor answers. A keeper alone accepts connections too: they wait in its backlog."""
+    """Connects until a supervisor answers. A keeper alone accepts connections too: they wait in its backlog."""
     start = time.monotonic()
     pause = RECONNECT_PAUSE_SECONDS
     while time.monotonic() < start + ABSENCE_SECONDS:
@@ -214,7 +214,7 @@ async def reconnect(path: str) -> _Connection:
 
 
 class Notifications(AsyncIterator[dict[str, Any]]):
-    """As ``bulkhead.Notifications``: what a subscription tells, without end; nothing is read ahead of who iterates."""
+    """As ``bulkhead.Notifications``: a subscription's messages, without end. Reads no message before the iterator asks for it."""
 
     def __init__(self, path: str, method: str, params: dict[str, Any]) -> None:
         self._path, self._method, self._params = path, method, params
@@ -223,7 +223,7 @@ class Notifications(AsyncIterator[dict[str, Any]]):
 
     @classmethod
     async def open(cls, path: str, method: str, params: dict[str, Any]) -> Notifications:
-        """Subscribed when it returns."""
+        """Subscribes before it returns."""
         self = cls(path, method, params)
         try:
             self._connection = await self._subscribe(_Connection(await _connect(path)), params)

@@ -1,4 +1,4 @@
-"""Waiting on an event loop, with a deadline each, and without losing what came in the instant of a cancellation."""
+"""Waits on an event loop with deadlines. Nothing that arrives at the moment of a cancellation is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Waiters:
 
 
 class Turns:
-    """So many at a time, first come first served."""
+    """A limited number of turns at a time, first come, first served."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -52,7 +52,7 @@ class Turns:
             if turn in self._queue:
                 self._queue.remove(turn)
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.give()  # it came in the instant of the cancellation
+                self.give()  # granted at the moment of the cancellation
             raise
         finally:
             timer.cancel()

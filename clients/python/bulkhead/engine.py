@@ -1,4 +1,4 @@
-"""What an engine is written with: a class that ``runtime: python`` loads in a worker process of its own.
+"""The API for engines: classes that ``runtime: python`` loads in a worker process.
 
     from bulkhead.engine import Context, Number, Result, Tensor, Text, method
 
@@ -16,9 +16,9 @@
             ...
             return Result(audio=sound, values={"sample_rate": self.rate})
 
-``load`` and all methods run on the main thread of the process, one request at a time. A method that is a generator streams:
-each ``yield`` is a part, and what it returns is the whole answer. ``unload()`` is optional: the end of the process is the
-unload. ``docs/python-engines.md`` tells more.
+``load`` and all methods run on the process' main thread, one request at a time. A generator method
+streams: each ``yield`` is a part, and its return value is the whole answer. ``unload()`` is
+optional; unloading ends the process. ``docs/python-engines.md`` has more.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class InvalidInput(Error):
-    """A request that the engine cannot do as it was asked: its client gets ``input_invalid`` with this text."""
+    """A request that the engine cannot serve as asked: its client gets ``input_invalid`` with this text."""
 
     def __init__(self, attempt: str, remedy: str = "") -> None:
         super().__init__("input_invalid", attempt, remedy)
 
 
 class MissingModel(Error):
-    """Raised in ``load`` where a file is not there: say what to fetch and where to put it. The model is not tried again."""
+    """Raised in ``load`` if a file is missing: say what to fetch and where to put it. The load is not retried."""
 
     def __init__(self, attempt: str, remedy: str = "") -> None:
         super().__init__("load_failed", attempt, remedy)
 
 
 class Cancelled(BaseException):
-    """The client no longer wants the answer. No ``Exception``, so that an engine's ``except Exception`` lets it pass."""
+    """The client no longer wants the answer. Not an ``Exception``, so that ``except Exception`` does not catch it."""
 
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension: ``low`` to ``high``, both included. Dimensions of one name have one size in a request."""
+    """One dimension: ``low`` to ``high``, inclusive. Dimensions of one name have one size in a request."""
 
     name: str
     low: int
@@ -81,8 +81,8 @@ class Dim:
 class Tensor:
     """An input or an output.
 
-    ``shape`` has a size, ``"1..256"``, ``"1.."`` or ``"n=1.."`` for each dimension. An ``optional`` input that a request leaves
-    out is not passed to the method, whose own default then holds.
+    ``shape`` has a size, ``"1..256"``, ``"1.."`` or ``"n=1.."`` per dimension. An ``optional``
+    input that a request omits is not passed to the method, whose default then applies.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Tensor:
         _check_name(self.name)
         if self.dtype not in DTYPE_NUMBERS:
             raise TypeError(f"tensor {self.name!r} has dtype {self.dtype!r}; it is one of {', '.join(DTYPE_NUMBERS)}")
-        self.dims  # noqa: B018  checked while the class is read
+        self.dims  # noqa: B018  checked when the class is defined
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -106,7 +106,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Text:
-    """Text. Without a ``default`` every request gives it. ``multiline`` is for forms."""
+    """Text. Required without a ``default``. ``multiline`` is for forms."""
 
     name: str
     default: str | None = None
@@ -119,7 +119,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Number:
-    """A float, from ``low`` to ``high``, both included. ``step`` is for forms."""
+    """A float, from ``low`` to ``high``, inclusive. ``step`` is for forms."""
 
     name: str
     default: float | None = None
@@ -135,7 +135,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Integer:
-    """An integer of 64 bits, from ``low`` to ``high``, both included. ``step`` is for forms."""
+    """A 64-bit integer, from ``low`` to ``high``, inclusive. ``step`` is for forms."""
 
     name: str
     default: int | None = None
@@ -165,7 +165,7 @@ class Boolean:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several words; the default is the first, unless another is named."""
+    """One of several words; the default is the first, unless another is given."""
 
     name: str
     choices: Sequence[str]
@@ -187,7 +187,7 @@ Parameter = Union[Text, Number, Integer, Boolean, Choice]
 
 @dataclass(frozen=True)
 class Method:
-    """What ``@method`` declares. ``streams`` where the function is a generator."""
+    """The declaration from ``@method``. ``streams`` if the function is a generator."""
 
     name: str
     description: str
@@ -200,10 +200,10 @@ class Method:
 def method(
     *, inputs: Sequence[Tensor] = (), parameters: Sequence[Parameter] = (), outputs: Sequence[Tensor] = (), description: str = ""
 ) -> Callable[[_Function], _Function]:
-    """Makes a function of the class one that clients call. It gets inputs and parameters as keyword arguments: inputs as
-    numpy arrays that are views of the memory shared with the client, valid until the method returns and not to be written.
+    """Makes a function of the class callable by clients. It gets inputs and parameters as keyword arguments: inputs are
+    numpy views of the memory shared with the client, read-only and valid until the method returns.
 
-    ``description`` is the first paragraph of the docstring where it is left out.
+    ``description`` defaults to the first paragraph of the docstring.
     """
 
     def declare(function: _Function) -> _Function:
@@ -233,7 +233,7 @@ def methods_of(engine: type) -> dict[str, Method]:
 
 
 class Result:
-    """An answer, or a part of one: tensors by name, numpy arrays or torch tensors on any device, and ``values`` that are JSON."""
+    """An answer, or a part of one: tensors by name (numpy arrays, or torch tensors on any device), and JSON ``values``."""
 
     def __init__(self, *, values: Mapping[str, Any] | None = None, **tensors: Any) -> None:
         self.values = dict(values or {})
@@ -241,40 +241,40 @@ class Result:
 
 
 class Context(Protocol):
-    """What a worker gives to ``load``. The engine may keep it: ``check``, ``progress`` and ``graph``'s callables serve
-    requests too. Used on the main thread, where load and requests run."""
+    """The worker's argument to ``load``. The engine may keep it: ``check``, ``progress`` and ``graph``'s
+    callables also serve requests. Used on the main thread, where load and requests run."""
 
-    options: Mapping[str, Any]  #: ``options`` of the fleet file, as they are written there
-    device: str  #: ``cpu`` or ``cuda``, which then is the one GPU that the process sees
+    options: Mapping[str, Any]  #: the fleet file's ``options``, as written there
+    device: str  #: ``cpu`` or ``cuda``: the only GPU that the process sees
     graphs: str  #: ``off``, ``preferred`` or ``required``
     model: str  #: its name in the fleet file
-    cache: Path  #: a folder for what may be made again; of this user, mode 0700
+    cache: Path  #: a folder for data that can be made again; this user's, mode 0700
 
     def progress(self, done: int, total: int, detail: str = "") -> None:
-        """During ``load`` it starts the load deadline again where ``done`` grew. During a request it is a part with the values
-        ``{"progress": {"done", "total", "detail"}}`` for a client that streams, and nothing to others."""
+        """During ``load``, restarts the load deadline if ``done`` grew. During a request, sends a
+        streaming client a part with the values ``{"progress": {"done", "total", "detail"}}``."""
 
     def check(self) -> None:
-        """Raises ``Cancelled`` where the request was cancelled, its deadline passed or its channel ended. ``yield`` and
-        ``progress`` check too."""
+        """Raises ``Cancelled`` if the request was cancelled, its deadline passed, or its channel
+        ended. ``yield`` and ``progress`` check too."""
 
     def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float] | None = None,
               name: str = "") -> Callable[..., Any]:  # fmt: skip
-        """In ``load`` only: captures ``fn`` as one CUDA graph for each bucket, and gives a callable that replays them.
+        """Only in ``load``: captures ``fn`` as one CUDA graph per bucket, and returns a callable that replays them.
 
-        A bucket maps the names of fn's keyword arguments to example tensors, whose shapes and dtypes it has, or to constants.
-        ``fn`` returns a tensor, or a tuple or dict of tensors, and reads and writes fixed memory otherwise: it runs several
-        times here. A call takes the bucket of equal shapes; with ``padding``, which names inputs and what fills their rest,
-        also the smallest one that holds it. Otherwise ``fn`` itself runs, which is counted with its reason.
+        A bucket maps the names of fn's keyword arguments to constants, or to example tensors that give shapes and
+        dtypes. ``fn`` returns a tensor, or a tuple or dict of tensors, and otherwise reads and writes fixed memory; it
+        runs several times here. A call uses the bucket of equal shapes or, with ``padding``, which names inputs and
+        their fill values, the smallest one that fits. Otherwise ``fn`` itself runs, which is counted with its reason.
 
-        What the callable returns lies in static buffers: it has the bucket's shapes, and the next call writes it again.
-        Raises ``capture_failed`` where ``graphs`` is ``required`` and a bucket cannot be captured.
+        The result lies in static buffers: it has the bucket's shapes, and the next call overwrites
+        it. Raises ``capture_failed`` if ``graphs`` is ``required`` and a bucket cannot be captured.
         """
         ...
 
 
 class LocalContext:
-    """A context without a worker, for tests of an engine: nothing cancels, progress goes nowhere."""
+    """A context without a worker, for tests of an engine: it never cancels, and drops progress."""
 
     def __init__(self, options: Mapping[str, Any] | None = None, *, device: str = "cpu", graphs: str = "preferred",
                  model: str = "local", cache: Path = Path(".")) -> None:  # fmt: skip
@@ -290,7 +290,7 @@ class LocalContext:
 
     def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float] | None = None,
               name: str = "") -> Callable[..., Any]:  # fmt: skip
-        from .worker.graphs import Graphs  # which needs torch
+        from .worker.graphs import Graphs  # needs torch
 
         if self._graphs is None:
             self._graphs = Graphs(self.device, self.graphs)

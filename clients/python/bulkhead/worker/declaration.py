@@ -1,4 +1,4 @@
-"""What an engine's methods take and give: as the welcome describes it, and as each request is checked against it."""
+"""Describes an engine's methods for the welcome, and checks each request against the description."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPE = {Text: "string", Number: "number", Integer: "integer", Boolean: "boolean
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor of a request, before it is checked against the method."""
+    """A request's tensor, before it is checked against the method."""
 
     name: str
     dtype: str
@@ -24,7 +24,7 @@ class Input:
 
 
 def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
-    """The JSON of the welcome, of ``ready``, and of ``bulkhead info --model``."""
+    """The JSON for the welcome, ``ready`` and ``bulkhead info --model``."""
     return {name: _present(_method(method)) for name, method in methods.items()}
 
 
@@ -68,7 +68,7 @@ def find(methods: Mapping[str, Method], name: str) -> Method:
 
 
 def check_inputs(method: Method, inputs: Sequence[Input]) -> None:
-    """Names, dtypes, shapes; dimensions of one name have one size."""
+    """Checks names, dtypes and shapes; dimensions of one name must have one size."""
     declared = {tensor.name: tensor for tensor in method.inputs}
     for given in inputs:
         if given.name not in declared:
@@ -103,7 +103,7 @@ def _check_tensor(what: str, declared: Tensor, dtype: str, shape: Sequence[int])
 
 
 def check_output(method: Method, declared: Tensor, dtype: str, shape: Sequence[int]) -> None:
-    """What an engine returns keeps to its own declaration."""
+    """Checks an engine's output against its own declaration."""
     try:
         _check_tensor(f'output "{declared.name}" of {method.name}', declared, dtype, shape)
     except Error as error:
@@ -111,7 +111,7 @@ def check_output(method: Method, declared: Tensor, dtype: str, shape: Sequence[i
 
 
 def check_parameters(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A value for each parameter, of its type and within its bounds."""
+    """Returns a value for each parameter, of its type and within its bounds."""
     declared = {parameter.name: parameter for parameter in method.parameters}
     for name in given:
         if name not in declared:

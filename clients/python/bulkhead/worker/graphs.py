@@ -1,8 +1,8 @@
-"""``context.graph``: functions captured as CUDA graphs at load, replayed from static buffers, and
-counted as the C++ worker counts.
+"""``context.graph``: captures functions as CUDA graphs at load, replays them from static buffers,
+and counts as the C++ worker does.
 
-All graphs share one memory pool, so that of several buckets only the largest costs memory. Nothing is ever freed: the end of the
-process is the unload. Used on the main thread; ``report`` on any.
+All graphs share one memory pool, so of several buckets only the largest costs memory. Nothing is
+freed before the process ends. Used on the main thread; ``report`` on any.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CAPTURE_FAILED, PADDING_NOT_DECLARED = "capture_failed", "padding_not_declared"
 
 
 class Bucket:
-    """One set of shapes: its static inputs, and its graph once there is one."""
+    """One set of shapes: its static inputs, and its graph once captured."""
 
     def __init__(self, arguments: Mapping[str, Any], device: str) -> None:
         import torch
@@ -51,13 +51,13 @@ class Bucket:
         return {**self.tensors, **self.constants}
 
     def takes(self, tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
-        """Whether a call of these arguments differs in sizes alone."""
+        """Whether a call with these arguments differs only in sizes."""
         if constants != self.constants or tensors.keys() != self.tensors.keys():
             return False
         return all(value.dtype == self.tensors[name].dtype and value.dim() == self.tensors[name].dim() for name, value in tensors.items())
 
     def padded_inputs(self, tensors: Mapping[str, Any]) -> list[str] | None:
-        """The inputs that are smaller than the bucket's; None where one does not fit. An empty dimension is never padded."""
+        """The inputs that are smaller than the bucket's; None if one does not fit. An empty dimension is never padded."""
         smaller = []
         for name, value in tensors.items():
             room = self.tensors[name].shape
@@ -80,7 +80,7 @@ class Bucket:
 
 
 class Graphed:
-    """What ``context.graph`` gives: ``fn`` by its graphs, where there is one for the call's shapes."""
+    """The result of ``context.graph``: ``fn`` through its graphs, if there is one for the call's shapes."""
 
     def __init__(self, graphs: Graphs, fn: Callable[..., Any], name: str, buckets: list[Bucket], padding: Mapping[str, float]) -> None:
         self.name, self.fn = name, fn
@@ -105,7 +105,8 @@ class Graphed:
         return bucket.outputs
 
     def _choose(self, tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> tuple[Bucket | None, bool, str]:
-        """The bucket of exactly these shapes, else the smallest to which they may be padded; whether; else why not."""
+        """Returns the bucket of exactly these shapes, else the smallest that padding allows; whether to pad; and, without one, the
+        reason."""
         if self._graphs.mode == "off":
             return None, False, GRAPHS_OFF
         smallest: Bucket | None = None
@@ -123,7 +124,7 @@ class Graphed:
         return smallest, smallest is not None, reason
 
     def _run_static(self, bucket: Bucket) -> Any:
-        """As a replay does it: from the static inputs into the static outputs."""
+        """Runs like a replay: from the static inputs into the static outputs."""
         made = self.fn(**bucket.arguments)
         if bucket.outputs is None:
             bucket.outputs = made
@@ -135,8 +136,8 @@ class Graphed:
 class Graphs:
     """All graphs of one process.
 
-    ``device`` is where static buffers lie; ``mode`` is ``off``, ``preferred`` or ``required``; ``cuda`` is the module that has
-    ``CUDAGraph``, ``Stream`` and the like: ``torch.cuda`` unless the device is a CPU.
+    ``device`` holds the static buffers. ``mode`` is ``off``, ``preferred`` or ``required``. ``cuda`` is the
+    module that has ``CUDAGraph``, ``Stream`` etc.: ``torch.cuda`` unless the device is a CPU.
     """
 
     def __init__(self, device: str, mode: str, *, progress: Callable[[int, int, str], None] | None = None, cuda: Any = None) -> None:
@@ -150,12 +151,12 @@ class Graphs:
         self._failures: list[dict[str, Any]] = []
 
     def add(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float], name: str) -> Graphed:
-        """Captures the largest bucket first, so that the others find their memory in the pool. Raises ``capture_failed`` where
-        graphs are required and one cannot be captured."""
+        """Captures the largest bucket first, so that the others reuse its memory in the pool.
+        Raises ``capture_failed`` if graphs are required and one cannot be captured."""
         name = name or getattr(fn, "__qualname__", type(fn).__name__)
         if self.mode == "off":
             return Graphed(self, fn, name, [], padding)
-        if self._cuda is None and self._device != "cpu":  # not sooner: an engine on a GPU may do without torch
+        if self._cuda is None and self._device != "cpu":  # not earlier: an engine on a GPU may work without torch
             import torch
 
             self._cuda = torch.cuda
@@ -186,8 +187,8 @@ class Graphs:
             report["failures"] = list(self._failures)
         cuda = self._cuda
         if cuda is None and self._device != "cpu":
-            cuda = getattr(sys.modules.get("torch"), "cuda", None)  # None before the engine has imported it
-        if hasattr(cuda, "max_memory_reserved"):  # of a torch that is being imported, not yet
+            cuda = getattr(sys.modules.get("torch"), "cuda", None)  # None until the engine has imported it
+        if hasattr(cuda, "max_memory_reserved"):  # false while torch is still being imported
             report |= {"allocated_bytes": cuda.memory_allocated(), "reserved_bytes": cuda.memory_reserved(), "peak_bytes": cuda.max_memory_reserved()}
         return report
 
@@ -220,8 +221,8 @@ class Graphs:
                 fn(**bucket.arguments)
         main.wait_stream(side)
         cuda.synchronize()
-        gc.collect()  # a tensor that is freed within a capture would break it
-        cuda.empty_cache()  # what the warm-up used is free for the pool
+        gc.collect()  # freeing a tensor during a capture would break it
+        cuda.empty_cache()  # frees what the warm-up used for the pool
         before = cuda.memory_reserved()
         try:
             bucket.graph, bucket.outputs = record(lambda: fn(**bucket.arguments), cuda, side, self._pool, self._device)
@@ -233,7 +234,7 @@ class Graphs:
 
 
 def _explained(error: Exception) -> tuple[str, str, str]:
-    """Cause, reason and remedy, in the words of the graph doctor where the error came through a line of the engine's."""
+    """Cause, reason and remedy; from the graph doctor if the error came through a line of the engine."""
     from ..doctor.capture import explain
     from ..doctor.source import short
 

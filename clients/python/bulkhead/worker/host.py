@@ -1,4 +1,4 @@
-"""The engine on the main thread: its load, its requests, and the context that it was given."""
+"""Runs the engine on the main thread: its load, its requests, and its context."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .messages import json_text
 from .page import StatusPage
 from .requests import Request
 
-_PROGRESS_SECONDS = 0.1  #: between two parts that tell of progress
+_PROGRESS_SECONDS = 0.1  #: between two progress parts
 
 Progress = Callable[[str, int, int, str], None]
 
 
 class WorkerContext:
-    """``bulkhead.engine.Context`` of a real worker. Used on the main thread."""
+    """``bulkhead.engine.Context`` in a worker. Used on the main thread."""
 
     def __init__(self, *, options: Mapping[str, Any], device: str, graphs: str, model: str, cache: Path, load_progress: Progress) -> None:
         self.options, self.device, self.graphs, self.model, self.cache = dict(options), device, graphs, model, cache
@@ -56,12 +56,12 @@ class WorkerContext:
         return self._graphs.add(fn, buckets, padding=padding or {}, name=name)
 
     def report(self) -> dict[str, Any]:
-        """``graphs`` of the worker link. Any thread."""
+        """``graphs`` for the worker link. Any thread."""
         return self._graphs.report()
 
 
 class Host:
-    """Runs jobs on the main thread, one after the other; ``post`` is for any thread."""
+    """Runs jobs on the main thread, one at a time; ``post`` is for any thread."""
 
     def __init__(self, page: StatusPage | None) -> None:
         self._page = page
@@ -75,19 +75,19 @@ class Host:
         self._jobs.put(job)
 
     def run_forever(self) -> None:
-        """The main thread's life; it ends with the process."""
+        """Runs the main thread until the process ends."""
         while True:
             self._jobs.get()()
 
     def load(self, text: str, context: WorkerContext, wait_for_grant: Callable[[], None]) -> tuple[Error | None, int]:
-        """The error and the exit status of a load that failed."""
+        """Loads the engine. Returns the error, if any, and the exit status."""
         self.context = context
         self._begin("loading")
         attempt = f"loading engine {text}"
         try:
             self.engine = import_engine(text)
             if context.device != "cpu":
-                wait_for_grant()  # before the first allocation; importing makes none
+                wait_for_grant()  # before the first allocation; importing allocates nothing
             self._object = self._by_worker(self.engine.type)
             self._by_worker(lambda: self._object.load(context))
             return None, 0
@@ -99,7 +99,7 @@ class Host:
             self._end()
 
     def run(self, request: Request) -> None:
-        """Its answer is then in the request."""
+        """Runs a request and stores its answer in it."""
         assert self.engine is not None and self.context is not None
         self._begin(str(request))
         self.context.request = request
@@ -118,7 +118,7 @@ class Host:
             self._end()
 
     def unload(self) -> None:
-        """What the engine does before its process ends, if it does anything."""
+        """Calls the engine's ``unload``, if it has one, before the process ends."""
         unload = getattr(self._object, "unload", None)
         if callable(unload):
             self._begin("unloading")
@@ -140,7 +140,7 @@ class Host:
         return value if tensor is None else TensorView(tensor.dtype, tensor.shape, value).numpy()
 
     def _stream(self, request: Request, parts: Generator[Any, None, Any]) -> object:
-        """Sends what it yields, and gives what it returns."""
+        """Sends what the generator yields, and returns what it returns."""
         assert self.context is not None
         try:
             while True:
@@ -157,8 +157,8 @@ class Host:
             parts.close()
 
     def _by_worker(self, call: Callable[[], Any]) -> Any:
-        """What the engine's code gives. A child that it forked, and that comes back here, ends: the worker is its parent, and has
-        the memory that an answer goes to, which is not mapped in the child."""
+        """Returns what the engine's code returns. If a child that it forked returns here, ends the
+        child: an answer goes to memory that is mapped only in the worker, its parent."""
         try:
             return call()
         finally:
@@ -187,6 +187,6 @@ def torch_version() -> str:
 
 def device_name(device: str) -> str:
     torch = sys.modules.get("torch")
-    if device == "cpu" or torch is None or not torch.cuda.is_initialized():  # an engine may use the GPU by other ways
+    if device == "cpu" or torch is None or not torch.cuda.is_initialized():  # an engine may use the GPU in other ways
         return device
     return str(torch.cuda.get_device_name(0))

@@ -1,7 +1,7 @@
 """The worker's end of the link to the daemon (``docs/worker-link.md``).
 
-While a supervisor is away nobody reads the other end. So what the next hello repeats is sent only while the socket has room;
-what must arrive waits in order, bounded.
+Without a supervisor nothing reads the other end. So messages that the next hello repeats are sent
+only while the socket has room; messages that must arrive wait in order, bounded.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .log import say
 from .packets import FULL, QUEUED, NOT_TAKEN, PacketStream
 
 FLUSH_SECONDS = 1.0
-TEXT_BYTES_MAX = 8 * 1024  #: of an error in one packet
+TEXT_BYTES_MAX = 8 * 1024  #: of one error in a packet
 _TOLD_BY_HELLO = frozenset(("busy", "idle", "progress", "statistics"))
-_VITAL = frozenset(("ready", "failed", "overrun", "drained"))  #: each comes once in a life
+_VITAL = frozenset(("ready", "failed", "overrun", "drained"))  #: each is sent once per process
 
 
 class WorkerLink:
-    """Used on the thread of the loop. ``hello(with_descriptors)`` gives the members of a hello and its descriptors."""
+    """Used on the loop's thread. ``hello(with_descriptors)`` returns a hello's members and descriptors."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, *,
                  on_message: Callable[[str, dict[str, Any], list[int]], None], on_lost: Callable[[], None],
@@ -33,19 +33,19 @@ class WorkerLink:
         self._hello_owed = self._dropped = False
 
     def send(self, kind: str, **members: Any) -> bool:
-        """False when it was dropped."""
+        """False if the message was dropped."""
         if kind in _TOLD_BY_HELLO and not self._stream.has_room():
             return self._drop(kind)
         sent = self._stream.send(link_messages.encode(kind, **members), reserve=len(_VITAL) if kind in _VITAL else 0)
         return self._drop(kind) if sent == FULL else True
 
     def say_hello(self) -> None:
-        """Now, or as soon as somebody reads, behind all that waits."""
+        """Sends a hello, after all waiting messages, once the peer reads."""
         self._hello_owed = True
         self._say_owed_hello()
 
     def flush(self) -> None:
-        """Blocks, bounded: before the process ends."""
+        """Blocks, with a bound, before the process ends."""
         self._stream.flush_blocking(FLUSH_SECONDS)
 
     def _say_owed_hello(self) -> None:
@@ -53,7 +53,7 @@ class WorkerLink:
             members, fds = self._hello(with_descriptors)
             sent = self._stream.send_now(link_messages.encode("hello", **members), fds)
             if sent == QUEUED:
-                return  # made again when somebody reads
+                return  # made again when the peer reads
             if sent != NOT_TAKEN:
                 break
             say("warn", f"the kernel refuses a hello with {len(fds)} descriptors")
@@ -86,5 +86,5 @@ class WorkerLink:
 
 
 def printable(text: str) -> str:
-    """As much of it as a packet of the link takes."""
+    """Returns printable text, truncated to fit a packet of the link."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text).encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")

@@ -1,4 +1,4 @@
-"""The worker link's messages, as ``worker_link.json`` defines them: the file that the C++ side is made from."""
+"""The worker link's messages, from ``worker_link.json``; the C++ side is generated from the same file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANGES = {"u32": (0, (1 << 32) - 1), "u64": (0, (1 << 64) - 1), "i32": (-(1 << 
 
 
 def encode(kind: str, **members: Any) -> bytes:
-    """Raises ``TypeError`` for a member that the definition does not have."""
+    """Raises ``TypeError`` for an undefined member."""
     known = {member[0] for member in _SPEC["to_daemon"][kind]["members"]}
     if unknown := members.keys() - known:
         raise TypeError(f"{kind} has no {', '.join(sorted(unknown))}")
@@ -28,8 +28,8 @@ def encode(kind: str, **members: Any) -> bytes:
 
 
 def parse(data: bytes) -> tuple[str, dict[str, Any]]:
-    """Type and members of what the daemon said: a member that is absent or of another type is empty. Raises
-    ``protocol_violation`` for what is not a message of this link."""
+    """Returns type and members of a message from the daemon; an absent member, or one of another
+    type, is empty. Raises ``protocol_violation`` if it is not a message of this link."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -49,7 +49,7 @@ def parse(data: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def descriptors(kind: str) -> int:
-    """How many come with a message to the worker."""
+    """Number of descriptors that come with a message to the worker."""
     return int(_SPEC["to_worker"].get(kind, {}).get("fds", 0))
 
 

@@ -1,4 +1,4 @@
-"""Finds an engine's class, and says of what went wrong where in the engine's own code it happened."""
+"""Finds an engine's class, and locates errors in the engine's own code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from ..engine import Method, MissingModel, methods_of
 from ..errors import Error
 
-STATUS_CONFIG = 78  #: EX_CONFIG of sysexits.h: the supervisor does not try again
+STATUS_CONFIG = 78  #: EX_CONFIG of sysexits.h: the supervisor does not retry
 STATUS_FAILED = 1
 
 
 class Engine:
-    """An engine's class: made by ``import_engine``; ``make`` and the methods are used on the main thread."""
+    """An engine's class, from ``import_engine``; ``make`` and the methods are used on the main thread."""
 
     def __init__(self, text: str, made: type) -> None:
         self.text, self.type = text, made
@@ -27,14 +27,14 @@ class Engine:
         self._folder = str(Path(file).parent) if file else ""
 
     def place(self, error: BaseException) -> str:
-        """ "engine.py:31 in speak": the innermost frame of the engine's own code, else the innermost of all."""
+        """ "engine.py:31 in speak": the innermost frame of the engine's own code, else the innermost frame."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if self._folder and frame.filename.startswith(self._folder + "/")]
         chosen = own or list(frames)
         return f"{chosen[-1].filename}:{chosen[-1].lineno} in {chosen[-1].name}" if chosen else "no place"
 
     def error(self, error: BaseException, attempt: str, otherwise: str) -> Error:
-        """What a client, or the caller of a load, is told; ``otherwise`` is the code of what has no own."""
+        """The error for a client, or for the caller of a load; ``otherwise`` is the code if the exception has none."""
         if isinstance(error, Error):
             return error
         if isinstance(error, MemoryError) or any(one.__name__ == "OutOfMemoryError" for one in type(error).__mro__):
@@ -43,13 +43,13 @@ class Engine:
 
 
 def words(error: BaseException) -> str:
-    """Type and first line of its text."""
+    """Type and first line of the error's text."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def import_engine(text: str) -> Engine:
-    """``module:Class`` or ``/path/file.py:Class``. Raises ``config_invalid`` for what trying again does not help."""
+    """Imports ``module:Class`` or ``/path/file.py:Class``. Raises ``config_invalid`` if a retry cannot help."""
     where, _, name = text.rpartition(":")
     attempt = f"importing engine {text}"
     try:
@@ -70,13 +70,13 @@ def import_engine(text: str) -> Engine:
 
 
 def status_of(error: BaseException) -> int:
-    """What the worker ends with after a load that failed with this."""
+    """The worker's exit status after a load that failed with this error."""
     fault = isinstance(error, (MissingModel, ImportError)) or (isinstance(error, Error) and error.code in ("config_invalid", "package_incompatible"))
     return STATUS_CONFIG if fault else STATUS_FAILED
 
 
 def _import_file(path: Path) -> Any:
-    """Modules beside it can be imported, as if it were a script."""
+    """Imports a file; it can import modules beside it, as a script can."""
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():

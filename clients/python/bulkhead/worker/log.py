@@ -1,4 +1,4 @@
-"""The worker's own lines, as the C++ worker writes them; the daemon adds time and worker."""
+"""Log lines in the C++ worker's format; the daemon adds time and worker."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def set_level(name: str) -> None:
 
 
 def say(level: str, text: str) -> None:
-    """Any thread. Straight to the descriptor: an engine may have put something else in the place of ``sys.stderr``."""
+    """Any thread. Writes to the descriptor: an engine may have replaced ``sys.stderr``."""
     if LEVELS.index(level) >= _least:
         try:
             os.write(2, f"{level}: {text}\n".encode("utf-8", "replace"))
         except OSError:
-            pass  # nobody reads it any more
+            pass  # the reader has gone

@@ -1,4 +1,4 @@
-"""The process: what holds before the first line of an engine runs."""
+"""The worker process: what is set up before the engine's first line runs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def main() -> None:
         identity = Identity.parse(os.environ.get("BULKHEAD_WORKER", ""))
     except Error as error:
         _wrong_usage(str(error))
-    link.set_inheritable(False)  # a program that the engine starts must not hold it open
-    fault, crashing = os.pipe()  # the daemon reads there that this process dies, and where
+    link.set_inheritable(False)  # a child of the engine must not keep it open
+    fault, crashing = os.pipe()  # the daemon reads a crash's traceback there
     os.set_blocking(crashing, False)
     faulthandler.enable(file=crashing, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt within an engine
     try:
-        page: StatusPage | None = StatusPage()  # on this thread, which lives as long as the process
+        page: StatusPage | None = StatusPage()  # on the main thread, which lives as long as the process
     except OSError as error:
         page = None
         say("warn", f"no page: {error}; a death of this worker is noticed later")
@@ -50,15 +50,15 @@ def main() -> None:
     server = Server(loop, link, identity, Path(os.environ.get("BULKHEAD_CACHE", ".")), host, page, fault)
     _close_in_children(server, [_LINK_FD, fault, crashing])
     bell = _drain_on_sigterm(loop, server)
-    if identity.is_blank and os.environ.get("CUDA_VISIBLE_DEVICES"):  # by its hello the daemon knows that the context is there
-        with contextlib.suppress(Exception):  # as below: no context then
+    if identity.is_blank and os.environ.get("CUDA_VISIBLE_DEVICES"):  # made before the hello, which tells the daemon about the context
+        with contextlib.suppress(Exception):  # as below: then there is no context
             import torch
 
             torch.cuda.synchronize()
     threading.Thread(target=_run_loop, args=(loop, server), name="bulkhead", daemon=True).start()
     if identity.is_blank:
-        with contextlib.suppress(Exception):  # without torch, or with a broken one: the engine's own import says so
-            import torch  # noqa: F401  # what most engines import, while nobody waits for it
+        with contextlib.suppress(Exception):  # if torch is missing or broken, the engine's own import reports it
+            import torch  # noqa: F401  # most engines import it; no request waits yet
     host.run_forever()
     bell.close()  # not reached: the server ends the process
 
@@ -69,7 +69,7 @@ def _wrong_usage(why: str) -> Any:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, server: Server) -> None:
-    # Signals are for the main thread: it runs the engine, so its line is the one that a report shows.
+    # Signals go to the main thread: it runs the engine, so a report should show its line.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
     def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop, server: Server) -> None:
 
         error = context.get("exception")
         say("error", "".join(traceback.format_exception(error)) if error is not None else str(context["message"]))
-        os._exit(1)  # a worker whose books are wrong ends, as one that crashes
+        os._exit(1)  # a worker with inconsistent state ends as if it crashed
 
     loop.set_exception_handler(failed)
     loop.call_soon(server.start)
@@ -85,8 +85,8 @@ def _run_loop(loop: asyncio.AbstractEventLoop, server: Server) -> None:
 
 
 def _drain_on_sigterm(loop: asyncio.AbstractEventLoop, server: Server) -> socket.socket:
-    """By the wake-up descriptor, which the C handler writes while the main thread is in C code; the handler in Python is for an
-    engine that took that descriptor for its own loop."""
+    """Starts a drain on SIGTERM through the wake-up descriptor, which the C handler writes even while the
+    main thread runs C code. The Python handler is for engines whose own loop took that descriptor."""
 
     def drain() -> None:
         server.drain(TERMINATE_DRAIN_SECONDS)
@@ -109,8 +109,8 @@ def _drain_on_sigterm(loop: asyncio.AbstractEventLoop, server: Server) -> socket
 
 
 def _close_in_children(server: Server, own: list[int]) -> None:
-    """A child that an engine forks would keep the link and the channels open, so that nobody saw their end; and its crash is
-    not the worker's."""
+    """Closes descriptors in a child that an engine forks. It would keep link and channels open and
+    hide their end, and its crash is not the worker's."""
 
     def close() -> None:
         faulthandler.enable(file=2, all_threads=True)

@@ -1,4 +1,5 @@
-"""What a client says on a channel, read once from a copy and checked, with the faults of ``docs/channel.md``; and our answers."""
+"""Parses a client's channel messages: read once from a copy and checked, with the errors of ``docs/channel.md``. Also encodes
+answers."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Broken(Exception):
 
 
 class Refused(Exception):
-    """One request of the client cannot be: it is answered with this error."""
+    """One request of the client is impossible: it is answered with this error."""
 
     def __init__(self, request_id: int, error: Error) -> None:
         super().__init__(str(error))
@@ -38,7 +39,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Lease:
-    """A part of a slab, as a message names it."""
+    """A part of a slab, from a message."""
 
     slab_id: int
     offset: int
@@ -53,7 +54,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Of an infer."""
+    """A tensor of an infer message."""
 
     name: str
     dtype: str
@@ -64,7 +65,7 @@ class Tensor:
 
 @dataclass
 class Message:
-    """Of a client: its kind, the number of its request, and its fields."""
+    """A client's message: its kind, its request's number, and its fields."""
 
     kind: str
     request_id: int
@@ -222,7 +223,7 @@ def contiguous_strides(shape: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor of a result, where it lies."""
+    """A tensor of a result, and its place."""
 
     name: str
     dtype: str
@@ -238,7 +239,7 @@ class Output:
 
 
 def json_text(values: dict[str, Any]) -> bytes:
-    """Raises ``inference_failed`` for what is no JSON, or too much."""
+    """Raises ``inference_failed`` for values that are not JSON, or too large."""
     if not values:
         return b""
     try:

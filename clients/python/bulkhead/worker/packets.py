@@ -1,4 +1,4 @@
-"""A SOCK_SEQPACKET socket on the event loop: nothing blocks, and what a peer does not read waits in a bounded outbox."""
+"""A SOCK_SEQPACKET socket on the event loop: nothing blocks, and unread packets wait in a bounded outbox."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Callable, Sequence
 
 from ..descriptors import receive
 
-OUTBOX_MAX = 256  #: packets that wait for one peer, beside what its socket holds
-PACKETS_PER_TURN = 32  #: of one socket, before others have their turn
+OUTBOX_MAX = 256  #: packets queued for one peer, beyond its socket's buffer
+PACKETS_PER_TURN = 32  #: of one socket, before other sockets
 PACKET_BYTES_MAX = 65536
 
 YES, QUEUED, FULL, NOT_TAKEN, CLOSED = "yes", "queued", "full", "not_taken", "closed"
 
 
 class PacketStream:
-    """Owns the socket. Used on the thread of the loop, but for ``send_direct``; ``lock`` is held while something is sent or the
-    socket is closed.
+    """Owns the socket. Used on the loop's thread, except ``send_direct``; ``lock`` is held while a
+    packet is sent or the socket is closed.
 
-    ``on_packet(data, fds, fds_lost)`` takes the descriptors over; ``on_lost(reason)`` comes once; ``on_flushed()`` when the
-    socket has room again.
+    ``on_packet(data, fds, fds_lost)`` takes over the descriptors; ``on_lost(reason)`` is called
+    once; ``on_flushed()`` when the socket has room again.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, fds_max: int,
@@ -38,7 +38,7 @@ class PacketStream:
         self._awaits_room = False
         self.lock = threading.RLock()
         self.is_open = True
-        self.ignored_frames = 0  #: empty packets that came
+        self.ignored_frames = 0  #: empty packets received
         loop.add_reader(sock.fileno(), self._read)
 
     @property
@@ -50,7 +50,7 @@ class PacketStream:
         return not self._outbox
 
     def send(self, data: bytes, fds: Sequence[int] = (), reserve: int = 0) -> str:
-        """Sends at once or queues; ``fds`` stay open until the outbox is empty. ``reserve``: packets beyond the bound."""
+        """Sends at once or queues; keep ``fds`` open until the outbox is empty. ``reserve``: packets allowed beyond the bound."""
         with self.lock:
             if not self.is_open:
                 return CLOSED
@@ -65,12 +65,12 @@ class PacketStream:
         return QUEUED
 
     def send_direct(self, data: bytes) -> bool:
-        """On any thread: sends at once where nothing waits and the peer reads, else not at all."""
+        """Any thread: sends at once if nothing waits and the peer reads, else not at all."""
         with self.lock:
             return self.is_open and not self._outbox and self._poll(select.POLLOUT, 0) and self._try(data, ()) == YES
 
     def send_now(self, data: bytes, fds: Sequence[int]) -> str:
-        """Sends at once or not at all; after ``queued`` ``on_flushed`` says when to try again."""
+        """Sends at once or not at all; after ``queued``, try again on ``on_flushed``."""
         if not self.is_open:
             return CLOSED
         sent = self._try(data, fds) if not self._outbox else QUEUED
@@ -79,7 +79,7 @@ class PacketStream:
         return sent
 
     def has_room(self) -> bool:
-        """Whether the peer reads. If not, ``on_flushed`` comes when it does."""
+        """Whether the peer reads. If not, ``on_flushed`` is called when it does."""
         if not self.is_open:
             return False
         if not self._outbox and self._poll(select.POLLOUT, 0):
@@ -88,7 +88,7 @@ class PacketStream:
         return False
 
     def flush_blocking(self, seconds: float) -> None:
-        """Only for the last packets before the process ends."""
+        """Blocks; only for the last packets before the process ends."""
         until = time.monotonic() + seconds
         while self.is_open and self._outbox:
             if not self._poll(select.POLLOUT, until - time.monotonic()):
@@ -96,8 +96,8 @@ class PacketStream:
             self._flush()
 
     def close(self) -> None:
-        """The peer can still read what was sent. Unread packets are dropped first: closing a socket that has some resets the
-        connection, and the peer would see that before its answers."""
+        """Closes; the peer can still read what was sent. Unread packets are dropped first: closing a socket
+        with unread data resets the connection, and the peer would see that before its answers."""
         with self.lock:
             if not self.is_open:
                 return
@@ -162,7 +162,7 @@ class PacketStream:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionResetError:
-                continue  # once, where the dead peer had left packets unread: what it had sent is still there
+                continue  # once, if the dead peer left packets unread; what it sent is still there
             except OSError as error:
                 return self._lose(error.strerror or str(error))
             if not data:
@@ -173,7 +173,7 @@ class PacketStream:
                 self.ignored_frames += 1
                 continue
             if flags & socket.MSG_TRUNC:
-                data += b"\0"  # longer than any message: its size does not fit what it says
+                data += b"\0"  # longer than any message: its size contradicts its header
             self._on_packet(data, fds, bool(flags & socket.MSG_CTRUNC))
 
     def _lose(self, reason: str) -> None:

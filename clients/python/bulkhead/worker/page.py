@@ -1,4 +1,4 @@
-"""The page that says that this worker lives and what it does (``ipc/links/worker_page.h``), readable while nobody answers."""
+"""The page that shows that this worker lives and what it does (``ipc/links/worker_page.h``), readable even while it hangs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SEALS = 1 | 2 | 4 | 16  # SEAL, SHRINK, GROW, FUTURE_WRITE
 
 
 class StatusPage:
-    """Made on the main thread, which holds the robust mutex for life: the kernel marks it when that thread ends. ``begin``,
-    ``step`` and ``end`` are used on that thread too."""
+    """Made on the main thread, which holds the robust mutex: the kernel marks it when that thread
+    ends. Call ``begin``, ``step`` and ``end`` on that thread too."""
 
     def __init__(self) -> None:
-        """Raises ``OSError``: a worker goes on without a page."""
+        """Raises ``OSError``: a worker then runs without a page."""
         self.fd = os.memfd_create("bulkhead:page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, _PAGE_BYTES)
         self._memory = mmap.mmap(self.fd, _PAGE_BYTES)
@@ -54,12 +54,12 @@ class StatusPage:
         ctypes.c_uint32.from_buffer(self._memory, _MAGIC_AT).value = _MAGIC
 
     def begin(self, text: str) -> None:
-        """Something runs from now on."""
+        """Work starts now; ``text`` describes it."""
         self._tell(text)
         self._since.value = time.monotonic_ns()
 
     def step(self, text: str | None = None) -> None:
-        """What runs has made a step."""
+        """The running work has reached a new step."""
         if text is not None:
             self._tell(text)
         self._steps.value += 1

@@ -1,4 +1,4 @@
-"""Progress of a load, from its thread to the link: the start, each eighth and the end of a phase, and else ten times a second."""
+"""Passes a load's progress to the link: the start, each eighth and the end of a phase, else ten times a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PARTS = 8
 
 
 class LoadProgress:
-    """``update`` is for any thread; ``report`` is called on the loop's, with the members of ``progress``."""
+    """``update`` is for any thread; calls ``report`` on the loop's thread with the members of ``progress``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[dict[str, Any]], None]) -> None:
         self._loop, self._report = loop, report
@@ -35,7 +35,7 @@ class LoadProgress:
                 self._loop.call_soon_threadsafe(self._loop.call_at, self._said + _INTERVAL_SECONDS, self._deliver)
 
     def finish(self) -> None:
-        """On the loop's thread: what is left is said, and nothing comes after."""
+        """Loop's thread: reports what is left; nothing follows."""
         self._deliver()
         self._finished = True
 

@@ -1,4 +1,4 @@
-"""Requests that wait and the one that runs: fair between channels, bounded, each within its deadline."""
+"""Waiting requests and the running one: fair between channels, bounded, each with a deadline."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .messages import Output, Tensor
 if TYPE_CHECKING:
     from .session import ChannelSession
 
-IDLE_SECONDS = 0.1  #: without a request in flight, until `idle` is said
-REMEMBERED = 1024  #: requests whose durations are told
+IDLE_SECONDS = 0.1  #: without a request in flight, until `idle` is sent
+REMEMBERED = 1024  #: number of requests whose durations are reported
 OVERRUN_GRACE_SECONDS = 0.5  #: beyond the model's request deadline
 
 
 class Request:
-    """One infer. The loop's thread owns it until it runs, the main thread while it runs; ``answered`` is read by both."""
+    """One inference. The loop's thread owns it until it runs, then the main thread; both read ``answered``."""
 
     def __init__(self, number: int, session: ChannelSession, method: Method, tensors: Sequence[Tensor], arguments: dict[str, Any], deadline: float) -> None:
         self.number, self.session, self.method = number, session, method
@@ -28,8 +28,8 @@ class Request:
         self.received, self.deadline = time.monotonic(), deadline
         self.started = self.ended = 0.0
         self.streams = False
-        self.answered = False  #: early: cancelled, too late, or its channel has ended
-        self.outputs: list[Output] = []  #: of its answer
+        self.answered = False  #: early: cancelled, past its deadline, or its channel has ended
+        self.outputs: list[Output] = []  #: of the answer
         self.text = b""  #: the answer's values
         self.error: Error | None = None
 
@@ -39,7 +39,7 @@ class Request:
 
 
 class Dispatcher:
-    """Used on the loop's thread. ``run(request, done)`` starts one on the main thread, and ``done()`` comes back here."""
+    """Used on the loop's thread. ``run(request, done)`` starts a request on the main thread; ``done()`` runs here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, run: Callable[[Request, Callable[[], None]], None],
                  activity: Callable[[], None], settled: Callable[[], None], overrun: Callable[[str, float], None]) -> None:  # fmt: skip
@@ -66,7 +66,7 @@ class Dispatcher:
         return self.queued + (self._running is not None)
 
     def durations(self) -> dict[str, float] | None:
-        """From arrival to result, in ms, of the last ``REMEMBERED`` requests that ran; none before the first."""
+        """From arrival to result, in ms, for the last ``REMEMBERED`` requests; None before the first."""
         ordered = sorted(self._durations)
         return {"last": self._durations[-1], "p50": ordered[(len(ordered) - 1) // 2],
                 "p99": ordered[(len(ordered) - 1) * 99 // 100]} if ordered else None  # fmt: skip
@@ -101,12 +101,12 @@ class Dispatcher:
         self._settle()
 
     def end(self, request: Request, error: Error) -> None:
-        """Of the one that runs: its client takes nothing of its stream."""
+        """Ends the running request: its client does not read its stream."""
         if request is self._running and not request.answered:
             self._answer_early(request, error)
 
     def drop(self, channel: int) -> None:
-        """Its channel has ended: nobody waits for the answers."""
+        """The channel has ended: its requests get no answer."""
         if self._running is not None and self._running.session.number == channel:
             self._running.answered = True
         for request in self._take(lambda one: one.session.number == channel):
@@ -145,7 +145,7 @@ class Dispatcher:
         self._running = None
         if request.ended:
             self._durations.append((request.ended - request.received) * 1000)
-        self._start_next()  # before the answer is written, so that the engine works on meanwhile
+        self._start_next()  # before writing the answer, so that the engine keeps working
         if request.answered:
             request.session.take_back(request)
         else:

@@ -1,4 +1,4 @@
-"""What an engine returns, copied once into memory that the client reads."""
+"""Copies an engine's results once into memory that the client reads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .requests import Request
 
 
 def write(request: Request, returned: object, *, whole: bool) -> tuple[list[Output], bytes]:
-    """Outputs in the method's order, and the values as JSON. ``whole``: the answer, which has all outputs; a part may have some.
-    Raises ``inference_failed``, ``resources_exhausted``; what was allocated is then given back."""
+    """Returns the outputs in the method's order, and the values as JSON. ``whole``: the answer, which has all outputs;
+    a part may have some. Raises ``inference_failed``, ``resources_exhausted``; then frees what it allocated."""
     method = request.method
     tensors, values = _split(method, returned)
     text = json_text(values)
@@ -63,7 +63,7 @@ def _place(request: Request, name: str, value: Any) -> Output:
 
 
 class _Copy:
-    """One tensor of whatever library, to be copied once."""
+    """One tensor of any library, to be copied once."""
 
     def __init__(self, value: Any, wanted: str) -> None:
         self._value = value
@@ -81,7 +81,7 @@ class _Copy:
             import torch
 
             target = torch.frombuffer(room, dtype=getattr(torch, self.dtype)).reshape(self.shape)
-            target.copy_(self._value.detach())  # from a GPU too; it waits for the stream that computes it
+            target.copy_(self._value.detach())  # from a GPU too; waits for the stream that computes it
         else:
             import numpy
 

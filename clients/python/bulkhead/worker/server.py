@@ -1,5 +1,5 @@
-"""A worker: the daemon's link, one engine, and the clients that use it. Two threads: the event loop's, where this runs and which
-never computes, and the main one, where the engine does."""
+"""A worker: the daemon's link, one engine, and its clients. Two threads: the event loop's, which
+runs this and never computes, and the main thread, which runs the engine."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .requests import Dispatcher, Request
 from .session import AWAITING_HELLO, IN_FLIGHT_MAX, ChannelLimits, ChannelSession, Serving
 from .slabs import Budget
 
-TERMINATE_DRAIN_SECONDS = 2.0  #: what SIGTERM leaves for what is in flight
-REFUSALS_PENDING_MAX = 64  #: channels beyond the model's, that wait for the error that answers their hello
+TERMINATE_DRAIN_SECONDS = 2.0  #: after SIGTERM, for requests in flight
+REFUSALS_PENDING_MAX = 64  #: channels beyond the model's bound that wait for their hello's error
 
 STARTING, LOADING, READY, DRAINING, ENDED = "starting", "loading", "ready", "draining", "ended"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Of ``BULKHEAD_WORKER``: ``<daemon token>:<model>/<replica>#<generation>``."""
+    """Parsed from ``BULKHEAD_WORKER``: ``<daemon token>:<model>/<replica>#<generation>``."""
 
     token: str
     model: str
@@ -52,7 +52,7 @@ class Identity:
 
     @property
     def is_blank(self) -> bool:
-        """It was started before its model was known: ``configure`` names it."""
+        """Started before its model is known; ``configure`` names it."""
         return self.model == "_blank"
 
     def configured(self, model: dict[str, Any], replica: int | None, generation: int | None) -> Identity:
@@ -61,11 +61,11 @@ class Identity:
 
 
 class Server:
-    """Used on the thread of the loop. ``leave`` ends the process."""
+    """Used on the loop's thread. ``leave`` ends the process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, link: socket.socket, identity: Identity, cache: Path, host: Host, page: StatusPage | None,
                  fault: int) -> None:  # fmt: skip
-        """``fault``: the end from which the daemon reads what ``faulthandler`` writes."""
+        """``fault``: the end of the pipe where the daemon reads ``faulthandler``'s output."""
         self._loop, self._identity, self._cache, self._host, self._page, self._fault = loop, identity, cache, host, page, fault
         self._phase = STARTING
         self._capturing = False
@@ -88,7 +88,7 @@ class Server:
         self._link.say_hello()
 
     def descriptors(self) -> list[int]:
-        """Of open channels; any thread."""
+        """Descriptors of open channels; any thread."""
         return [session.descriptor for session in list(self._sessions.values()) if not session.is_closed]
 
     # --- the link
@@ -247,7 +247,7 @@ class Server:
             why = Error("resources_exhausted", "opening a channel while very many others are being opened", "open the channel again later")
         sock = socket.socket(fileno=fds[0]) if fds else None
         if why is None and sock is not None and self._serving is not None:
-            # The rest is decided when its hello comes: a client could miss an earlier answer.
+            # Its hello decides the rest: the client could miss an earlier answer.
             self._sessions[number] = ChannelSession(self._serving, sock, number, members["client_pid"])
             return
         assert why is not None
@@ -294,13 +294,13 @@ class Server:
     # --- the end
 
     def drain(self, seconds: float) -> None:
-        """Accepts nothing new, finishes what is in flight, says `drained` and ends. Asked twice, the earlier deadline holds."""
+        """Accepts nothing new, finishes requests in flight, sends `drained` and ends. Of two calls, the earlier deadline counts."""
         if self._phase == ENDED:
             return
         if self._phase != DRAINING:
             say("info", f"draining within {round(seconds * 1000)} ms, {self._dispatcher.in_flight} requests in flight")
             if self._phase in (STARTING, LOADING):
-                self._unload = "done"  # there is no engine to ask yet, and nobody waits for the end of its load
+                self._unload = "done"  # no engine to unload yet, and no wait for its load
             self._phase = DRAINING
             for session in list(self._sessions.values()):
                 session.drain(seconds)
@@ -351,10 +351,10 @@ class Server:
 
 
 def _seconds(duration: str) -> float:
-    """Of the declaration's "30000ms"."""
+    """Parses the declaration's "30000ms"."""
     return int(duration.removesuffix("ms")) / 1000
 
 
 def _without_counters(ready: dict[str, Any]) -> dict[str, Any]:
-    """What a packet takes where there are very many buckets: their counters can be asked for later."""
+    """Makes the message fit a packet despite a great many buckets; their counters can be asked for later."""
     return {**ready, "graphs": {}}

@@ -1,4 +1,4 @@
-"""One channel, on the worker's side (``docs/channel.md``). The peer is not trusted: what it wrote is read once and checked."""
+"""The worker's side of one channel (``docs/channel.md``). The client is not trusted: its data are read once and checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .requests import Dispatcher, Request
 from .slabs import INPUT, OUTPUT, Budget, ChannelSlabs
 
 HELLO_SECONDS = 10.0
-UNREAD_STREAM_SECONDS = 10.0  #: a client that takes no part for so long gets no more
+UNREAD_STREAM_SECONDS = 10.0  #: a stream fails if its client takes no part for this long
 VIOLATIONS_MAX = 16
 IN_FLIGHT_MAX = 64
 _OFFERED = FEATURE["lending"] | FEATURE["returning"]
@@ -35,7 +35,7 @@ AWAITING_HELLO, OPEN, DRAINING, REFUSED, CLOSED = "awaiting_hello", "open", "dra
 
 @dataclass(frozen=True)
 class ChannelLimits:
-    """Of the fleet file, in bytes and seconds."""
+    """The fleet file's limits, in bytes and seconds."""
 
     input_bytes: int
     output_bytes: int
@@ -54,20 +54,20 @@ class Serving:
     model: str
     replica: int
     generation: int
-    label: str  #: of its slabs, for receipts
+    label: str  #: of the slabs, for receipts
     in_flight_max: int
     request_seconds: float
     limits: ChannelLimits
     budget: Budget
-    admit: Callable[[ChannelSession], None]  #: raises why a new channel cannot be
+    admit: Callable[[ChannelSession], None]  #: raises if a new channel is refused
     opened: Callable[[ChannelSession], None]
     refused: Callable[[ChannelSession, Error], None]
-    ended: Callable[[ChannelSession], None]  #: once, when nothing of it is left
+    ended: Callable[[ChannelSession], None]  #: called once, when nothing of it is left
     flushed: Callable[[], None]
 
 
 class ChannelSession:
-    """Used on the loop's thread, but for ``slabs`` and ``post_part``."""
+    """Used on the loop's thread, except ``slabs`` and ``post_part``."""
 
     def __init__(self, serving: Serving, sock: socket.socket, number: int, client_pid: int) -> None:
         self._serving, self.number, self.client_pid = serving, number, client_pid
@@ -106,7 +106,7 @@ class ChannelSession:
     def ignored_frames(self) -> int:
         return self._stream.ignored_frames
 
-    # --- what the client says
+    # --- messages from the client
 
     def _on_packet(self, data: bytes, fds: list[int], fds_lost: bool) -> None:
         left = list(fds)
@@ -254,7 +254,7 @@ class ChannelSession:
         self._drop_returned()
 
     def _counted(self, number: int, act: Callable[[], object]) -> bool:
-        """Whether it could be done; else the client was told."""
+        """Whether the action succeeded; else the client got an error."""
         try:
             act()
         except Error as error:
@@ -271,11 +271,11 @@ class ChannelSession:
             return self._break_off(error)
         self._send(messages.error(number, error))
 
-    # --- what the worker says
+    # --- messages from the worker
 
     def post_part(self, request: Request, outputs: list[Output], text: bytes) -> None:
-        """Main thread: one more part of its answer. It is sent from here, unless others wait: the loop's thread would contend
-        with the engine for the interpreter's lock."""
+        """Main thread: sends one more part of an answer, unless others wait. The loop's thread
+        would contend with the engine for the interpreter's lock."""
         data = messages.result(request.number, outputs, text, more=True)
         with self._stream.lock:
             if request.answered or self.is_closed:
@@ -324,7 +324,7 @@ class ChannelSession:
             self._serving.dispatcher.end(request, error)
 
     def answer(self, request: Request) -> None:
-        """It has ended, with its result or its error."""
+        """Sends the ended request's result or error."""
         if self.is_closed:
             return self.take_back(request)
         if request.error is not None:
@@ -338,11 +338,11 @@ class ChannelSession:
                 self._parts.append((request, data, request.outputs))  # behind them
         if its_parts_wait:
             return self._send_parts()
-        self._send_offers()  # of a slab that its result may lie in
+        self._send_offers()  # of slabs that may hold its result
         self._send(data)
 
     def fail(self, request: Request, error: Error) -> None:
-        """The answer is this error; parts that the client did not get are dropped."""
+        """Answers with this error; drops parts that the client did not get."""
         with self._stream.lock:
             for part in [part for part in self._parts if part[0] is request]:
                 self._parts.remove(part)
@@ -350,7 +350,7 @@ class ChannelSession:
         self._send(messages.error(request.number, error))
 
     def take_back(self, request: Request) -> None:
-        """Outputs of an answer that nobody gets."""
+        """Takes back the outputs of an undelivered answer."""
         self._take_back(request.outputs)
 
     def _take_back(self, outputs: list[Output]) -> None:
@@ -358,7 +358,7 @@ class ChannelSession:
             self.slabs.release(output.lease)
 
     def let_go(self, request: Request) -> None:
-        """Nothing reads its inputs any more."""
+        """Releases its inputs: nothing reads them any more."""
         request.arguments.clear()
         if request in self._in_flight:
             self._in_flight.remove(request)
@@ -393,7 +393,7 @@ class ChannelSession:
             self.close("the kernel refuses a packet with a descriptor: too many are in flight")
 
     def _send_offers(self) -> None:
-        with self._stream.lock:  # a part that lies in one of them, and that the main thread sends, comes after its offer
+        with self._stream.lock:  # a part that the main thread sends must come after its slab's offer
             for data, fd in self.slabs.take_offers():
                 self._send(data, fd)
 
@@ -408,7 +408,7 @@ class ChannelSession:
         self._serving.flushed()
 
     def _drop_returned(self) -> None:
-        # Not while the outbox holds something: it may be the offer of such a slab, with its descriptor.
+        # Waits for an empty outbox, which may hold such a slab's offer with its descriptor.
         if self.is_open and self._stream.outbox_empty:
             read = {tensor.lease.slab_id for request in self._in_flight for tensor in request.tensors}
             self.slabs.drop_returned(lambda slab_id: slab_id in read)
@@ -452,7 +452,7 @@ def _not_agreed() -> Broken:
 
 
 def _collide(a: messages.Lease, b: messages.Lease) -> bool:
-    """Lent slabs are left out: nobody writes them while a result in them is held."""
+    """Ignores lent slabs: nothing writes to them while a result in them is held."""
     if a.slab_id != b.slab_id or a.slab_id >= layout.LIMITS["lent_slab_id_min"]:
         return False
     overlap = a.offset < b.offset + b.size_bytes and b.offset < a.offset + a.size_bytes

@@ -1,4 +1,4 @@
-"""The slabs of one channel, on the worker's side: memory that it makes, loans that it takes, and the leases in them."""
+"""The worker's side of one channel's slabs: its own memory, loans from other workers, and the leases in them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ INPUT, OUTPUT = DIRECTION["input"], DIRECTION["output"]
 HOST = KIND["host_memfd"]
 _LENT_MIN = LIMITS["lent_slab_id_min"]
 _PAGE_BYTES = 4096
-_GROWTH_BYTES = 4 << 20  #: what an output slab grows by at least, where the channel's bound allows it
+_GROWTH_BYTES = 4 << 20  #: minimum growth of an output slab, if the channel's bound allows it
 
 Offer = tuple[bytes, int]
 
 
 class Budget:
-    """Bytes that all channels of a worker may have together. Any thread."""
+    """Bytes shared by all channels of a worker. Any thread."""
 
     def __init__(self, most: int) -> None:
         self.most, self.used = most, 0
@@ -42,14 +42,14 @@ class Budget:
 
 
 class Slab:
-    """One slab, and what is leased in it."""
+    """One slab and its leases."""
 
     def __init__(self, slab_id: int, direction: int, memory: Mapping, request_id: int, *, first: bool = False, offered: bool = False) -> None:
         self.id, self.direction, self.memory, self.request_id = slab_id, direction, memory, request_id
         self.first, self.offered = first, offered
         self.withdrawn = self.returned = False
         self.allocator = Allocator(memory.size_bytes)
-        self.leases: dict[int, Lease] = {}  #: by offset; of an output slab
+        self.leases: dict[int, Lease] = {}  #: by offset; only for an output slab
         self.idle_since = time.monotonic()
 
     @property
@@ -62,7 +62,7 @@ class Slab:
 
 
 class ChannelSlabs:
-    """Any thread: the loop's answers the client, the main thread allocates results."""
+    """Any thread: the loop's thread serves the client, the main thread allocates results."""
 
     def __init__(self, label: str, bytes_max: int, idle_seconds: float, worker: Budget) -> None:
         self._label, self._idle_seconds, self._worker = label, idle_seconds, worker
@@ -76,7 +76,7 @@ class ChannelSlabs:
         return self._own.used
 
     def add(self, direction: int, size_bytes: int, request_id: int = 0) -> Slab:
-        """Makes a slab of at least so many bytes; it is offered next. Raises ``resources_exhausted``."""
+        """Makes a slab of at least ``size_bytes`` and queues its offer. Raises ``resources_exhausted``."""
         with self._lock:
             left = self._own.most - self._own.used
             if size_bytes <= left:
@@ -104,7 +104,7 @@ class ChannelSlabs:
             return slab
 
     def lend(self, slab_id: int, size_bytes: int, fd: int) -> None:
-        """Takes over ``fd``, another worker's output. Raises ``protocol_violation`` or ``resources_exhausted``."""
+        """Takes over ``fd``, another worker's output slab. Raises ``protocol_violation`` or ``resources_exhausted``."""
         with self._lock:
             if slab_id <= self._last_loan:
                 os.close(fd)
@@ -146,7 +146,7 @@ class ChannelSlabs:
     # --- inputs
 
     def input(self, tensor: Tensor) -> memoryview:
-        """Its bytes, read-only; they keep the memory mapped. Raises ``protocol_violation``."""
+        """Returns the tensor's bytes, read-only; they keep the memory mapped. Raises ``protocol_violation``."""
         lease = tensor.lease
         with self._lock:
             slab = self._slabs.get(lease.slab_id)
@@ -165,14 +165,14 @@ class ChannelSlabs:
     # --- outputs
 
     def allocate(self, size_bytes: int) -> tuple[Lease, memoryview]:
-        """Room for one output; another slab is made where none has it. Raises ``resources_exhausted``."""
+        """Allocates one output; adds a slab if none has room. Raises ``resources_exhausted``."""
         with self._lock:
             if (room := self._allocate_in_existing(size_bytes)) is not None:
                 return room
             in_use = sum(slab.memory.size_bytes for slab in self._outputs())
             at_least = max(size_bytes, ALIGNMENT)
             step = max(at_least, _GROWTH_BYTES, min(in_use, (self._own.most - self._own.used) // 2))
-            while True:  # smaller steps until there is room for one, down to what is needed
+            while True:  # smaller steps until one fits, at least the needed size
                 try:
                     self.add(OUTPUT, step)
                     break
@@ -196,7 +196,7 @@ class ChannelSlabs:
         return None
 
     def release(self, lease: Lease) -> None:
-        """Raises ``protocol_violation`` for what is not lent."""
+        """Raises ``protocol_violation`` for a lease that is not held."""
         with self._lock:
             slab = self._slabs.get(lease.slab_id)
             if slab is None or slab.direction != OUTPUT:
@@ -216,7 +216,7 @@ class ChannelSlabs:
     # --- returning
 
     def give_back(self, slab_id: int) -> None:
-        """The client has let go of it. Raises ``protocol_violation``."""
+        """The client returns a slab. Raises ``protocol_violation``."""
         with self._lock:
             slab = self._slabs.get(slab_id)
             why = ("which this channel does not have" if slab is None or not slab.offered else
@@ -229,13 +229,13 @@ class ChannelSlabs:
             slab.returned = True
 
     def drop_returned(self, is_read: Callable[[int], bool]) -> None:
-        """Unmaps what was returned and what no request reads."""
+        """Unmaps returned slabs that no request reads."""
         with self._lock:
             for slab in [slab for slab in self._slabs.values() if slab.returned and not is_read(slab.id)]:
                 self._drop(slab)
 
     def drop_all(self) -> None:
-        """The channel has ended. An array that an engine keeps beyond its request keeps that memory mapped."""
+        """The channel has ended. An array that an engine keeps keeps its memory mapped."""
         with self._lock:
             for slab in list(self._slabs.values()):
                 self._drop(slab)
@@ -251,7 +251,7 @@ class ChannelSlabs:
             return min((slab.idle_since + self._idle_seconds for slab in self._outputs() if self._is_idle(slab)), default=None)
 
     def withdraw_idle(self) -> list[int]:
-        """Their ids: no further result goes there, and the client is asked to return them."""
+        """Returns the ids of idle slabs: they get no more results, and the client must return them."""
         with self._lock:
             late = time.monotonic() - self._idle_seconds
             idle = [slab for slab in self._outputs() if self._is_idle(slab) and slab.idle_since <= late]

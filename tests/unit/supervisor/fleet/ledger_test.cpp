@@ -1,5 +1,7 @@
 /// The ledger when the supervisor dies: the next one's is the same, field by field.
 
+#include <cstdio>
+
 #include "tests/support/property.h"
 #include "tests/unit/supervisor/planned_fleet_fixture.h"
 

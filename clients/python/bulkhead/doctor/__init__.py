@@ -1,4 +1,4 @@
-"""The graph doctor: where, and why, code cannot be captured as a CUDA graph, without a GPU.
+"""The graph doctor: finds, without a GPU, where and why code cannot be captured as a CUDA graph.
 
     from bulkhead.doctor import diagnose
 

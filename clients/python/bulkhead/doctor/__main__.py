@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from ..errors import Error
 
-if TYPE_CHECKING:  # it needs PyTorch, whose absence is told first
+if TYPE_CHECKING:  # needs PyTorch, whose absence is reported first
     from .findings import Report
 
 _GRACE_SECONDS = 30.0  #: after the deadline, which begins when PyTorch and the target are imported
@@ -44,7 +44,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The target runs in a child: what it does to its process, or never ends, is told by this one."""
+    """Runs the target in a child process, so that this one can report a crash or a hang."""
     options = parsed(arguments)
     if ":" not in options.target and not Path(options.target).suffix:
         return _of_fleet(options, sys.argv[1:] if arguments is None else arguments)
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _refuse(options, Error("deadline_exceeded", f"looking at {options.target}: it did not return within {options.deadline:g} s, and took no signal",
                                           "give a longer --deadline, or smaller inputs"))  # fmt: skip
         how = os.waitpid(child, 0)[1]
-    except KeyboardInterrupt:  # the child has it too
+    except KeyboardInterrupt:  # the child gets it too
         return 130
     if os.WIFSIGNALED(how):
         name = signal.Signals(os.WTERMSIG(how)).name
@@ -81,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _of_fleet(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Returns an error only: otherwise this process has become `bulkhead doctor`, which reads the fleet and starts the model's interpreter."""
+    """Returns only on an error: otherwise this process becomes `bulkhead doctor`, which reads the fleet and starts the model's
+    interpreter."""
     program = shutil.which("bulkhead", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))))
     if program is None:
         return _refuse(options, Error("input_invalid", f"looking at {options.target}: a model of a fleet is found by the program bulkhead, which is not on PATH",
@@ -112,7 +113,7 @@ def _refuse(options: argparse.Namespace, error: Error) -> int:
 
 
 def examine(options: argparse.Namespace) -> int:
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # what the target prints is not the report
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # the target's output is not part of the report
         warnings.simplefilter("ignore")
         report = _report(options)
     accepted = _baseline(options.baseline)

@@ -1,4 +1,4 @@
-"""Findings that are accepted: a file of them, by code, file, function and source line, so that they survive edits elsewhere."""
+"""Accepted findings in a file, identified by code, file, function and source line, so that they survive edits elsewhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which way a run goes where a value that is not known decides: the way of most runs. What an `if` guards is not run, unless its
-`else` leaves (return, break, continue, raise); what is asserted holds; a loop goes around a few times."""
+"""Chooses a run's path when an unknown value decides: the path of most runs. The body of an `if` is skipped, unless its
+`else` leaves (return, break, continue, raise); an assertion holds; a loop runs a few times."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Iterator
 from .source import Place, absolute, around, frames, statement_of
 
 _ROUNDS = 2
-_PATIENCE = 32  #: reads at one line within a loop, after which what may end the loop is answered: the read may be in a function that it calls
-_CALLERS_MAX = 4  #: functions on the stack whose comparisons are looked at
+_PATIENCE = 32  #: reads at one line in a loop, after which the value that may end it is returned: the read may be in a called function
+_CALLERS_MAX = 4  #: functions on the stack whose comparisons are examined
 _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 _MEMBERS_MAX = 8  #: of a list that a number is looked for in
 _ENDING = (0, 1 << 30, -(1 << 30))  #: one of them ends a loop that compares a number
 
 
 def truth(place: Place, count: int, otherwise: bool) -> bool:
-    """Of a tensor that the statement asks; ``count`` reads at its line came before in this call. ``otherwise`` holds where the
-    statement does not branch."""
+    """The truth of a tensor in a condition; ``count`` reads at its line came before in this call.
+    ``otherwise`` is returned if the statement does not branch."""
     statement = statement_of(place)
     if isinstance(statement, ast.While):
         taken = count < _ROUNDS
@@ -47,13 +47,13 @@ def number(place: Place, count: int) -> int | float:
 
 
 def is_long(count: int) -> bool:
-    """So many reads at a line that what was assumed there seems to keep a loop from ending."""
+    """Whether a line was read so often that an assumed value seems to keep a loop from ending."""
     return count >= _PATIENCE
 
 
 def ending(count: int) -> int | float | None:
-    """A number that may end the loop around the read: what the functions on the stack compare numbers with, in turn. Each is given
-    twice, as two reads of a line may be compared with each other. None outside of `while` loops."""
+    """A number that may end the loop around the read: one that the functions on the stack compare with, in turn. Each
+    is returned twice, because two reads of a line may be compared. None outside `while` loops."""
     if not _in_loop(ast.While):
         return None
     asked = list(dict.fromkeys([*_compared(), *_ENDING[:1]]))
@@ -65,7 +65,7 @@ def _in_loop(*kinds: type[ast.AST]) -> bool:
 
 
 def _of(frame: FrameType) -> Iterator[ast.AST]:
-    """The statement that runs, and what it is in, up to its function."""
+    """The running statement, and its enclosing nodes up to its function."""
     for node in around(absolute(frame.f_code.co_filename), frame.f_lineno):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return
@@ -86,7 +86,7 @@ def _compared() -> Iterator[int | float]:
 
 
 def _value(operand: ast.expr, frame: FrameType) -> object:
-    """Of a literal, a name, or an attribute; no code of the user's runs. Else None."""
+    """The value of a literal, a name, or an attribute, without running user code. Else None."""
     if isinstance(operand, ast.Constant):
         return operand.value
     if isinstance(operand, (ast.Tuple, ast.List, ast.Set)):

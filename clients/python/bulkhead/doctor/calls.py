@@ -1,5 +1,5 @@
-"""What is called, and how: whether the inputs fit, what an engine gives to `context.graph`, and what a generator or a coroutine does
-once it runs."""
+"""Prepares and makes the call: checks that the inputs fit, collects what an engine passes to
+`context.graph`, and runs generators and coroutines to their end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..engine import LocalContext
 from ..errors import Error
 from .source import one_line
 
-Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  #: what is called, with what
+Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  #: a callable with its arguments
 
 OF_FUNCTION = "give --inputs FILE.py:FACTORY, a function of the device that returns the arguments: a tuple, or a dictionary of names"
 OF_CLASS = ("--inputs names a function of the device that returns (arguments of the constructor, arguments of the call), each a tuple or a "
@@ -22,14 +22,14 @@ OF_CLASS = ("--inputs names a function of the device that returns (arguments of 
 
 @dataclass(frozen=True)
 class Deferred:
-    """A callable that is imported when the run has begun: what its module asks of `torch.cuda`, and makes there, is of the same GPU."""
+    """A callable imported once the run has begun, so that what its module does with `torch.cuda` uses the same fake GPU."""
 
     load: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of a class, of an object that the run makes."""
+    """A method of a class, called on an object that the run makes."""
 
     of: type
     name: str
@@ -42,7 +42,7 @@ def arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def fits(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str, remedy: str) -> None:
-    """Errors: input_invalid where the call would not begin."""
+    """Errors: input_invalid if the arguments do not fit the signature."""
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):  # of a builtin
@@ -55,7 +55,7 @@ def fits(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str, 
 
 
 def called(step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What ``step`` returns. A generator and a coroutine run to their end."""
+    """Returns what ``step`` returns. Runs a generator or a coroutine to its end."""
     result = step(*args, **kwargs)
     if inspect.isgenerator(result):
         return list(result)
@@ -69,7 +69,7 @@ async def _collected(items: AsyncIterator[Any]) -> list[Any]:
 
 
 class _Context(LocalContext):
-    """Keeps the functions and their buckets."""
+    """Records the functions and their buckets."""
 
     def __init__(self, options: Mapping[str, Any], device: str) -> None:
         super().__init__(options, device=device, graphs="required", model="doctor", cache=Path("."))
@@ -77,12 +77,12 @@ class _Context(LocalContext):
 
     def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float] | None = None,
               name: str = "") -> Callable[..., Any]:  # fmt: skip
-        self.steps += [(fn, (), dict(bucket)) for bucket in buckets[:1]]  # buckets differ in shapes alone
+        self.steps += [(fn, (), dict(bucket)) for bucket in buckets[:1]]  # buckets differ only in shapes
         return fn
 
 
 def of_engine(made: type, options: Mapping[str, Any], device: str) -> list[Step]:
-    """Loads the engine. Errors: input_invalid where it captures nothing."""
+    """Loads the engine. Errors: input_invalid if it captures nothing."""
     context = _Context(options, device)
     made().load(context)
     if not context.steps:

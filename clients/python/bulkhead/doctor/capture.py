@@ -1,6 +1,6 @@
-"""On a GPU: a real capture, and CUDA's errors in terms of the line and the cause.
+"""On a GPU: makes a real capture, and maps CUDA's errors to a line and a cause.
 
-Never run on a GPU so far: tested with a stand-in for `torch.cuda`, which proves the order of calls and the words.
+Never run on a GPU so far: tested with a stand-in for `torch.cuda`, which checks the order of calls and the texts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .source import Place, one_line, place_of, statement_at
 
 _WARM_UP_RUNS = 3
 
-#: What CUDA and PyTorch say when a capture fails, and what it means.
+# : Errors of CUDA and PyTorch in a failed capture, and their meanings.
 ERRORS = (
     (r"cudaErrorStreamCaptureUnsupported|operation not permitted when stream is capturing|\b900\b", "the line does what a capture refuses (CUDA's error 900)"),
     (r"cudaErrorStreamCaptureInvalidated|previous error during capture|\b901\b", "an earlier line has invalidated the capture (901)"),
@@ -30,7 +30,7 @@ ERRORS = (
     (r"Offset increment outside graph capture|generator.*(captur|regist)", "random numbers come from a generator that is not registered with the graph"),
     (r"Expected all tensors to be on the same device", "a tensor of the CPU meets tensors of the GPU"),
 )
-#: What a line that fails does, by what is called in it: code, and the remedy.
+# : What is called in a failing line: code and remedy.
 _CAUSES = (
     (r"\.item\(\)|\.tolist\(\)|\.cpu\(|\.numpy\(|\bprint\(|\bbool\(|\bint\(|\bfloat\(", findings.HOST_READ, "keep the value a tensor on the device, torch.where(condition, a, b) for a branch"),
     (r"synchronize\(|elapsed_time\(|\.query\(|empty_cache\(", findings.SYNC, "do it before or after the step"),
@@ -42,7 +42,7 @@ _CAUSES = (
 
 
 def explain(error: BaseException) -> Finding | None:
-    """What made a capture fail, by the innermost line of the user's; None where the error came through none."""
+    """The cause of a failed capture, at the innermost user line; None if the error came through none."""
     place = place_of(error)
     if place is None:
         return None
@@ -71,8 +71,8 @@ def _cause(place: Place, text: str) -> tuple[str, str]:
 
 @dataclass
 class Captured:
-    """``eager_ms`` and ``replay_ms`` are medians; ``replay_ms`` is 0 where the capture failed. ``idle_ms``: in an eager call the GPU
-    waits between kernels. ``costs`` are of the lines with a finding."""
+    """``eager_ms`` and ``replay_ms`` are medians; ``replay_ms`` is 0 if the capture failed. ``idle_ms``:
+    the GPU's idle time between kernels in an eager call. ``costs`` are per line with a finding."""
 
     failure: Finding | None = None
     error: str = ""
@@ -91,7 +91,8 @@ class Captured:
 
 
 def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device: str = "cuda") -> Captured:
-    """Warms up, measures, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``. The graph is kept until the process ends."""
+    """Warms up, measures, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``. Keeps the graph until the process
+    ends."""
     result = Captured()
     main, side = cuda.current_stream(), cuda.Stream()
     side.wait_stream(main)
@@ -103,7 +104,7 @@ def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device
     result.eager_ms = costs.timed(step, cuda)
     result.costs, result.idle_ms = costs.measured(step, {(one.file, one.line) for one in found}, cuda)
     cuda.synchronize()
-    gc.collect()  # a tensor that is freed within a capture would break it
+    gc.collect()  # freeing a tensor during a capture would break it
     try:
         graph, _ = record(step, cuda, side, cuda.graph_pool_handle(), device)
     except Exception as error:

@@ -1,7 +1,7 @@
-"""What torch.compile sees: where Dynamo breaks the graph, and where Inductor skips CUDA Graphs.
+"""Findings of torch.compile: where Dynamo breaks the graph, and where Inductor skips CUDA Graphs.
 
-Dynamo, AOTAutograd and Inductor of the installed PyTorch run on the fake tensors, up to the lowered graph: there Inductor decides
-whether it uses CUDA Graphs. No kernel is generated.
+The installed PyTorch's Dynamo, AOTAutograd and Inductor run on the fake tensors, up to the lowered
+graph, where Inductor decides on CUDA Graphs. No kernel is generated.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MET = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
 _Said = tuple["Place | None", str]
 
 
-#: `mode="reduce-overhead"`, as it decides for a graph as a whole: without partitions Inductor names what it skips CUDA Graphs for.
-#: The passes left out compute on the GPU.
+# : `mode="reduce-overhead"` for whole graphs: without partitions, Inductor names its reason for
+# skipping CUDA Graphs. Omits passes that compute on the GPU.
 _REDUCE_OVERHEAD = {
     "triton.cudagraphs": True,
     "graph_partition": False,
@@ -41,7 +41,7 @@ _REDUCE_OVERHEAD = {
 
 
 def tell(found: Findings, mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
-    """Adds to the findings of a line what the compiler says of it. Returns what it says of lines that have no finding."""
+    """Adds the compiler's messages to the findings of their lines. Returns the messages for lines without a finding."""
     told: list[str] = []
     for place, said in dict.fromkeys(_said(mode, step, args, kwargs)):
         known = [] if place is None else [one for one in found.sorted() if (one.file, one.line) == (place.file, place.line)]
@@ -89,7 +89,7 @@ def _compile(said: list[_Said], graph: Any, inputs: Any) -> Any:
 
 
 def _lower(said: list[_Said], graph: Any, inputs: Any, **options: Any) -> Any:
-    """Inductor's compiler of one graph, of which no code is wanted. The graph itself then runs on the fake tensors."""
+    """Inductor's compiler of one graph, without code generation. The graph itself then runs on the fake tensors."""
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._inductor import compile_fx, cudagraph_utils
     from torch._inductor.debug import DebugContext
@@ -112,7 +112,8 @@ def _without_code(graph: Any) -> Any:
 
 
 def _changed_inputs(graph: Any, static: Any) -> list[int]:
-    """The inputs that the graph writes to, but parameters and buffers, whose addresses stay: a replay would write to an old address."""
+    """The inputs that the graph writes, except parameters and buffers, whose addresses stay: a replay would write to an old
+    address."""
     copy_ = torch.ops.aten.copy_.default
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     return [index for index, node in enumerate(inputs)
@@ -120,14 +121,14 @@ def _changed_inputs(graph: Any, static: Any) -> list[int]:
 
 
 def _skip(text: str) -> _Said:
-    """Inductor's words, and the line of the user's that it names."""
+    """Inductor's message, and the user line that it names."""
     said = one_line(re.split(r"\.?\s*Found from", text)[0].strip())
     prefix = "skipping cudagraphs due to "
     return exported.place_in(text), said if said.startswith(prefix) else prefix + said
 
 
 def _forget_device() -> None:
-    """What Inductor keeps of the GPU that is not there."""
+    """Clears what Inductor keeps about the absent GPU."""
     from torch._inductor import utils
     from torch._inductor.runtime.hints import DeviceProperties
 
@@ -136,7 +137,7 @@ def _forget_device() -> None:
 
 
 def _why(error: Exception) -> str:
-    """The words of the error that Dynamo met, where it wraps one."""
+    """The message of the error that Dynamo wraps, if any."""
     if isinstance(error, DynamicOutputShapeException):
         return f"the shape that {error} returns depends on data"
     inner = _MET.search(str(error))
@@ -158,7 +159,7 @@ def _innermost(stack: Any) -> Place | None:
 
 @contextlib.contextmanager
 def _stand_in_values(mode: Any) -> Iterator[None]:
-    """Where the graph breaks, the code between two graphs runs with fake tensors: it reads stand-ins."""
+    """At a graph break, the code between two graphs runs with fake tensors: lets it read stand-in values."""
     aten = torch.ops.aten
     table = fake_impls.op_implementations_dict
 

@@ -1,6 +1,6 @@
-"""On a GPU: what the lines of the findings cost a call, in milliseconds.
+"""On a GPU: what the lines with findings cost per call, in milliseconds.
 
-Never run on a GPU so far: without one, the profiler shows no kernels, and all else is tested.
+Never run on a GPU so far. Without one the profiler shows no kernels; all else is tested.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _TIMED_RUNS = 10
 _MARK = "doctor:"
 _READS = ("_local_scalar_dense", "equal", "allclose", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 
-Line = tuple[str, int]  #: file, from 1
+Line = tuple[str, int]  #: file and line number, counted from 1
 Step = Callable[[], Any]
 Span = tuple[float, float]  #: begin and end in microseconds
 
 
 @dataclass
 class Cost:
-    """Of one line. ``held_ms``: the host is in it. ``saved_ms``: a call is shorter where the line's reads and copies are answered by
-    what an earlier call gave; None where it has none that can be answered. ``idle_ms``: the GPU waits for its next kernel, since the
-    host was in the line when the one before ended."""
+    """Costs of one line. ``held_ms``: the host's time in it. ``saved_ms``: the time that a call saves if
+    the line's reads and copies return an earlier call's values; None if it has none to replace.
+    ``idle_ms``: the GPU's wait for its next kernel after one that ended while the host was in the line."""
 
     held_ms: float = 0.0
     saved_ms: float | None = None
@@ -44,7 +44,7 @@ class Cost:
 
 
 def timed(step: Step, cuda: Any) -> float:
-    """The median of a call, in milliseconds. ``cuda`` is ``torch.cuda``."""
+    """Median time of a call in milliseconds. ``cuda`` is ``torch.cuda``."""
     times = []
     for _ in range(_TIMED_RUNS):
         cuda.synchronize()
@@ -56,7 +56,7 @@ def timed(step: Step, cuda: Any) -> float:
 
 
 def measured(step: Step, lines: Collection[Line], cuda: Any) -> tuple[dict[Line, Cost], float]:
-    """The cost of each line that a call executes, and how long the GPU idles between the kernels of a call."""
+    """The cost of each executed line, and the GPU's idle time between the kernels of a call."""
     costs = {line: Cost(held_ms=ms) for line, ms in _held(step, lines, cuda).items()}
     kernels, _ = profiled(step, (), cuda)
     for line, ms in idle(*profiled(step, costs, cuda))[1].items():
@@ -89,7 +89,7 @@ def _held(step: Step, lines: Collection[Line], cuda: Any) -> dict[Line, float]:
 
 @contextlib.contextmanager
 def _traced(lines: Collection[Line], begun: Callable[[Line], Callable[[], None]]) -> Iterator[None]:
-    """Calls ``begun`` where a line begins, and what that returns where it ends."""
+    """Calls ``begun`` when a line begins, and the function that it returns when the line ends."""
     files = {file for file, _ in lines}
 
     def called(frame: FrameType, event: str, argument: Any) -> Any:
@@ -116,7 +116,7 @@ def _traced(lines: Collection[Line], begun: Callable[[Line], Callable[[], None]]
 
 
 def profiled(step: Step, lines: Collection[Line], cuda: Any) -> tuple[list[Span], list[tuple[Line, Span]]]:
-    """What the GPU ran in one call, kernels and copies, and when the host was in ``lines``."""
+    """The kernels and copies that the GPU ran in one call, and when the host was in ``lines``."""
 
     def begun(line: Line) -> Callable[[], None]:
         mark = record_function(f"{_MARK}{line[1]}:{line[0]}")
@@ -141,8 +141,8 @@ def profiled(step: Step, lines: Collection[Line], cuda: Any) -> tuple[list[Span]
 
 
 def idle(kernels: Sequence[Span], marks: Sequence[tuple[Line, Span]]) -> tuple[float, dict[Line, float]]:
-    """The milliseconds between kernels in which none runs, and how many of them began while the host was in which line: the innermost,
-    where lines call one another."""
+    """The idle milliseconds between kernels, in total and by the line that the host was in when the
+    gap began: the innermost, if lines call one another."""
     total, by_line, end = 0.0, defaultdict[Line, float](float), None
     for begin, its_end in sorted(kernels):
         if end is not None and begin > end:
@@ -163,12 +163,12 @@ def _saved(step: Step, line: Line, with_all: float, cuda: Any) -> float | None:
         answers.answering = True
         try:
             return with_all - timed(answers.calling(step), cuda)
-        except Exception:  # such as a cache that has grown: the answers do not fit any more
+        except Exception:  # for example a cache has grown: the recorded answers no longer fit
             return None
 
 
 class _Answers(TorchDispatchMode):  # type: ignore[misc]
-    """Keeps what reads and copies between host and GPU gave in one line. While ``answering``, gives that instead."""
+    """Records one line's reads and copies between host and GPU. While ``answering``, returns the recorded values."""
 
     def __init__(self, line: Line) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _crosses(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """The host waits for a value or a count, or a tensor goes from one to the other."""
+    """Whether the host waits for a value or a count, or a tensor is copied between host and GPU."""
     if name in _READS:
         return True
     if name == "repeat_interleave":

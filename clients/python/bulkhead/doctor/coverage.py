@@ -1,4 +1,4 @@
-"""Which lines of the user's files a run has executed."""
+"""Records which lines of the user's files a run executes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .source import is_users, tree
 
 
 class Executed(defaultdict[str, set[int]]):
-    """Lines by file. Records while it is entered."""
+    """Executed lines by file. Records while entered."""
 
     def __init__(self) -> None:
         super().__init__(set)
@@ -42,7 +42,7 @@ class Executed(defaultdict[str, set[int]]):
         return stepped
 
     def nodes(self, file: str) -> list[tuple[ast.AST, str]]:
-        """All nodes of a file, each with the name of the function that it is in; empty at the level of the module."""
+        """All nodes of a file, each with its function's name; empty at module level."""
         if file not in self._nodes:
             self._nodes[file] = list(_named(tree(file), ""))
         return self._nodes[file]

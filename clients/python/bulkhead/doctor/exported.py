@@ -1,4 +1,4 @@
-"""An exported program (.pt2): run node by node, where each node knows the line of source that it came from."""
+"""Runs an exported program (.pt2) node by node; each node knows its source line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Program:
         self.__qualname__, self._file = file.name, str(file)
         if not file.is_file():
             raise Error("input_invalid", f"TARGET: there is no file {file}", "name a file that torch.export.save wrote")
-        logging.disable(logging.WARNING)  # it writes a traceback before it raises
+        logging.disable(logging.WARNING)  # torch logs a traceback before it raises
         try:
             self._program = torch.export.load(file)
         except Exception as error:
@@ -56,12 +56,12 @@ class _Lines(torch.fx.Interpreter):  # type: ignore[misc]
 
 
 def place_of(node: Any) -> Place | None:
-    """The innermost line of the user's that a node came from."""
+    """The innermost user line that a node came from."""
     return place_in(node.meta.get("stack_trace") or "")
 
 
 def place_in(stack: str) -> Place | None:
-    """The innermost line of the user's in a stack trace in words."""
+    """The innermost user line in a stack trace's text."""
     frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack) if is_users(file)]
     if not frames:
         return None

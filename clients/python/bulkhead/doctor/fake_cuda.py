@@ -1,7 +1,7 @@
-"""Stand-ins for what `torch.cuda` cannot do on a machine without a GPU, and for what must be seen where there is one.
+"""Stand-ins for what `torch.cuda` cannot do without a GPU, and for calls that must be observed with one.
 
-Without them user code takes the branch for the CPU, or raises. They answer as one idle GPU would; `observe` is told of calls that
-matter to a capture.
+Without them user code takes its CPU branch, or raises. They answer like one idle GPU, and report
+calls that matter to a capture to `observe`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._subclasses import fake_tensor
 from . import values
 from .source import Place, here
 
-Observe = Callable[..., None]  #: (what happened, the call by name, its place where that is not here)
+Observe = Callable[..., None]  #: (what happened, the call's name, its place if not here)
 
 SYNCHRONIZE, SEED, STREAM_NOT_FORKED, STATE_READ, LAUNCHED = "synchronize", "seed", "stream_not_forked", "rng_state", "launched"
 
@@ -32,7 +32,7 @@ _RealGenerator = torch.Generator
 
 
 class CudaGenerator(_RealGenerator):  # type: ignore[misc, valid-type]
-    """`torch.Generator("cuda")`: a generator of the CPU that says otherwise."""
+    """`torch.Generator("cuda")`: a CPU generator that reports a CUDA device."""
 
     observe: Observe = staticmethod(lambda what, name: None)
     is_registered = False  #: with a graph, which then advances it
@@ -64,7 +64,7 @@ class CudaGenerator(_RealGenerator):  # type: ignore[misc, valid-type]
 
 
 class Stream:
-    """A stream, also as `with stream:`."""
+    """A stream, also usable as `with stream:`."""
 
     observe: Observe = staticmethod(lambda what, name: None)
     streams: Streams
@@ -125,7 +125,7 @@ class Event:
 
 
 class Graph:
-    """A capture of the user's own: what is within it runs as the rest of the step does."""
+    """The user's own capture: the code in it runs like the rest of the step."""
 
     def __init__(self, *unused: Any, **also_unused: Any) -> None:
         pass
@@ -144,8 +144,8 @@ class Graph:
 
 @dataclass
 class _Work:
-    """Of one stream in one call: whether the capture reaches it, how many operators ran on it, and how many of other streams' it has
-    waited for."""
+    """One stream's work in one call: whether the capture reaches it, how many operators ran on it,
+    and how many of each other stream it has waited for."""
 
     is_captured: bool = False
     count: int = 0
@@ -161,11 +161,11 @@ class _Recorded:
 
 
 class Streams:
-    """Which stream is current, and what each one waits for: a capture reaches a stream by an event of one that it has reached, and must
-    be waited for by the main one after its last operator."""
+    """The current stream, and what each stream waits for. A capture reaches a stream through an event of a
+    stream it has already reached; the main stream must wait for that stream's last operator."""
 
     def __init__(self, observe: Observe) -> None:
-        self.main, self.default = Stream(), Stream()  #: a capture runs on a stream of its own
+        self.main, self.default = Stream(), Stream()  #: a capture runs on its own stream
         self._observe, self._call = observe, 0
         self.begin_call()
 
@@ -182,7 +182,7 @@ class Streams:
         self._of(stream).entered = here()
 
     def work(self) -> None:
-        """An operator of the step runs on the current stream."""
+        """Counts an operator of the step on the current stream."""
         work = self._of(self.current)
         work.count += 1
         if not work.is_captured and work.count == 1:
@@ -194,7 +194,7 @@ class Streams:
 
     def wait(self, stream: Stream, event: Event) -> None:
         recorded = event.recorded
-        if recorded is None or recorded.call != self._call:  # nothing of this call
+        if recorded is None or recorded.call != self._call:  # not recorded in this call
             return
         work = self._of(stream)
         work.is_captured |= recorded.is_captured
@@ -202,7 +202,7 @@ class Streams:
             work.awaited[one] = max(count, work.awaited.get(one, 0))
 
     def not_joined(self) -> list[Place | None]:
-        """Where streams were used that the main one has not waited for at the end."""
+        """Where streams were used that the main stream has not waited for at the end."""
         awaited = self._of(self.main).awaited
         return [work.entered for stream, work in self._work.values() if stream is not self.main and work.count > awaited.get(id(stream), 0)]
 
@@ -223,7 +223,7 @@ class _Use(contextlib.AbstractContextManager):  # type: ignore[type-arg]
 
 
 class _Nothing(contextlib.AbstractContextManager):  # type: ignore[type-arg]
-    """`torch.cuda.device(0)` and the like."""
+    """Stands in for `torch.cuda.device(0)` and similar calls."""
 
     def __init__(self, *unused: Any, **also_unused: Any) -> None:
         pass
@@ -237,11 +237,11 @@ def _always(answer: Any) -> Any:
 
 
 class _Moved:
-    """What `Module._apply` calls for each tensor: tied ones stay tied, over all modules of one call."""
+    """What `Module._apply` calls for each tensor. Tied tensors stay tied across all modules of one call."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        self._made: dict[int, tuple[Any, Any]] = {}  #: by id, with the tensor itself, so that its id stays its own
+        self._made: dict[int, tuple[Any, Any]] = {}  #: by id; holds the tensor, so that its id is not reused
 
     def __call__(self, tensor: Any) -> Any:
         if id(tensor) not in self._made:
@@ -254,10 +254,10 @@ class _Moved:
 
 
 def _apply(module: Any, function: Any, recurse: bool = True) -> Any:
-    """In the place of `Module._apply`, which cannot swap fake parameters for those of another device."""
+    """Replaces `Module._apply`, which cannot swap fake parameters for those of another device."""
     moved = function if isinstance(function, _Moved) else _Moved(function)
     for child in module.children() if recurse else ():
-        child._apply(moved)  # its own, where it has one
+        child._apply(moved)  # the child's own `_apply`, if it has one
     for tensors in (module._parameters, module._buffers):
         for name, tensor in tensors.items():
             if tensor is not None:
@@ -266,7 +266,7 @@ def _apply(module: Any, function: Any, recurse: bool = True) -> Any:
 
 
 def answers(observe: Observe, streams: Streams, is_capturing: Callable[[], bool]) -> dict[str, Any]:
-    """What `torch.cuda` answers, by name."""
+    """The answers of `torch.cuda`, by name."""
 
     def observed(what: str, name: str, answer: Any = None) -> Any:
         def call(*unused: Any, **also_unused: Any) -> Any:
@@ -301,7 +301,7 @@ def answers(observe: Observe, streams: Streams, is_capturing: Callable[[], bool]
 
 
 class StandIns(contextlib.ExitStack):
-    """All stand-ins, from entering to leaving."""
+    """All stand-ins, installed while entered."""
 
     def __init__(self, observe: Observe, is_capturing: Callable[[], bool]) -> None:
         super().__init__()
@@ -355,7 +355,7 @@ class StandIns(contextlib.ExitStack):
 
 
 def _conditional(cond: Any) -> Any:
-    """`torch.cond` outside of a compiler: it reads its predicate, and runs one of its functions."""
+    """`torch.cond` outside a compiler: reads its predicate and runs one of its functions."""
 
     def call(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -366,7 +366,7 @@ def _conditional(cond: Any) -> Any:
 
 
 def _launching(observe: Observe) -> Any:
-    """In the place of a launch of a Triton kernel: what it writes is not known afterwards."""
+    """Replaces a Triton kernel launch: what it writes is unknown afterwards."""
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
         for argument in (*args, *kwargs.values()):

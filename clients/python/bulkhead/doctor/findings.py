@@ -1,4 +1,4 @@
-"""What the doctor reports: one finding for each place and code."""
+"""The doctor's findings: one for each place and code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOST_READ, CPU_TENSOR, HOST_COPY, DYNAMIC_SHAPE = "host_read", "cpu_tensor", "ho
 PYTHON_STATE, BAKED_CONSTANT, RNG, SYNC = "python_state", "baked_constant", "rng", "sync"
 HIDDEN_SETTING, DUCK_TYPED_CACHE = "hidden_setting", "duck_typed_cache"
 
-#: What each code is, in a sentence.
+# : The meaning of each code, in a sentence.
 CODES = {
     HOST_READ: "the host reads a value that the GPU computes",
     CPU_TENSOR: "a tensor that is made on the CPU meets tensors of the GPU",
@@ -36,7 +36,7 @@ SEVERITIES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """``line`` and ``column`` count from 1; ``path`` is the way of calls to the place, outermost first."""
+    """``line`` and ``column`` count from 1; ``path`` is the chain of calls to the place, outermost first."""
 
     code: str
     severity: str
@@ -47,7 +47,7 @@ class Finding:
     reason: str
     remedy: str
     path: tuple[str, ...] = ()
-    end_column: int = 0  #: one behind the last character; 0: not known
+    end_column: int = 0  #: one after the last character; 0: unknown
     use: str = ""  #: what the value was used for
 
     @property
@@ -62,8 +62,8 @@ class Finding:
 
 @dataclass
 class Report:
-    """``skipped`` names what could not be looked at, and why; ``notes`` are the compiler's words on lines without a finding;
-    ``error`` says why the run ended early, empty where it did not."""
+    """``skipped`` names what could not be examined, and why. ``notes`` are compiler messages for
+    lines without a finding. ``error`` says why the run ended early; empty if it did not."""
 
     target: str
     findings: list[Finding] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Report:
     captures: list[dict[str, Any]] = field(default_factory=list)  #: of a real GPU: `capture.Captured`
     error: str = ""
     remedy: str = ""  #: of the error
-    calls: int = 0  #: that ended by themselves
+    calls: int = 0  #: calls that ended by themselves
 
     @property
     def prevents_capture(self) -> bool:
@@ -88,11 +88,11 @@ class Report:
 
 
 class Findings:
-    """Collects; the first finding of a place and code is kept."""
+    """Collects findings; keeps the first one for each place and code."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int, str], Finding] = {}
-        self.seen: set[tuple[str, int, str]] = set()  #: keys of all that was added since this was emptied
+        self.seen: set[tuple[str, int, str]] = set()  #: keys of all findings added since this was cleared
 
     def add(self, code: str, severity: str, place: Place, reason: str, remedy: str, use: str = "") -> None:
         column, end = place.columns

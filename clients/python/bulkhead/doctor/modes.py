@@ -1,4 +1,4 @@
-"""The two modes that watch a run: every operator of every tensor, and the functions of Python that operators do not show."""
+"""The two modes that watch a run: every tensor operator, and Python functions that reach no operator."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from . import fake_cuda, values
 from .source import here
 from .watch import FOLLOWS, INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, stand_in
 
-#: Operators whose kernels for CUDA read values, where a fake tensor shows nothing: by PyTorch's sources (aten/src/ATen/native), and by
-#: what torch.linalg of 2.11 says of itself.
+# : Operators whose CUDA kernels read values although a fake tensor shows nothing, from PyTorch's
+# sources (aten/src/ATen/native) and the documentation of torch.linalg 2.11.
 _READING_KERNELS = frozenset((
     "_linalg_check_errors",  # of `torch.linalg.inv` and its like: asks whether any code is not zero
     "_linalg_svd", "_linalg_eigh",  # the same, within: BatchLinearAlgebra.cpp
     "linalg_eig", "_linalg_eigvals",  # computed on the host, or asked for convergence: BatchLinearAlgebra.cpp
     "linalg_matrix_exp",  # the norm decides the degree on the host: LinearAlgebra.cpp, mexp_impl
 ))  # fmt: skip
-_STAND_IN_ROWS = 2  #: of a result whose number of rows is not known
+_STAND_IN_ROWS = 2  #: of a result whose number of rows is unknown
 _TEXTS = frozenset(("__repr__", "__format__", "__str__"))
 
 
@@ -113,7 +113,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
 
 
     def _list(self, tensor: Any) -> Any:
-        """One read of all values."""
+        """Reads all values at once."""
         if tensor.device.type == "cuda":
             self._watch.read()
         value, assumed = values.known(tensor), values.is_assumed(tensor)
@@ -125,7 +125,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
 
 
 class Operators(TorchDispatchMode):  # type: ignore[misc]
-    """Every operator, before the fake tensors see it."""
+    """Sees every operator before the fake tensors do."""
 
     supports_higher_order_operators = True
 
@@ -199,10 +199,10 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         if source.device.type == "cpu" and to == "cuda":
             self._watch.copied(source, is_pinned(source), waits)
         elif source.device.type == "cuda" and to == "cpu" and (waits or into is None or not is_pinned(into)):
-            self._watch.read()  # a capture bears a copy into pinned memory that nobody waits for
+            self._watch.read()  # a capture accepts a copy into pinned memory without a wait
 
     def _meet(self, name: str, args: Any, kwargs: Any) -> Any:
-        """The tensors of the CPU are told, and taken as if they lay on the GPU: otherwise the run would end here."""
+        """Reports CPU tensors, then treats them as GPU tensors, so that the run can go on."""
         literal = name in ("fill_", "fill", "index_put_", "index_put", "masked_fill", "masked_fill_", "_index_put_impl_")
 
         def on_gpu(leaf: Any) -> Any:
@@ -245,7 +245,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         raise CustomOperator(f"{function.name()} at {place}: it has no fake implementation (torch.library.register_fake gives it one), so what it returns is not known") from error
 
     def _dynamic(self, name: str, args: Any, kwargs: Any) -> Any:
-        """The result of an operator whose shape depends on values: by the known values, else with a few rows."""
+        """The result of an operator whose shape depends on values: computed from known values, else with a few rows."""
         first: Any = args[0] if args else None
         shape: tuple[int, ...] = ()
         if name == "nonzero" or name == "nonzero_numpy":

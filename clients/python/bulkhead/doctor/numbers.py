@@ -1,4 +1,4 @@
-"""Python numbers that become part of a captured graph: found by comparing the operators of two calls."""
+"""Finds Python numbers that become part of a captured graph, by comparing the operators of two calls."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .findings import Findings
 from .source import is_users, use_of
 from .watch import Kernel, Watch
 
-_NUMBERS_MAX = 32  #: that are varied, each by a call of its own
+_NUMBERS_MAX = 32  #: maximum of varied numbers, each in its own call
 _NUDGE = 1.0625
 _VALUE = "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)"
 _POSITION = "keep the position in a tensor of the device: x.index_copy_(dim, position, new), x.index_select(dim, position), position.add_(1)"
-#: With integers these compare with a token's number or a vocabulary's size, which the model is made with.
+# : With integers these compare with a token id or a vocabulary size, which are fixed in the model.
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "clamp", "clamp_min", "clamp_max", "remainder", "where", "masked_fill", "masked_fill_", "full", "fill_")
 
 
@@ -44,8 +44,8 @@ def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
 
 
 def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, earlier: Sequence[Kernel], last: Sequence[Kernel]) -> None:
-    """Calls once more for each number among the arguments, with that number changed. One that changes shapes, or how many operators
-    run, only chooses among graphs. Shapes and numbers that differ between the two calls so far, as of a cache that grows, say nothing."""
+    """Makes one more call for each number among the arguments, with that number changed. A number that changes shapes, or the count
+    of operators, only selects a graph. Shapes and numbers that differ between the first two calls (a growing cache) are ignored."""
     if [one.where for one in earlier] != [one.where for one in last]:
         earlier = last
     given = list(_numbers(args, kwargs))
@@ -65,11 +65,11 @@ def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, earli
             break
 
 
-_Changed = Callable[[Any], ContextManager[tuple[Any, Any]]]  #: the arguments while a number is another one
+_Changed = Callable[[Any], ContextManager[tuple[Any, Any]]]  #: the arguments, while one number is changed
 
 
 def _numbers(args: Any, kwargs: Any) -> Iterator[tuple[Any, _Changed]]:
-    """Of the arguments, and of objects among them."""
+    """The numbers of the arguments, and of objects among them."""
     leaves, spec = tree_flatten((args, kwargs))
     for index, leaf in enumerate(leaves):
         if _is_number(leaf):
@@ -95,13 +95,13 @@ def _with(attributes: dict[str, Any], name: str, given: tuple[Any, Any], other: 
 
 
 def is_of_user(leaf: Any) -> bool:
-    """An object of a class that is no installed package's: a package's configuration is made with the model."""
+    """Whether the object's class is the user's, not an installed package's: a package's configuration is fixed with the model."""
     file = getattr(sys.modules.get(type(leaf).__module__), "__file__", None) or ""
     return hasattr(leaf, "__dict__") and not isinstance(leaf, (torch.nn.Module, type)) and is_users(file) and "-packages" + os.sep not in file
 
 
 def _plain(leaf: Any) -> Any:
-    """The number of Python that a scalar of numpy is."""
+    """Converts a numpy scalar to a Python number."""
     return leaf.item() if type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 1) == 0 else leaf
 
 
@@ -114,7 +114,7 @@ def _is_whole(number: Any) -> bool:
 
 
 def _others(number: Any) -> Iterator[Any]:
-    """A scalar of numpy stays one of its type."""
+    """Other values to try. A numpy scalar keeps its type."""
     if _is_whole(number):
         yield number + 1
         yield number - 1
@@ -123,7 +123,7 @@ def _others(number: Any) -> Iterator[Any]:
 
 
 def _trace(watch: Watch, step: Any, args: Any, kwargs: Any) -> list[Kernel] | None:
-    """The operators of a call whose findings do not count; None where it raises."""
+    """The operators of a call, whose findings are discarded; None if it raises."""
     kept, watch.found = watch.found, Findings()
     watch.begin_call()
     watch.step = watch.recording = True

@@ -1,4 +1,4 @@
-"""What to write instead, in terms of the line that was found."""
+"""Remedies: what to write instead, in terms of the found line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .source import Use
 _LINALG = re.compile(r"torch\.linalg\.(inv|solve|cholesky|lu_factor|ldl_factor)\(")  #: those that have a form without the read
 _ATTRIBUTE = re.compile(r"self\.(\w+) = ")
 
-#: How a reader calls what a value was used for.
+# : Readable names for the uses of a value.
 USES = {
     "if": "decides the branch `{around}`",
     "while": "decides whether the loop `{around}` goes on",
@@ -34,7 +34,7 @@ def purpose(use: Use) -> str:
 
 
 def host_read(use: Use, function: str = "") -> str:
-    """``function`` is the one of PyTorch that was called."""
+    """``function``: the PyTorch function that was called."""
     kept = _without_read(use.text)
     called = use.text.split("(")[0].split(".")[-1]
     if function == "istft":
@@ -73,7 +73,7 @@ _TRUTHS = frozenset("any all eq ne lt le gt ge isnan isinf isfinite isin logical
 
 
 class _OnDevice(ast.NodeTransformer):
-    """An expression without its reads: what is left computes the same on the device."""
+    """Removes the reads from an expression; the rest computes the same on the device."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -85,10 +85,10 @@ class _OnDevice(ast.NodeTransformer):
 
 
 def condition(use: Use) -> str:
-    """The tensor of truths that decides an `if`, `while` or `assert`: of `and` and `or` the part that was read."""
+    """The boolean tensor that decides an `if`, `while` or `assert`; of `and` and `or` the part that was read."""
     try:
         node: ast.expr = ast.parse(use.around, mode="eval").body
-    except SyntaxError:  # it was cut
+    except SyntaxError:  # the text was truncated
         return _without_read(use.text)
     while isinstance(node, ast.BoolOp):
         node = next((part for part in node.values if use.text in ast.unparse(part)), node.values[0])

@@ -1,4 +1,4 @@
-"""The report in words: by file, each finding with its line of source and a caret."""
+"""The report as text: by file, each finding with its source line and a caret."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _finding(finding: Finding) -> list[str]:
 
 
 def _width(text: str) -> int:
-    """In columns of a terminal."""
+    """Width in terminal columns."""
     return sum(0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 

@@ -1,4 +1,4 @@
-"""A callable under watch: made and called with fake tensors of a GPU, a few times, and what that showed."""
+"""Runs a callable under watch: makes it and calls it a few times with fake GPU tensors, and reports the findings."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from .modes import Functions, Operators
 from .source import code_of, is_users, one_line, place_of, place_of_target, short
 from .watch import Concatenation, CustomOperator, Watch
 
-_CALLS = 3  #: the first may prepare, the second and the third are compared
+_CALLS = 3  #: the first may prepare; the second and third are compared
 _PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist)", re.IGNORECASE)  #: the first operand's name
 _OF_FAKE_TENSORS = re.compile(r"NVIDIA driver|driver version is insufficient|FakeTensor|its data is not allocated|aten\.\w+\.\w+$|on device \"meta\"")
 DEVICE = "cuda"
 
 
 class Expired(BaseException):
-    """The deadline is over. No ``Exception``, so that user code lets it pass."""
+    """The deadline has passed. Not an ``Exception``, so that user code does not catch it."""
 
 
 def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, options: Mapping[str, Any] | None = None, compiler: bool = False, gpu: bool = False,
              deadline: float = 0, name: str = "") -> Report:  # fmt: skip
-    """Calls ``target`` with what ``factory("cuda")`` returns: a tuple of arguments, a dictionary of named ones, or one argument. Of a
-    class the factory returns (arguments of the constructor, arguments of the call).
+    """Calls ``target`` with what ``factory("cuda")`` returns: a tuple of arguments, a dictionary of named ones, or one
+    argument. For a class the factory returns (arguments of the constructor, arguments of the call).
 
-    ``target`` may also be an ``exported.Program``, or an engine's class, whose ``options`` then are not None. With ``gpu`` the step is
-    then captured on this machine's GPU. With ``compiler`` also what torch.compile says.
-    ``deadline`` is in seconds, 0 for none; it is kept on the main thread. Nothing is computed and nothing allocated but small tensors.
+    ``target`` may also be an ``exported.Program``, or an engine's class if ``options`` is not None. ``gpu`` also
+    captures the step on this machine's GPU; ``compiler`` adds torch.compile's findings. ``deadline`` is in seconds, 0
+    for none; it works on the main thread. Computes and allocates nothing but small tensors.
     """
     report = Report(name or getattr(target, "__qualname__", type(target).__name__))
     run = _Run(target, factory, options, compiler, report)
@@ -58,7 +58,7 @@ def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, option
 
 
 def _elsewhere(examine: Callable[[], None], report: Report, deadline: float) -> None:
-    """In a process of its own, before CUDA starts in this one: the capture must meet no fake tensor that a global keeps."""
+    """Runs in a child process, before CUDA starts here: the capture must not meet fake tensors kept in globals."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -78,7 +78,7 @@ def _elsewhere(examine: Callable[[], None], report: Report, deadline: float) -> 
 
 
 def _warm_up() -> None:
-    """What PyTorch imports at the first fake operator is not the target's time."""
+    """Imports what PyTorch needs for the first fake operator, so that the target's time excludes it."""
     with FakeTensorMode():
         torch.zeros(2, 2).sum()
 
@@ -202,7 +202,7 @@ class _Run:
         numbers.vary(self._found, self._watch, step, args, kwargs, *traces[-2:])
 
     def _drop_warm_up(self, keys: set[Any]) -> None:
-        """What a function does in the first call alone, where it asks whether it is captured."""
+        """Drops findings of the first call alone in functions that ask whether they are captured."""
         for one in self._found.sorted():
             if one.key in keys and (one.file, one.function) in self._watch.asks_capture:
                 self._found.drop(one.key)
@@ -221,7 +221,7 @@ class _Run:
         return result
 
     def _tell_concatenations(self, result: Any, args: Any, kwargs: Any) -> None:
-        """A cache that is an argument, and is returned longer: the next call's argument has another shape."""
+        """Reports a cache that is an argument and is returned longer: the next call's argument has another shape."""
         given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
         for leaf in tree_leaves(result):
             made: Concatenation | None = getattr(leaf, "_doctor_cat", None)
@@ -231,7 +231,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Whatever ends the run early becomes a sentence of the report."""
+        """Turns any early end of the run into a sentence of the report."""
         report = self._report
         try:
             yield
@@ -247,7 +247,7 @@ class _Run:
 
 
 def described(error: BaseException, target: str) -> tuple[str, str]:
-    """What failed, at which line of the user's, and the remedy."""
+    """What failed, at which user line, and the remedy."""
     place = place_of(error)
     where = f" at {place}" if place else ""
     if isinstance(error, Error):
@@ -263,7 +263,7 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
 
 
 def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The objects that may keep something from one call to the next."""
+    """The objects that may keep state between calls."""
     found: dict[str, Any] = {f"argument {index}": value for index, value in enumerate(args)} | {f"argument {name}": value for name, value in kwargs.items()}
     if not inspect.isfunction(step):
         found["self"] = step.__self__ if inspect.ismethod(step) else step
@@ -282,7 +282,7 @@ def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _kept_settings() -> Iterator[None]:
-    """What user code sets is undone: the environment, and the settings of the compiler."""
+    """Restores what user code sets: the environment, and the compiler's settings."""
     environment = dict(os.environ)
     compiler = {(config, name): getattr(config, name) for config in (dynamo, inductor) for name in settings.HIDING if hasattr(config, name)}
     random = torch.random.get_rng_state()
@@ -299,7 +299,7 @@ def _kept_settings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """PyTorch writes a traceback of its own where a shape is wrong, before it raises."""
+    """Silences PyTorch's own traceback of a wrong shape, logged before it raises."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:

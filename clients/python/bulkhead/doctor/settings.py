@@ -1,5 +1,5 @@
-"""Settings that hide lost graphs, as they are made in a run, as text shows them, and as they are left; and caches used by the names of
-their attributes."""
+"""Finds settings that hide lost graphs: those a run makes, those in the source, and those still
+set. Also finds caches used by the names of their attributes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .coverage import Executed
 from .findings import Findings
 from .source import Place, frames, here, is_standard
 
-#: Of `torch._dynamo.config` and `torch._inductor.config`: what each one hides.
+# : Settings of `torch._dynamo.config` and `torch._inductor.config`, and what each one hides.
 HIDING = {
     "suppress_errors": "compile errors then fall back to eager code, silently",
     "capture_scalar_outputs": "`.item()` then no longer breaks the compiled graph, but the host still reads the value and CUDA Graphs are skipped",
@@ -67,7 +67,7 @@ def scan(found: Findings, executed: Executed) -> None:
 
 @contextlib.contextmanager
 def watched(found: Findings) -> Iterator[None]:
-    """What the user's code sets meanwhile, in whatever words: by another name, setattr, patch, update."""
+    """Watches the settings that user code makes meanwhile, in any form: by another name, setattr, patch, update."""
 
     def set_config(config: Any, name: str, value: Any) -> None:
         hides = HIDING.get(name.split(".")[-1])
@@ -86,7 +86,7 @@ def watched(found: Findings) -> Iterator[None]:
 
 
 def _is_set_by_user() -> bool:
-    """Not by PyTorch, which sets some of them for a while, nor by the doctor."""
+    """Whether user code sets it: not PyTorch, which sets some temporarily, nor the doctor."""
     frame = sys._getframe(2)
     while frame.f_back is not None and (frame.f_code.co_filename in _BETWEEN or is_standard(frame.f_code.co_filename)):
         frame = frame.f_back
@@ -107,7 +107,7 @@ def _default(config: Any, name: str) -> Any:
 
 
 def left(found: Findings, target: Place) -> None:
-    """Settings that hide something, and that no finding names: made before the run, by code that did not run in it."""
+    """Reports hiding settings without a finding: code that did not run here made them before the run."""
     told = " ".join(one.reason for one in found.sorted() if one.code == findings.HIDDEN_SETTING)
     for config in (dynamo, inductor):
         for name, entry in config._config.items():

@@ -1,4 +1,4 @@
-"""Where the user's code is: the innermost line that is the user's own, its column, and what a value is used for there."""
+"""Locates user code: the innermost user line, its column, and the use of a value there."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ import torch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _OWN = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("doctor", "worker"))
-_CALLERS = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("run.py", "numbers.py"))  #: what calls a target
+_CALLERS = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("run.py", "numbers.py"))  #: modules that call a target
 _PATH_LENGTH_MAX = 12
 _LIBRARIES = ("numpy", "triton", "functorch", "torchgen")
 
 
 @functools.lru_cache(maxsize=None)
 def is_users(file: str) -> bool:
-    """Not PyTorch's, not the doctor's, not the standard library's, and a file at all."""
+    """Whether the file is user code: a real file, not PyTorch's, the doctor's, or the standard library's."""
     if file.startswith("<"):
         return False
     path = os.path.abspath(file)
@@ -46,7 +46,7 @@ def is_standard(file: str) -> bool:
 
 
 def place_of_target(target: Any, name: str) -> Place:
-    """The line where a target is defined; where that is not the user's, the target itself by its ``name``."""
+    """The line that defines a target; if that is not user code, the target by its ``name``."""
     function = code_of(target)
     if function is not None and is_users(function.__code__.co_filename):
         file, line = absolute(function.__code__.co_filename), function.__code__.co_firstlineno
@@ -58,7 +58,7 @@ def place_of_target(target: Any, name: str) -> Place:
 
 
 def code_of(step: Any) -> Any:
-    """The function in Python that a callable runs; None where there is none."""
+    """The Python function that a callable runs; None if there is none."""
     while isinstance(step, functools.partial):
         step = step.func
     if not inspect.isfunction(step) and not inspect.ismethod(step):
@@ -69,7 +69,7 @@ def code_of(step: Any) -> Any:
 
 @dataclass(frozen=True)
 class Place:
-    """A place of the user's code. ``column`` counts from 1; ``end_column`` is 0 where it is not known, or on another line."""
+    """A place in user code. ``column`` counts from 1; ``end_column`` is 0 if unknown or on another line."""
 
     file: str
     line: int
@@ -93,7 +93,7 @@ class Place:
 
 
 def short(file: str) -> str:
-    """A path as a reader knows it: relative to where the doctor runs, or to where Python found the module."""
+    """A path as readers know it: relative to the working directory, or to where Python found the module."""
     for site in ("site-packages/", "dist-packages/"):
         if site in file:
             return file.rsplit(site, 1)[1]
@@ -109,7 +109,7 @@ _told: list[Place] = []
 
 @contextlib.contextmanager
 def as_if(place: Place) -> Iterator[None]:
-    """What runs meanwhile is this place's: a node of an exported program has no frame of its own."""
+    """Attributes what runs meanwhile to this place: a node of an exported program has no frame."""
     _told.append(place)
     try:
         yield
@@ -118,7 +118,7 @@ def as_if(place: Place) -> Iterator[None]:
 
 
 def here() -> Place | None:
-    """The innermost place of the user's code on the stack; None where all of it is PyTorch's."""
+    """The innermost place of user code on the stack; None if there is none."""
     if _told:
         return _told[-1]
     users = frames()
@@ -131,7 +131,7 @@ def here() -> Place | None:
 
 
 def frames() -> list[FrameType]:
-    """The user's frames within what the doctor calls, innermost first. Where none has a file, those of text that was executed."""
+    """The user's frames below the doctor, innermost first. If none has a file, those of executed text."""
     users: list[FrameType] = []
     of_text: list[FrameType] = []
     at: FrameType | None = sys._getframe(1)
@@ -150,7 +150,7 @@ def absolute(file: str) -> str:
 
 
 def place_of(error: BaseException) -> Place | None:
-    """The innermost line of the user's that the error came through."""
+    """The innermost user line that the error came through."""
     users = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     if not users:
         return None
@@ -164,7 +164,7 @@ def name_of(code: CodeType) -> str:
 
 
 def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int]:
-    """Line, column and end column of an instruction. Python 3.10 knows lines alone: there the statement's."""
+    """Line, column and end column of an instruction. Python 3.10 only knows lines: then the statement's."""
     if hasattr(code, "co_positions"):
         found = next(itertools.islice(code.co_positions(), instruction // 2, None), None)
         if found is not None and found[0] is not None and found[2] is not None:
@@ -175,7 +175,7 @@ def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int
 
 
 def tested(file: str, line: int, column: int, end: int) -> tuple[int, int, int]:
-    """Of a place that is a whole `if`, `while` or `assert`: that of its condition, which is what is read."""
+    """The position of the condition, which is what is read, if the place is a whole `if`, `while` or `assert`."""
     for statement in parsed(file).statements.get(line, ()):
         if isinstance(statement, (ast.If, ast.While, ast.Assert)) and (statement.lineno, statement.col_offset) == (line, column - 1):
             test = statement.test
@@ -185,8 +185,8 @@ def tested(file: str, line: int, column: int, end: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Use:
-    """What becomes of a value: ``kind`` is one of those that `remedies.py` knows, ``text`` the source of the expression,
-    ``around`` that of what it is used in."""
+    """The use of a value: ``kind`` is one that `remedies.py` knows, ``text`` the expression's
+    source, ``around`` the source of the code that uses it."""
 
     kind: str
     text: str
@@ -226,7 +226,7 @@ def statement_at(file: str, line: int) -> ast.stmt | None:
 
 
 def statement_of(place: Place) -> ast.stmt | None:
-    """The statement of the place's expression: on a line `if a: b`, that of `a` is the whole."""
+    """The statement of the place's expression; for `a` in a line `if a: b`, the whole line."""
     node: ast.AST | None = expression_at(place)
     while node is not None and not isinstance(node, ast.stmt):
         node = parsed(place.file).parents.get(node)
@@ -234,7 +234,7 @@ def statement_of(place: Place) -> ast.stmt | None:
 
 
 def tested_later(place: Place) -> tuple[str, str, int] | None:
-    """Where the place's value is assigned to a name: that name, and the test of it behind, or of the loop around, with its line."""
+    """If the place's value is assigned to a name: that name, and its later test, or the enclosing loop's, with the line."""
     statement = statement_of(place)
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
     if not isinstance(target, ast.Name):
@@ -248,7 +248,7 @@ def tested_later(place: Place) -> tuple[str, str, int] | None:
 
 
 def around(file: str, line: int) -> Iterator[ast.AST]:
-    """What the innermost statement of a line is in, that statement first."""
+    """The innermost statement of a line, then its enclosing nodes."""
     node: ast.AST | None = statement_at(file, line)
     while node is not None:
         yield node
@@ -256,7 +256,7 @@ def around(file: str, line: int) -> Iterator[ast.AST]:
 
 
 def expression_at(place: Place) -> ast.expr | None:
-    """The outermost expression that begins where the place does and, where that is known, ends there."""
+    """The outermost expression that begins at the place and, if its end is known, ends there."""
     best: ast.expr | None = None
     for node in parsed(place.file).expressions.get(place.line, ()):
         if node.col_offset == place.column - 1:
@@ -268,7 +268,7 @@ def expression_at(place: Place) -> ast.expr | None:
 
 
 def use_of(place: Place, is_index: bool = False) -> Use:
-    """What the value of the place's expression is used for; ``is_index`` where the expression is a subscript that reads its index."""
+    """The use of the expression's value; ``is_index`` if the expression is a subscript that reads its index."""
     node = expression_at(place)
     if node is None:
         return Use("value", place.text.strip() or place.function)

@@ -1,4 +1,4 @@
-"""Python objects that change from call to call: what a replayed graph does not do."""
+"""Finds Python objects that change from call to call, which a replayed graph would not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 @dataclass(frozen=True)
 class Seen:
-    """One object: what of it can change, and the object itself where it is a tensor, so that its id stays its own."""
+    """What can change in one object; holds a tensor itself, so that its id is not reused."""
 
     summary: Any
     tensor: Any = None
@@ -70,7 +70,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_class(kind: type, value: Any = None) -> Iterator[tuple[str, Any]]:
-    """What the user's class and those that it is derived of keep themselves, and the slots of ``value``."""
+    """Attributes of the user's class and its bases, and the slots of ``value``."""
     for one in kind.__mro__:
         if one.__module__.split(".")[0] in ("builtins", "torch"):
             continue
@@ -83,7 +83,7 @@ def _of_class(kind: type, value: Any = None) -> Iterator[tuple[str, Any]]:
 
 
 def is_own(module: Any, name: str) -> bool:
-    """An attribute that begins with an underscore, and is not of `nn.Module` itself."""
+    """Whether the attribute begins with an underscore and is not `nn.Module`'s own."""
     return name not in _MODULE_NAMES
 
 
@@ -94,7 +94,7 @@ def _is_plain_object(value: Any) -> bool:
     return (hasattr(value, "__dict__") or hasattr(value, "__slots__")) and type(value).__module__.split(".")[0] not in _OTHERS
 
 
-_OTHERS = ("torch", "builtins", "threading", "logging", "re", "itertools")  #: modules whose objects are looked at no further
+_OTHERS = ("torch", "builtins", "threading", "logging", "re", "itertools")  #: modules whose objects are not examined further
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """Of the attribute, or of the variable, that holds it."""
+        """The name of the attribute or variable that holds it."""
         return next((part[1:] for part in reversed(self.path) if part.startswith(".")), self.path[0].split()[-1])
 
     @property
@@ -114,12 +114,12 @@ class Change:
 
 
 def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -> list[Change]:
-    """``used`` are the ids of the tensors that the call between the two took."""
+    """``used``: ids of the tensors that the call in between used."""
     found: list[Change] = []
     for path, new in after.items():
         old = before.get(path)
         if old is None:
-            continue  # its container has grown, and is told
+            continue  # reported for its container, which has grown
         if (old.tensor is None) != (new.tensor is None):
             found.append(Change(path, "is replaced", findings.STALE))
         elif new.tensor is not None:
@@ -134,7 +134,7 @@ def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -
 
 
 def tell(found: Findings, changed: list[Change], executed: Executed, target: Place) -> None:
-    """At the lines that write, by the name of what has changed; where none has that name, where the target begins."""
+    """Reports at the lines that write the changed name; if there is none, at the target's definition."""
     for change in changed:
         for place in list(_places(change, executed)) or [target]:
             owner = "" if change.is_variable else "self."

@@ -1,4 +1,4 @@
-"""TARGET and --inputs of the command line: what they name, loaded."""
+"""Loads what the command line's TARGET and --inputs name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _from_file(file: Path, what: str) -> Any:
     if not file.is_file():
         raise Error("input_invalid", f"{what}: there is no file {file}", "name a file of Python that is there")
     if str(file.parent.resolve()) not in sys.path:
-        sys.path.insert(0, str(file.parent.resolve()))  # its neighbours, as when it is run
+        sys.path.insert(0, str(file.parent.resolve()))  # so that it can import its neighbours, as a script can
     name = f"doctored_{abs(hash(str(file.resolve())))}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,6 +1,6 @@
-"""Values of small tensors, kept on the CPU beside their fake tensors, so that branches, lengths and counts which follow from
-known inputs are the real ones. A whole number that follows from nothing known is assumed to be one, so that what is computed
-from it agrees."""
+"""Keeps values of small tensors on the CPU beside their fake tensors, so that branches, lengths and
+counts that follow from known inputs are real. An unknown whole number is assumed to be one, so that
+values computed from it agree."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
-ELEMENTS_MAX = 4096  #: of a tensor whose value is kept
+ELEMENTS_MAX = 4096  #: largest tensor whose value is kept
 _NAME, _ASSUMED = "_doctor_value", "_doctor_assumed"
-_lost: set[int] = set()  #: storages whose contents are not known any more
-_kept: list[Any] = []  #: those storages, so that no other gets their number
+_lost: set[int] = set()  #: storages whose contents are no longer known
+_kept: list[Any] = []  #: those storages, so that their numbers are not reused
 
 
 def known(tensor: Any) -> Any:
@@ -34,13 +34,13 @@ def is_assumed(tensor: Any) -> bool:
 
 
 def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-    """Computes the result's value where all arguments have theirs. In-place operators change the kept values too."""
+    """Computes the result's value if all arguments have theirs. In-place operators change the kept values too."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     changed = changed_arguments(function, args, kwargs)
     if all(known(tensor) is not None for tensor in tensors) and not tree_any(_is_large, result):
         try:
             made = compute(function, args, kwargs)
-        except Exception:  # such as a dtype that the CPU cannot do
+        except Exception:  # for example a dtype that the CPU lacks
             made = None
         if made is not None:
             assumed = any(is_assumed(tensor) for tensor in tensors)
@@ -58,7 +58,7 @@ def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Non
 
 
 def _keep_of(fake: Any, value: Any, assumed: bool) -> None:
-    """Of what is assumed no truth follows: `branches.py` decides."""
+    """Keeps no boolean that follows from an assumption: `branches.py` decides it."""
     if not (assumed and value.dtype == torch.bool):
         keep(fake, value)
         if assumed:
@@ -66,7 +66,7 @@ def _keep_of(fake: Any, value: Any, assumed: bool) -> None:
 
 
 def compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operator itself, on the CPU. Every tensor among the arguments is known."""
+    """Runs the operator on the CPU. Every tensor argument must be known."""
     args, kwargs = tree_map(_real, (args, kwargs))
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
@@ -77,7 +77,7 @@ def compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def ask(question: Any, value: Any) -> Any:
-    """What a function says of a known value: outside all modes."""
+    """Asks a function about a known value, outside all modes."""
     with no_dispatch():
         return question(value)
 

@@ -1,4 +1,4 @@
-"""What one run of a callable shows, told to the findings by the two modes and the stand-ins."""
+"""Collects what one run of a callable shows; the two modes and the stand-ins report to it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _CHOSEN = "; here "
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a tensor of the CPU comes from. ``kind``: an argument, made before the step or in it, from a literal for the device,
-    made within PyTorch, read from the GPU, or made for the device of another tensor."""
+    """The origin of a CPU tensor. ``kind``: an argument, made before or in the step, from a literal
+    for the device, made within PyTorch, read from the GPU, or made for another tensor's device."""
 
     kind: str
     place: Place | None = None
@@ -43,7 +43,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One operator of a run, to compare two runs by."""
+    """One operator of a run, for the comparison of two runs."""
 
     name: str
     scalars: tuple[Any, ...]
@@ -62,11 +62,12 @@ class Concatenation:
 
 
 class CustomOperator(BaseException):
-    """An operator without a fake implementation: what it returns is not guessed. No ``Exception``, so that user code lets it pass."""
+    """An operator without a fake implementation: its result is not guessed. Not an ``Exception``, so that user code does not catch
+    it."""
 
 
 class Watch:
-    """What one run of a callable shows. ``step`` is false while the callable is made and its arguments are."""
+    """What one run of a callable shows. ``step`` is false while the callable and its arguments are made."""
 
     def __init__(self, found: Findings, target: Place) -> None:
         self.found = found
@@ -85,7 +86,7 @@ class Watch:
         self._functions: list[tuple[str, Any]] = []
 
     def _here(self) -> Place | None:
-        """None outside of the step. What has no line of the user's is the target's own."""
+        """None outside the step. An event without a user line belongs to the target."""
         return (here() or self.target) if self.step else None
 
     def begin_call(self) -> None:
@@ -96,15 +97,15 @@ class Watch:
         self.streams.begin_call()
 
     def is_capturing(self) -> bool:
-        """The first call warms up, as a user's does."""
+        """False in the first call, which warms up as a user's does."""
         if self.step:
             place = here() or self.target
             self.asks_capture.add((place.file, place.function))
         return self.step and self._call > 1
 
     def answer(self, value: Any, dtype: Any, otherwise: bool, is_assumed: bool = False) -> Any:
-        """What was read there in an earlier call, so that two calls differ by Python's doing alone. ``value`` is None where it is not
-        known; ``otherwise`` is what then holds where no branch asks. What is assumed does not keep a loop going for ever."""
+        """Returns what an earlier call read there, so that two calls differ only through Python. ``value`` is None if unknown;
+        ``otherwise`` is then the answer if no branch asks. An assumed value cannot keep a loop running for ever."""
         place = self._here()
         if place is None:
             return stand_in(dtype) if value is None else value
@@ -115,7 +116,7 @@ class Watch:
             value = type(stand_in(dtype))(ending)
         return self._reads.setdefault((place.file, place.line, count), value)
 
-    # --- what the stand-ins of torch.cuda saw
+    # --- reports of the torch.cuda stand-ins
 
     def observe(self, what: str, name: str, place: Place | None = None) -> None:
         place = (place or self._here()) if self.step else None
@@ -142,7 +143,7 @@ class Watch:
         self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, "work goes to a stream that is not waited for (CUDA's error 904)",
                        "torch.cuda.current_stream().wait_stream(side) after the `with`")  # fmt: skip
 
-    # --- origins of tensors of the CPU
+    # --- origins of CPU tensors
 
     def born(self, tensor: Any, place: Place | None, kind: str = "") -> None:
         function, device = self._functions[-1] if self._functions else ("", None)
@@ -174,7 +175,7 @@ class Watch:
             self._functions.pop()
 
     def _is_own(self, origin: Origin, tensor: Any) -> bool:
-        """PyTorch made it for itself, and not of a list that is an index."""
+        """Whether PyTorch made it for itself, and not from a list used as an index."""
         return origin.kind == INTERNAL and (tensor.dim() == 0 or not self._functions or self._functions[-1][0] not in ("__getitem__", "__setitem__"))
 
     # --- findings
@@ -189,7 +190,7 @@ class Watch:
         self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedies.host_read(use, function), use.kind)
 
     def not_taken(self, value: Any, is_known: bool) -> None:
-        """A branch was chosen by a value that was read. The first time at a line is told."""
+        """Reports a branch chosen by a value that was read, once per line."""
         place = self._here()
         found = self.found.at(findings.HOST_READ, place) if place is not None else None
         if place is None or found is None or _CHOSEN in found.reason:
@@ -205,7 +206,7 @@ class Watch:
             self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}")
 
     def copied(self, tensor: Any, pinned: bool, waits: bool) -> None:
-        """A tensor of the CPU is copied to the GPU. The host waits for a copy unless it is ``non_blocking``."""
+        """Reports a copy of a CPU tensor to the GPU. The host waits for it unless it is ``non_blocking``."""
         place = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
         if place is None or self._is_own(origin, tensor) or (origin.kind == LITERAL and tensor.numel() == 0):
@@ -237,7 +238,7 @@ class Watch:
         self.found.add(findings.HOST_COPY, severity, place, reason, remedy, use.kind)
 
     def met(self, tensor: Any, function: str) -> None:
-        """A tensor of the CPU is an argument beside tensors of the GPU."""
+        """Reports a CPU tensor among GPU tensors as arguments."""
         place = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
         if place is None or self._is_own(origin, tensor):
@@ -279,7 +280,7 @@ class Watch:
 
 
 def _lazily_moved(use: Use, place: Place) -> str:
-    """The attribute that an assignment moves, `self.x = self.x.to(device)`; empty where it is none."""
+    """The attribute that an assignment such as `self.x = self.x.to(device)` moves; empty for others."""
     statement = statement_of(place)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return next((target.attr for target in targets if isinstance(target, ast.Attribute) and ast.unparse(target) in use.text), "")

@@ -69,10 +69,10 @@ def _needs(*modules: str) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model is what lies in the folder
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # load the model only from the folder
     os.environ.setdefault("TQDM_DISABLE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about itself
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses a GPU
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns that there is no GPU
     import torch
     import transformers
 
@@ -97,7 +97,7 @@ def _export(arguments: argparse.Namespace) -> int:
     target.check(folder, arguments.source)
     start = time.monotonic()
     _tell(f"loading {arguments.source} …")
-    vectors = threading.Thread(target=inductor.pick_vectors, daemon=True)  # meanwhile: other processes do most of it
+    vectors = threading.Thread(target=inductor.pick_vectors, daemon=True)  # in parallel: other processes do most of the work
     vectors.start()
     loaded = source.load(arguments.source, getattr(torch, arguments.dtype), arguments.family, arguments.name)
     vectors.join()

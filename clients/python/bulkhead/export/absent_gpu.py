@@ -1,7 +1,7 @@
-"""A GPU that this machine lacks, as far as compiling for it asks: PyTorch, Inductor and Triton are told its kind.
+"""Lets PyTorch, Inductor and Triton compile for a GPU that this machine lacks, by describing its kind to them.
 
-Nothing runs on it and nothing is measured: of the configurations of a kernel that would be timed, the first is taken. What
-PyTorch remembers of a GPU it remembers for good, so a process that calls `install` ends with its export.
+Nothing runs on it and nothing is measured: of the kernel configurations to time, the first is used.
+PyTorch remembers a GPU for good, so a process that calls `install` must end with its export.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import inductor
 
 @dataclass(frozen=True)
 class Kind:
-    """What Inductor and Triton ask of a device's properties, by the names that torch.cuda gives them."""
+    """The device properties that Inductor and Triton read, by their names in torch.cuda."""
 
     name: str
     major: int
@@ -46,15 +46,15 @@ _installed: Kind | None = None
 
 
 def installed() -> bool:
-    """Whether this process compiles for a GPU that is not there."""
+    """Whether this process compiles for an absent GPU."""
     return _installed is not None
 
 
 def install(kind: str) -> None:
-    """For the rest of this process. Before anything has asked PyTorch what GPU there is. What runs on the CPU beside the kernels is
-    compiled for another machine too.
+    """Takes effect until the process ends. Call it before anything asks PyTorch for its GPU. Code
+    on the CPU beside the kernels is also compiled for another machine.
 
-    Errors: input_invalid, for a kind that is not known, and without Triton, which compiles the kernels."""
+    Errors: input_invalid for an unknown kind, and without Triton, which compiles the kernels."""
     global _installed
     if kind not in KINDS:
         raise Error("input_invalid", f"compiling for a GPU of the kind {kind!r}", f"kinds are: {', '.join(KINDS)}")
@@ -81,7 +81,7 @@ def _tell_torch(kind: Kind) -> None:
         setattr(cuda, name, _always(answer))
     for name in ("get_rng_state", "set_rng_state"):
         setattr(cuda.random, name, getattr(cuda, name))
-    # Which may have been read before, and keeps what it found there.
+    # It may have been read before, and caches what it found.
     from torch._dynamo.device_interface import CudaInterface
 
     for name, answer in answers.items():
@@ -100,7 +100,7 @@ def _tell_triton(kind: Kind) -> None:
     from triton.compiler import CompiledKernel
 
     class Driver:
-        """What is asked of a driver while kernels are compiled, and no more."""
+        """The part of a driver that compiling kernels needs."""
 
         get_current_target = _always(GPUTarget("cuda", kind.major * 10 + kind.minor, kind.warp_size))
         get_current_device = _always(0)
@@ -112,7 +112,7 @@ def _tell_triton(kind: Kind) -> None:
 
     def not_loaded(kernel: Any) -> None:
         kernel.module = kernel.function = kernel.n_spills = 0
-        kernel.n_regs = 32  # so few that Inductor sees no reason to compile it with another configuration
+        kernel.n_regs = 32  # so few that Inductor tries no other configuration
         kernel._run = _always(None)
 
     triton.runtime.driver.set_active(Driver())
@@ -125,13 +125,13 @@ def _tell_inductor() -> None:
     from torch._inductor.fx_passes import joint_graph
     from torch._inductor.runtime import triton_helpers, triton_heuristics
 
-    config.compile_threads = 1  # more would be processes, which know nothing of all this
-    config.shape_padding = False  # it measures
+    config.compile_threads = 1  # more would start processes without these changes
+    config.shape_padding = False  # it would measure
     triton_helpers.set_driver_to_gpu = _always(None)  # ours is set
     tuner = triton_heuristics.CachingAutotuner
     tuner._precompile_worker = _first_alone(tuner._precompile_worker)
     wrapper.PythonWrapperCodegen.generate_and_run_autotune_block = _compile_kernels
-    # Tensors without bytes all lie at address 0: equal sizes would make them the same one.
+    # All tensors without bytes have address 0: equal sizes would make them the same one.
     graph.is_same_tensor = _one_storage
     # Their values would be written into the code.
     graph.GraphLowering.can_inline_constant = staticmethod(_always(False))
@@ -147,7 +147,7 @@ def _always(answer: Any) -> Any:
 
 
 def _first_alone(before: Any) -> Any:
-    """Only one configuration of a kernel is compiled, as none is timed."""
+    """Compiles only one configuration of a kernel, because none is timed."""
 
     @functools.wraps(before)
     def precompile(tuner: Any) -> None:
@@ -158,7 +158,7 @@ def _first_alone(before: Any) -> Any:
 
 
 def _compile_kernels(code: Any) -> None:
-    """In the place of Inductor's tuning, which would call each kernel to time it: compiles them and keeps what they are called by."""
+    """Replaces Inductor's tuning, which would run each kernel: compiles the kernels and keeps their launch parameters."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     code.kernel_autotune_defs.splice("\nasync_compile.wait(globals())\ndel async_compile\n")
@@ -177,12 +177,12 @@ def _one_storage(one: Tensor, other: Tensor) -> bool:
 
 
 def storage(tensor: Tensor) -> int:
-    """Which memory is behind a tensor, also where there is none."""
+    """Identifies a tensor's storage, even one without memory."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def _on_cpu(before: Any) -> Any:
-    """Inductor computes values that are the same everywhere in a tensor: on the CPU they are the same too."""
+    """Computes Inductor's constant-valued tensors on the CPU, where the values are the same."""
 
     def cpu(given: Any) -> Any:
         return torch.device("cpu") if isinstance(given, torch.device) and given.type == "cuda" else given

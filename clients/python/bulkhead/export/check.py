@@ -1,4 +1,4 @@
-"""A package tried out in Python: it generates greedily, and is compared with the model it was made from."""
+"""Tries a package in Python: generates greedily and compares with the original model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from . import functions, manifest, weights
 from .families import Family, Prompt
 
-NEAR_TIE = 1e-3  #: two logits this near may change places between two correct computations in float32
+NEAR_TIE = 1e-3  #: two logits this close may swap between two correct float32 computations
 NEAR_TIE_16 = 0.25  #: the same in bfloat16, which keeps 8 bits of a logit
 
 
 class Package:
-    """A package loaded by LibTorch's own loader: one sequence at a time, no sampling. For checks, not for use."""
+    """A package loaded by LibTorch's own loader: one sequence, no sampling. Only for checks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class Package:
         return logits.reshape(n, self.manifest["rows"], self.manifest["codebooks"], -1)
 
     def run_prefill(self, prompt: Prompt, start: int, stop: int, span: int, buffers: list[Tensor]) -> Tensor:
-        """Positions [start, stop) of a prompt; of one alone its row twice."""
+        """Computes positions [start, stop) of a prompt; a single position is passed as two equal rows."""
         said = self.manifest["prefill"]
         positions = torch.arange(start, max(stop, start + 2)).clamp(max=stop - 1)
         rest = [] if prompt.rope is None else [prompt.rope[:, positions]]
@@ -66,7 +66,7 @@ class Package:
         return logits
 
     def generate(self, family: Family | Greedy, prompt: Prompt, count: int) -> tuple[list[list[int]], list[Tensor]]:
-        """At most `count` greedy tokens, ended by a stop token as the original ends; the logits [R, C, V] before each."""
+        """At most `count` greedy tokens, up to the original's stop; and the logits [R, C, V] before each."""
         said = self.manifest
         size = int(prompt.tokens.shape[0] if prompt.tokens is not None else prompt.embeddings.shape[1])  # type: ignore[union-attr]
         length = min(size + count + 1, said["length_max"])
@@ -87,7 +87,7 @@ class Package:
         return tokens, seen
 
     def _prompt(self, prompt: Prompt, size: int, length: int, buffers: list[Tensor], delta: Tensor | None) -> Tensor | None:
-        """Writes a prompt's keys and values; the logits after it, or None where decode must be told a first token."""
+        """Writes a prompt's keys and values. Returns the logits after it, or None if decode needs a first token."""
         said = self.manifest["prefill"]
         whole = prompt.embeddings is not None or said["logits"]
         end = size if whole else size - 1  # the last token is the first step's
@@ -103,7 +103,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one prompt: how many tokens were equal, of how many; the gap of logits where they first differ."""
+    """One prompt's result: how many of how many tokens were equal, and the gap of logits at the first difference."""
 
     equal: int
     count: int
@@ -114,14 +114,14 @@ class Verdict:
 
 
 def compare(package: Package, family: Family, prompt: Prompt, count: int) -> Verdict:
-    """Greedy tokens of the package against the original's."""
+    """Compares the package's greedy tokens with the original's."""
     theirs = family.reference(prompt, count)
     return judge(*package.generate(family, prompt, count), theirs)
 
 
 def judge(ours: list[list[int]], logits: list[Tensor], theirs: list[list[int]]) -> Verdict:
-    """Where both part, the gap is that of the package's own logits between both choices: a near tie excuses all that
-    comes after."""
+    """At the first difference, the gap is between the package's own logits of both choices: a near
+    tie excuses all that follows."""
     for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
             gap = max(float(logits[index][0, c, a] - logits[index][0, c, b]) for c, (a, b) in enumerate(zip(one, other, strict=True)))
@@ -131,7 +131,7 @@ def judge(ours: list[list[int]], logits: list[Tensor], theirs: list[list[int]]) 
 
 
 class Greedy:
-    """Chooses as most families do, where only the package is at hand."""
+    """Chooses as most families do; for checks of a package without its model."""
 
     def __init__(self, package: Package) -> None:
         self.stop = package.manifest["stop"]

@@ -1,4 +1,4 @@
-"""The compiled functions of a package, and the constants they ask for."""
+"""Compiles a package's functions, and lists the constants that they need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .step import Decode, Prefill, Step
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the functions are compiled for."""
+    """The sizes that the functions are compiled for."""
 
     length_max: int  #: positions of a key/value buffer
     slots_max: int
@@ -34,8 +34,8 @@ class Sizes:
 
 
 def compile_decode(step: Step, numbers: Numbers, sizes: Sizes, file: Path, most: int) -> dict[str, Tensor]:
-    """For one sequence (`most` 1), whose matrices meet vectors and whose every size but the length is fixed, or for 2 to
-    `most`. Writes `file`; returns the constants it asks for, by name."""
+    """Compiles decode for one sequence (`most` 1: matrix-vector products, and only the length
+    varies), or for 2 to `most`. Writes `file`. Returns the constants that it needs, by name."""
     count = min(3, most)
     n = Dim("n", min=2, max=most) if most > 2 else Dim.STATIC
     a, length = _lengths(sizes)
@@ -51,7 +51,8 @@ def compile_decode(step: Step, numbers: Numbers, sizes: Sizes, file: Path, most:
 
 
 def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes, file: Path) -> dict[str, Tensor]:
-    """For 2 to `chunk_max` positions of one sequence. Writes `file`; returns the constants it asks for, by name."""
+    """Compiles prefill for 2 to `chunk_max` positions of one sequence. Writes `file`. Returns the constants that it needs, by
+    name."""
     chunk = Dim("T", min=2, max=sizes.chunk_max)
     a, length = _lengths(sizes)
     example = example_of(sizes)
@@ -75,7 +76,7 @@ def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes
 
 
 def compile_method(method: Method, device: str, file: Path) -> dict[str, Tensor]:
-    """A further function of the package. Writes `file`; returns the constants it asks for, by name."""
+    """Compiles a further function of the package. Writes `file`. Returns the constants that it needs, by name."""
     given = tuple(tensor.to(device) for tensor in method.arguments)
     with torch.no_grad(), Rewriting(device, "anything"):
         program = torch.export.export(method.module.eval(), given, dynamic_shapes=method.dynamic_shapes, strict=False)
@@ -87,7 +88,7 @@ KERNEL_ARGUMENTS = 24
 
 @dataclass(frozen=True)
 class Example:
-    """Sizes that a function is traced with: 1 < chunk < span < length, and none is a bound."""
+    """Sizes for tracing a function: 1 < chunk < span < length, and none is a bound."""
 
     chunk: int
     span: int
@@ -95,7 +96,7 @@ class Example:
 
 
 def example_of(sizes: Sizes) -> Example:
-    """For a GPU as long as in use: Inductor chooses by them among how many blocks a sum is divided, and measures kernels with them."""
+    """For a GPU as long as in use: Inductor derives the split of sums from them, and measures kernels with them."""
     chunk, span, length = (120, 1000, 1999) if sizes.device == "cuda" else (7, 24, 40)
     length = min(length, sizes.length_max - 1)
     span = min(span, length - 1)
@@ -103,9 +104,9 @@ def example_of(sizes: Sizes) -> Example:
 
 
 def _lengths(sizes: Sizes) -> tuple[Any, Any]:
-    """The attention length, and that of the buffers. Where a narrowed buffer is converted, as 16 bits are to be computed with,
-    tracing takes it for granted that something is left over, so the range of one must be above that of the other; a compiled
-    function does nothing by it."""
+    """The attention length, and the buffers' length. If a narrowed buffer is converted (16-bit
+    dtypes), tracing assumes that a rest remains, so the second range must exceed the first; a
+    compiled function does not depend on it."""
     return Dim("a", min=2, max=sizes.length_max), Dim("length", min=3, max=sizes.length_max + 1)
 
 
@@ -129,12 +130,12 @@ def _compile(module: torch.nn.Module, step: Step, arguments: list[Tensor], shape
 
 
 def compile_program(program: ExportedProgram, file: Path, device: str, meets: products.Meets, *, single: bool = False) -> dict[str, Tensor]:
-    """Compiles without the constants. Writes `file` whole or not at all; returns the constants it asks for, by name.
+    """Compiles without the constants. Writes `file` completely or not at all. Returns the constants that it needs, by name.
 
-    single: of one sequence, a graph's most frequent step."""
+    single: for one sequence, the most frequent step of a graph."""
     options: dict[str, Any] = {"aot_inductor.package_constants_in_so": False, "epilogue_fusion": device != "cpu"}  # product_kernel.h takes nothing in
     if meets == "vectors" and device == "cpu":
-        options["realize_reads_threshold"] = 1  # sums that the next layers add to are kept, not added up again
+        options["realize_reads_threshold"] = 1  # store sums that the next layers add to, instead of recomputing them
     if device == "cuda":
         options["coordinate_descent_tuning"] = single  # which also has Inductor write products with a vector as sums
     partial = file.with_suffix(".partial.pt2")
@@ -148,8 +149,8 @@ def compile_program(program: ExportedProgram, file: Path, device: str, meets: pr
 
 @contextmanager
 def _short_kernels() -> Iterator[None]:
-    """Else Inductor writes all layers of a function for the CPU as one kernel of some ten thousand lines, over which gcc
-    sits for minutes; cut, one layer's kernels are another's."""
+    """Keeps kernels short. Otherwise Inductor writes all layers of a CPU function as one kernel of
+    some ten thousand lines, which gcc compiles for minutes; short ones are shared by the layers."""
     before = CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM
     CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = KERNEL_ARGUMENTS
     try:
@@ -159,14 +160,14 @@ def _short_kernels() -> Iterator[None]:
 
 
 def load(file: Path) -> Any:
-    """A compiled function, without its constants."""
+    """Loads a compiled function, without its constants."""
     share_libtorch()
     return torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
 
 
 def share_libtorch() -> None:
-    """Lets compiled functions find LibTorch, to which they are not linked: Python loaded it for itself alone. What one for a GPU
-    asks for lies in a library of its own, which a PyTorch for the CPU does not have."""
+    """Lets compiled functions, which are not linked to LibTorch, find its symbols: Python loads it
+    privately. A GPU function also needs a library that a CPU-only PyTorch lacks."""
     for name in ("libtorch_cpu.so", "libtorch_cuda.so"):
         library = Path(torch.__file__).parent / "lib" / name
         if library.is_file():

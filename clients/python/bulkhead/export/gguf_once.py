@@ -1,5 +1,5 @@
-"""A GGUF file is parsed once. transformers parses it for the configuration, the weights and the tokenizer, four times in all, each
-for seconds."""
+"""Parses a GGUF file once. transformers parses it four times, for configuration, weights and
+tokenizer, each for seconds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from unittest import mock
 
 @contextmanager
 def parsed_once() -> Iterator[None]:
-    """While it lasts, what transformers asks of `gguf` again is what it was given before."""
+    """While active, returns the earlier result when transformers asks `gguf` again."""
     with ExitStack() as changed:
-        if importlib.util.find_spec("gguf") is not None:  # else transformers says what is missing
+        if importlib.util.find_spec("gguf") is not None:  # otherwise transformers reports what is missing
             import gguf
 
             for name in ("GGUFReader", "get_tensor_name_map"):

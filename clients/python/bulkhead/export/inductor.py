@@ -1,4 +1,4 @@
-"""Settings under which every package of Bulkhead is compiled, and what a package says of itself."""
+"""Settings for compiling every Bulkhead package, and its metadata."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Error
 
-if TYPE_CHECKING:  # slow to import, and not needed to see that a package is current
+if TYPE_CHECKING:  # slow to import, and not needed to check whether a package is current
     import torch
 
-# A package is compiled with -march=native, and its own metadata names only the vector width it was generated
-# for. These are the flags of /proc/cpuinfo by which the loader tells whether this CPU can run it: those for which
-# a compiler writes instructions unasked.
+# A package is compiled with -march=native, but its own metadata only names its vector width. By
+# these flags of /proc/cpuinfo the loader tells whether a CPU can run it: compilers emit their
+# instructions unasked.
 CPU_FLAGS = (
     "adx avx avx2 avx512_4fmaps avx512_4vnniw avx512_bf16 avx512_bitalg avx512_fp16 avx512_vbmi2 avx512_vnni "
     "avx512_vpopcntdq avx512bw avx512cd avx512dq avx512er avx512f avx512ifma avx512vbmi avx512vl avx_ifma "
@@ -25,7 +25,7 @@ CPU_FLAGS = (
 ).split()
 
 
-#: x86-64-v3, what is taken for granted of another machine, as a compiler names it and by those of CPU_FLAGS in it.
+# : x86-64-v3, the minimum for another machine: its compiler name, and its flags among CPU_FLAGS.
 BASELINE = "x86-64-v3"
 BASELINE_FLAGS = "avx avx2 bmi1 bmi2 f16c fma movbe popcnt sse4_1 sse4_2 ssse3".split()
 BASELINE_VECTOR = 256  #: bits
@@ -34,7 +34,7 @@ _for_another_machine = False
 
 
 def for_another_machine() -> None:
-    """From now on this process compiles what any machine of the baseline can run."""
+    """Makes this process compile for any machine of the baseline."""
     from torch._inductor import cpp_builder
 
     global _for_another_machine
@@ -49,7 +49,7 @@ def for_another_machine() -> None:
 
 
 def cpu_flags() -> list[str]:
-    """Those of CPU_FLAGS that what is compiled here asks for: all that this CPU has, or the baseline's."""
+    """The CPU_FLAGS that code compiled here needs: all that this CPU has, or the baseline's."""
     if _for_another_machine:
         return BASELINE_FLAGS
     with open("/proc/cpuinfo") as cpuinfo:
@@ -62,13 +62,13 @@ def cpu_flags() -> list[str]:
 
 @contextmanager
 def scratch_beside(folder: Path) -> Iterator[None]:
-    """Keeps what Inductor and gcc write (4 times the package) in `folder`/.inductor, out of /tmp, while it is needed."""
+    """Keeps temporary files of Inductor and gcc (4 times the package) in `folder`/.inductor instead of /tmp, and removes them."""
     scratch = folder / ".inductor"
     (scratch / "tmp").mkdir(parents=True, exist_ok=True)
     wanted = {"TORCHINDUCTOR_CACHE_DIR": str(scratch), "TRITON_CACHE_DIR": str(scratch / "triton"), "TMPDIR": str(scratch / "tmp")}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
-    tempfile.tempdir = None  # reads TMPDIR again
+    tempfile.tempdir = None  # makes it read TMPDIR again
     try:
         yield
     finally:
@@ -82,10 +82,10 @@ def scratch_beside(folder: Path) -> Iterator[None]:
 
 
 def use_toolkit() -> None:
-    """Has Inductor look for libcuda among the stubs of CUDA's toolkit too, as it does where CUDA_HOME is set: the driver's own
-    may have no name that a linker goes by.
+    """Makes Inductor look for libcuda among the CUDA toolkit's stubs too, as it does if CUDA_HOME
+    is set: the driver's own may lack the name that a linker looks for.
 
-    Errors: input_invalid, without the toolkit, against which Inductor compiles what is to run on a GPU."""
+    Errors: input_invalid without the toolkit, which Inductor needs to compile for a GPU."""
     from torch.utils import cpp_extension
 
     if cpp_extension.CUDA_HOME is None:
@@ -94,16 +94,16 @@ def use_toolkit() -> None:
 
 
 def pick_vectors() -> None:
-    """Has Inductor try which vectors this CPU and compiler can do, by compiling and loading for each kind: seconds, mostly of other
-    processes. It remembers the answer; under link_libtorch=False its trials fail, and kernels would come out scalar."""
+    """Makes Inductor test which vectors this CPU and compiler support, by compiling and loading for each kind; this takes seconds,
+    mostly in other processes. It caches the answer. With link_libtorch=False its tests fail, and kernels would be scalar."""
     from torch._inductor import cpu_vec_isa
 
     cpu_vec_isa.pick_vec_isa()
 
 
 def compile_package(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any] | None = None) -> None:
-    """Compiles `program` into the package `file`, under settings() and `options`. The package's metadata says which of its
-    arguments it writes."""
+    """Compiles `program` into the package `file`, with settings() and `options`. Records in its
+    metadata which arguments it writes."""
     import torch
 
     with _writes_recorded():
@@ -116,14 +116,14 @@ def settings() -> dict[str, Any]:
 
     pick_vectors()
     return {
-        # Else the package itself links LibTorch, all CUDA libraries included, into a CPU worker.
+        # Otherwise the package links LibTorch, with all CUDA libraries, into a CPU worker.
         "aot_inductor.link_libtorch": False,
-        # Else the kernels start as many threads as this machine has cores, whatever the fleet declares.
+        # Otherwise the kernels start as many threads as this machine has cores, whatever the fleet declares.
         "cpp.dynamic_threads": True,
-        # A dimension of 1 is as good as any: the loader has the package check its inputs' shapes, and it
-        # would refuse those below 2, where tracing had to draw a line.
+        # Accepts a dimension of 1: the loader has the package check its inputs' shapes, and it
+        # would refuse sizes below 2, where tracing specialises.
         "aot_inductor.check_lowerbound": False,
-        # Inductor has the program `openssl` tell whether a precompiled header is current.
+        # Inductor runs `openssl` to check whether a precompiled header is current.
         "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
         **({"cpp.simdlen": BASELINE_VECTOR} if _for_another_machine else {}),
         "aot_inductor.metadata": {
@@ -135,12 +135,12 @@ def settings() -> dict[str, Any]:
 
 @contextmanager
 def _writes_recorded() -> Iterator[None]:
-    """Adds to a package's metadata the positions of the arguments that its code writes, as Inductor scheduled the writes. The
-    program itself does not tell: its signature names no operator that works in place, and operators that may return their own
-    input (`type_as`, `dropout`) do not say so in their schemas.
+    """Adds the positions of the arguments that a package's code writes, as Inductor scheduled the
+    writes, to its metadata. The program does not tell: its signature omits in-place operators, and
+    operators that may return their input (`type_as`, `dropout`) do not say so in their schemas.
 
-    Tensors of another model are lent read-only, and only to a model that writes none of them. The name is not
-    BULKHEAD_WRITTEN_ARGUMENTS: packages that have that say `none` whatever they write."""
+    Other models' tensors are lent read-only, and only to a model that writes none. The name is not
+    BULKHEAD_WRITTEN_ARGUMENTS: packages with that say `none` whatever they write."""
     from torch._inductor import config
     from torch._inductor.codecache import AotCodeCompiler
 

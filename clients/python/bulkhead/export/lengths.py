@@ -1,7 +1,7 @@
-"""A function for the CPU takes every attention length up to the manifest's.
+"""Lets a CPU function take every attention length up to the manifest's.
 
-Inductor writes a sum of float32 for up to 4,096 numbers in one way, for more in another; where their count is dynamic it goes
-by the example's, and has the compiled function refuse the others: step 4,097 of a longer sequence would fail."""
+Inductor writes a float32 sum of up to 4,096 numbers in one way, and a longer one in another. For a dynamic count it
+goes by the example's, and makes the compiled function refuse the others: step 4,097 of a sequence would fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch._inductor.codegen.cpp import CppKernel
 
 @contextmanager
 def any_length() -> Iterator[None]:
-    """Sums whose length is dynamic are written in the first way, for all lengths."""
+    """Writes sums of dynamic length in the first way, for all lengths."""
     before = CppKernel.need_use_acc_helper
 
     def need_use_acc_helper(self: CppKernel, reduction_type: str, dtype: torch.dtype, use_scalar: bool) -> bool:

@@ -1,4 +1,4 @@
-"""A model, loaded, to a package in a folder."""
+"""Makes a package folder of a loaded model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .step import Step
 
 Tell = Callable[[str], None]
 
-LENGTH_MIN = 64  #: this and the next: above the sizes of `functions.example_of` for a CPU
+LENGTH_MIN = 64  #: both exceed the sizes of `functions.example_of` for a CPU
 CHUNK_MIN = 8
 BUCKETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 PACKAGED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,9 +32,9 @@ PACKAGED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float1
 
 def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int | None, slots: int, slots_max: int,
          buckets: list[int] | None, chunk: int, tell: Tell) -> None:  # fmt: skip
-    """Writes the package to `out`, whole or not at all; a package that was there before is replaced.
+    """Writes the package to `out`, completely or not at all; replaces an existing package.
 
-    Errors: input_invalid, for sizes that the model or each other forbid, and for an `out` that `target` does."""
+    Errors: input_invalid for sizes that the model or each other forbid, and for an `out` that `target` refuses."""
     target.check(out)
     family = loaded.family
     numbers = family.numbers()
@@ -43,7 +43,7 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
     sizes = Sizes(length_max, slots_max, min(chunk, length_max), device, PACKAGED_DTYPES[kv_dtype])
     form = family.prompt_form()
     if device == "cpu" and form.input == "tokens":
-        form = replace(form, logits=True)  # saves a step, which on a CPU costs nearly what a short prompt does
+        form = replace(form, logits=True)  # saves a step, which on a CPU costs nearly as much as a short prompt
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -54,7 +54,7 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
             tasks = _tasks(step, numbers, form, sizes, methods, partial)
             modules = [step, *(method.module for method in methods)]
             names = ", ".join(task.name for task in tasks)
-            inductor.pick_vectors()  # before the processes: each would try for itself
+            inductor.pick_vectors()  # before the processes start: each would test for itself
             with _timed(tell, f"compiling {names}, for 1 to {slots_max} sequences and 2 to {sizes.chunk_max} positions"):
                 constants = _compiled(tasks, modules, device, lambda name, seconds: tell(f"  {name}: {seconds:.1f} s"))
         with _timed(tell, "writing the weights"):
@@ -79,14 +79,14 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
             "stop": list(numbers.stop), "bos": numbers.bos, "delay_pattern": numbers.delay_pattern, "sampling": family.sampling(), "sampling_order": numbers.sampling_order,
             "methods": [{"name": one.name, "file": f"{one.name}.pt2", "inputs": one.inputs, "outputs": one.outputs} for one in methods], "functions": {name: sha256(partial / name) for name in constants}, "weights": stored, "constants": renamed, "tokenizer": _tokenizer_files(family.tokenizer, partial), "source": loaded.origin,
         })  # fmt: skip
-        target.check(out)  # again: it took minutes
+        target.check(out)  # again: minutes have passed
         _replace(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _tasks(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes, methods: Sequence[Method], folder: Path) -> list[Task]:
-    """The functions, the one that takes longest first."""
+    """The functions to compile, the slowest first."""
 
     def task(name: str, compile: Callable[..., Constants], *arguments: Any) -> Task:
         return Task(name, lambda: compile(*arguments))
@@ -100,11 +100,11 @@ def _tasks(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes, methods
 
 
 def _compiled(tasks: list[Task], modules: list[torch.nn.Module], device: str, finished: Callable[[str, float], None]) -> dict[str, Constants]:
-    """What each function asks for, by file."""
+    """The constants of each function, by file."""
     if device == "cpu":
         return side_by_side.compiled(tasks, modules, finished)
     constants: dict[str, Constants] = {}
-    for task in tasks:  # here: CUDA cannot be used in a fork, and kernels are measured, each alone
+    for task in tasks:  # in this process: CUDA does not work in a fork, and kernels must be measured alone
         start = time.monotonic()
         constants[task.name] = task.compile()
         finished(task.name, time.monotonic() - start)
@@ -112,7 +112,8 @@ def _compiled(tasks: list[Task], modules: list[torch.nn.Module], device: str, fi
 
 
 def check_sizes(length: int | None, slots: int, slots_max: int, buckets: list[int] | None, chunk: int, model_max: int | None = None) -> None:
-    """Before the model is loaded, as far as sizes are known then: `model_max` None, and `length`, where the model is to say it.
+    """Checks sizes as far as known before the model is loaded: `model_max` is None then, and so is a `length` that the model
+    decides.
 
     Errors: input_invalid."""
 

@@ -1,4 +1,4 @@
-"""manifest.json: what a package says of itself, written, read back, and judged before anything of it is loaded."""
+"""manifest.json: a package's description. Writes it, reads it back, and checks it before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import Error
 FORMAT = "bulkhead-generate/1"
 FILE = "manifest.json"
 
-#: Members that every manifest has but for the OPTIONAL, and of what type; None among them: may be null.
+# : Required members, except the OPTIONAL, and their types; None: may be null.
 MEMBERS: dict[str, tuple[type | None, ...]] = {
     "format": (str,), "family": (str,), "name": (str,), "exporter": (str,), "torch": (str,), "device": (str,),
     "compute_capability": (str, None), "cpu_flags": (list,), "dtypes": (dict,), "vocabulary": (int,), "codebooks": (int,),
@@ -20,11 +20,11 @@ MEMBERS: dict[str, tuple[type | None, ...]] = {
     "bos": (int, None), "delay_pattern": (dict, None), "sampling": (dict,), "sampling_order": (str,), "methods": (list,), "weights": (dict,),
     "constants": (dict,), "tokenizer": (list,), "source": (dict,), "functions": (dict,),
 }  # fmt: skip
-OPTIONAL = ("functions",)  #: packages of earlier exporters lack them
+OPTIONAL = ("functions",)  #: missing in packages of earlier exporters
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Errors: input_invalid, for a manifest that is missing, of another format, or lies about its folder."""
+    """Errors: input_invalid for a manifest that is missing, of another format, or inconsistent with its folder."""
     file = folder / FILE
     try:
         manifest = json.loads(file.read_text())
@@ -38,7 +38,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def problems(manifest: Any, folder: Path) -> list[str]:
-    """What is wrong with a manifest, of which nothing is taken for granted; empty where nothing is."""
+    """The errors in a manifest of any content; empty if there are none."""
     if not isinstance(manifest, dict):
         return ["it is not an object"]
     if manifest.get("format") != FORMAT:

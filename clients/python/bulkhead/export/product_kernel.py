@@ -1,4 +1,4 @@
-"""Products in float32 on a CPU, as a kernel of our own in what Inductor writes: product_kernel.h."""
+"""Adds our own kernel for float32 products on a CPU, product_kernel.h, to Inductor's code."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _library = torch.library.Library("bulkhead", "FRAGMENT")
 
 
 def product(kind: str, members: tuple[str, ...], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Defines the operator (x, *members): x float32 [rows, in] times a matrix [out, in], transposed, gives [rows, out]. The
-    matrix is what the struct `kind` of product_kernel.h is made of. In a compiled function the operator is the kernel,
-    elsewhere `plain`."""
+    """Defines the operator (x, *members): x float32 [rows, in] times a transposed matrix [out, in]
+    gives [rows, out]. The struct `kind` of product_kernel.h defines the matrix's members. A
+    compiled function uses the kernel, other code `plain`."""
     name = f"product_{kind.lower()}"
     _library.define(f"{name}({', '.join(f'Tensor {one}' for one in ('x', *members))}) -> Tensor")
     _library.impl(name, plain, "CompositeExplicitAutograd")
@@ -41,7 +41,7 @@ def product(kind: str, members: tuple[str, ...], plain: Callable[..., Tensor]) -
     @lowering.register_lowering(operator, type_promotion_kind=None)
     def lower(x: lowering.TensorBox, *matrix: lowering.TensorBox) -> lowering.TensorBox:
         inputs = [_whole(one) for one in (x, *matrix)]
-        for i, one in enumerate(inputs):  # the kernel's arguments are told apart by name
+        for i, one in enumerate(inputs):  # the kernel's arguments need different names
             if any(one.get_name() == other.get_name() for other in inputs[:i]):
                 inputs[i] = ir.ExternKernel.copy_input(one)
         layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [x.get_size()[0], matrix[0].get_size()[0]])
@@ -52,6 +52,6 @@ def product(kind: str, members: tuple[str, ...], plain: Callable[..., Tensor]) -
 
 
 def _whole(x: lowering.TensorBox) -> Any:
-    """x in a buffer, contiguous from its begin on: the kernel gets the buffer's address."""
+    """Puts x into a contiguous buffer that starts with it: the kernel gets the buffer's address."""
     found = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
     return found if found.get_layout().offset == 0 else ir.ExternKernel.copy_input(found)

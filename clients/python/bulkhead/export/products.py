@@ -1,8 +1,8 @@
-"""Products of a matrix with what it meets, as a compiled function shall have them.
+"""How compiled functions compute matrix products, by the number of vectors.
 
-With few vectors a product is bound by reading the matrix: it is written as plain sums, row by row, which read the matrix
-once and in order however many vectors there are, and which Inductor fuses with what stands around them. With a prompt it
-is soon bound by arithmetic: on a CPU, in float32, by a kernel of our own.
+With few vectors, reading the matrix dominates: the product is written as plain sums, row by row, which read
+the matrix once and in order for any number of vectors, and which Inductor fuses with the code around them.
+With a prompt, arithmetic soon dominates: float32 on a CPU then uses our own kernel.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor
 from .materialized import materialized
 from .product_kernel import product
 
-#: Rows that a GPU's sums are written for: both of a sequence with guidance, or of two such. cuBLAS would pad them to a tile, and
-#: nothing could be fused with what it writes.
+# : Rows that a GPU's sums are written for: both of a sequence with guidance, or of two. cuBLAS
+# would pad them to a tile, and its output could not be fused.
 FEW = 4
 
-#: Few vectors each, a prompt, or what nothing is known of.
+# : Few vectors, a prompt, or unknown.
 Meets = Literal["vectors", "prompt", "anything"]
 
 _library = torch.library.Library("bulkhead", "FRAGMENT")
 
 
 def rewritten(device: str, meets: Meets) -> dict[Any, Callable[..., Any]]:
-    """Decompositions for a function, by what its matrices meet."""
+    """Decompositions for a function, by what its matrices are multiplied with."""
     linear, int8, int4 = torch.ops.aten.linear.default, torch.ops.bulkhead.linear_int8.default, torch.ops.bulkhead.linear_int4.default
     if meets == "vectors":
         return {linear: _as_sum if device == "cpu" else _as_sum_of_few, int8: _int8_as_sum, int4: _int4_as_sum}
@@ -44,7 +44,7 @@ def _as_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _as_sum_of_few(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """On a GPU: for one row Inductor writes sums itself; for many, or for a number that changes, cuBLAS is faster."""
+    """On a GPU: Inductor itself writes sums for one row; cuBLAS is faster for many, or for a varying number."""
     rows = x.numel() // x.shape[-1]
     return _as_sum(x, weight, bias) if isinstance(rows, int) and 1 < rows <= FEW else NotImplemented
 
@@ -59,7 +59,7 @@ def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _is_one_row(x: Tensor) -> bool:
-    """As a head meets, of the last position alone."""
+    """Whether x has one row, as for a head after the last position."""
     rows = x.numel() // x.shape[-1]
     return isinstance(rows, int) and rows == 1
 
@@ -78,7 +78,8 @@ def _int8_as_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | Non
 
 
 def _int8_as_sum(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `_as_sum`: the bytes are read once, and widened in registers. In float32: unscaled, a sum is beyond what float16 holds."""
+    """As `_as_sum`: reads the bytes once and widens them in registers. In float32, because an unscaled sum exceeds float16's
+    range."""
     rows = materialized(x.reshape(-1, x.shape[-1]))
     sums = (weight.to(x.dtype).unsqueeze(1) * rows.unsqueeze(0)).sum(-1, dtype=torch.float32) * scale[:, None]
     done = materialized(sums.to(x.dtype).t()).reshape(*x.shape[:-1], weight.shape[0])
@@ -97,9 +98,9 @@ def _int8_as_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
 _library.impl("linear_int8", _int8_as_linear, "CompositeExplicitAutograd")
 _library.impl("linear_int8", lambda x, weight, scale, bias=None: x.new_empty(*x.shape[:-1], weight.shape[0]), "Meta")
 
-# Weights of 4 bits. A row is cut into groups of GROUP elements, each of which has a scale and a least value. Byte h of a
-# group's 16 has element h in its low half and element 16 + h in its high half: vectors of bytes become vectors of elements
-# without any crossing over.
+# Weights of 4 bits. A row is split into groups of GROUP elements, each with a scale and a least
+# value. Byte h of a group's 16 has element h in its low half and element 16 + h in its high half,
+# so vectors of bytes become vectors of elements without a shuffle.
 GROUP = 32
 _HALF = GROUP // 2
 
@@ -107,12 +108,12 @@ _library.define("linear_int4(Tensor x, Tensor weight, Tensor scale, Tensor least
 
 
 def packed(levels: Tensor) -> Tensor:
-    """uint8 [out, groups, GROUP] of 0 to 15 to uint8 [out, in / 2]."""
+    """Packs uint8 [out, groups, GROUP] of 0 to 15 into uint8 [out, in / 2]."""
     return (levels[..., :_HALF] | levels[..., _HALF:] << 4).flatten(1).contiguous()
 
 
 def _halves(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The levels in the low and in the high halves of bytes [out, in / 2]: int32 [out, groups, 16]."""
+    """The levels in the low and the high halves of bytes [out, in / 2]: int32 [out, groups, 16]."""
     wide = weight.unflatten(1, (-1, _HALF)).to(torch.int32)
     return wide & 15, wide >> 4
 
@@ -123,8 +124,8 @@ def _int4_as_linear(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bia
 
 
 def _int4_as_sum(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `_as_sum`: the bytes are read once, and widened in registers."""
-    parts = materialized(x.reshape(-1, scale.shape[1], 2, _HALF).transpose(1, 2))  # [n, 2, groups, 16]: as the bytes lie
+    """As `_as_sum`: reads the bytes once and widens them in registers."""
+    parts = materialized(x.reshape(-1, scale.shape[1], 2, _HALF).transpose(1, 2))  # [n, 2, groups, 16]: in the bytes' order
     both = materialized(parts.sum(1))
     low, high = (half.to(x.dtype).unsqueeze(1) for half in _halves(weight))
     terms = (low * parts[:, 0] + high * parts[:, 1]) * scale[:, None, :, None] + both * least[:, None, :, None]

@@ -1,7 +1,7 @@
 """Weights of 8 and of 4 bits in linear layers; computation stays in the model's own type.
 
-8 bits: each row of a matrix has a scale. 4 bits: each 32 elements of a row have a scale and a least value, as in
-GGUF's kind Q4_1, whose matrices therefore come through nearly as they were.
+8 bits: each row of a matrix has a scale. 4 bits: each 32 elements of a row have a scale and a least
+value, as in GGUF's kind Q4_1, whose matrices are therefore preserved almost exactly.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Int4Linear(nn.Module):
 
 
 def quantise(model: nn.Module, step: nn.Module, kind: str, logits: int) -> dict[str, int]:
-    """Replaces every linear layer of `model` that the `step` has too; embeddings stay, and what only methods of the package
-    run (a vision tower, an audio codec): their cost is not a step's. Returns how many are of which kind now.
+    """Replaces every linear layer of `model` that `step` has too. Embeddings stay, and so do layers that only the package's methods
+    run (a vision tower, an audio codec): they add no cost per step. Returns how many layers are of which kind.
 
-    Not all that shall be int4 are: one with `logits` outputs, a head, is int8, since what it loses is lost in the choice of
-    a token; so is one whose inputs are not a multiple of a group. `step` may keep an old one: the model is to be cut again.
+    Exceptions from int4: a layer with `logits` outputs, a head, is int8, because its errors affect the choice of a
+    token; so is one whose inputs are not a multiple of a group. `step` may keep an old layer: cut the model again.
 
-    Errors: input_invalid, for a step without a linear layer."""
+    Errors: input_invalid for a step without a linear layer."""
     stepped = set(step.modules())
     found = [(module, name, child) for module in model.modules() for name, child in module.named_children() if type(child) is nn.Linear and child in stepped]
     counts = dict.fromkeys(KINDS, 0)

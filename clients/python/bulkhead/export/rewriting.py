@@ -1,6 +1,6 @@
-"""Linear layers are written as `products` says while a function is traced.
+"""Replaces linear layers by those of `products` while a function is traced.
 
-`ExportedProgram.run_decompositions` would do the same afterwards, by tracing the whole function once more."""
+`ExportedProgram.run_decompositions` could do it afterwards, but would trace the whole function again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import products
 
 
 class Rewriting(TorchFunctionMode):
-    """While it lasts, a linear layer that is called on this thread is one of `products.rewritten`."""
+    """While active, replaces linear layers called on this thread by those of `products.rewritten`."""
 
     def __init__(self, device: str, meets: products.Meets) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Rewriting(TorchFunctionMode):
     def __torch_function__(self, function: Callable[..., Any], types: Any, arguments: Any = (), named: Any = None) -> Any:
         named = named or {}
         if (instead := self.found.get(function)) is not None:
-            with self:  # what one is written as may be another
+            with self:  # a replacement may contain others
                 done = instead(*arguments, **named)
             if done is not NotImplemented:
                 return done
@@ -31,6 +31,6 @@ class Rewriting(TorchFunctionMode):
 
 
 def _called_as(operator: Any) -> Callable[..., Any]:
-    """What a mode is told of when a module calls `operator`."""
+    """The function that a mode sees when a module calls `operator`."""
     called: Callable[..., Any] = torch.nn.functional.linear if operator is torch.ops.aten.linear.default else operator.overloadpacket
     return called

@@ -1,7 +1,7 @@
-"""The functions of a package are compiled side by side, each in a process of its own.
+"""Compiles the functions of a package in parallel, each in its own process.
 
-One costs minutes, most of them in Python, which is on one CPU at a time. The processes are forked: they have the model without a
-copy, at the same addresses. What comes back is which tensors a function asks for."""
+One takes minutes, most of them in Python, which uses one CPU at a time. The processes are forked: they
+share the model without a copy, at the same addresses. Each returns which tensors its function needs."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ Constants = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """`compile` writes the file `name`, and returns the constants that it asks for."""
+    """`compile` writes the file `name`, and returns the constants that it needs."""
 
     name: str
     compile: Callable[[], Constants]
 
 
 def compiled(tasks: list[Task], modules: Iterable[nn.Module], finished: Callable[[str, float], None]) -> dict[str, Constants]:
-    """Runs each task; `finished` is told its name and how many seconds it took. A tensor of `modules` comes back as it is, one
-    that a task made as a copy.
+    """Runs each task; calls `finished` with its name and duration in seconds. Returns a tensor of
+    `modules` as it is, one that a task made as a copy.
 
-    Errors: what the first task to fail raised. No process is left then."""
+    Errors: what the first failing task raised. All processes have ended then."""
     held = {_identity(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
-    most = len(os.sched_getaffinity(0)) + 1  # three functions on two CPUs: none waits for the last one alone
+    most = len(os.sched_getaffinity(0)) + 1  # with three functions on two CPUs, none waits to run alone
     context = multiprocessing.get_context("fork")
     waiting = list(tasks)
-    running: dict[Any, tuple[Task, BaseProcess, float]] = {}  #: by the pipe that answers
+    running: dict[Any, tuple[Task, BaseProcess, float]] = {}  #: by the pipe that returns the result
     done: dict[str, Constants] = {}
     try:
         while waiting or running:
@@ -73,12 +73,12 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _run(task: Task, held: set[tuple[Any, ...]], pipe: Connection) -> None:
-    """In the process of the task. Answers with the tensors by name, each as its identity or as itself; or with an error."""
+    """Runs in the task's process. Answers with the tensors by name, each as its identity or as itself; or with an error."""
     import torch._inductor.config
 
-    torch._inductor.config.cpp.threads = torch.get_num_threads()  # those that kernels are written for
+    torch._inductor.config.cpp.threads = torch.get_num_threads()  # the number that kernels are written for
     torch.set_num_threads(1)  # OpenMP's threads were not forked: a parallel region would wait for them
-    gc.disable()  # it would go through all that is traced again and again, and find next to nothing
+    gc.disable()  # it would repeatedly walk all traced objects and find almost nothing
     answer: dict[str, Any] | Exception
     try:
         answer = {name: one if (one := _identity(tensor)) in held else tensor.detach() for name, tensor in task.compile().items()}
@@ -86,7 +86,7 @@ def _run(task: Task, held: set[tuple[Any, ...]], pipe: Connection) -> None:
         answer = wrong
     except Exception:
         answer = RuntimeError(f"compiling {task.name}:\n{traceback.format_exc()}")
-    pipe.send_bytes(pickle.dumps(answer))  # Connection.send would pass tensors in shared memory, which ends with this process
+    pipe.send_bytes(pickle.dumps(answer))  # Connection.send would share tensors' memory, which ends with this process
 
 
 def _answer(task: Task, pipe: Connection) -> dict[str, Any]:

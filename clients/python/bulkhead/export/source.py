@@ -1,4 +1,4 @@
-"""Where a model comes from: a Hugging Face folder, a GGUF file, or a Python function that returns it."""
+"""Loads a model from a Hugging Face folder, a GGUF file, or a Python function that returns it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-CHATTERBOX = "t3_cfg.safetensors"  #: weights of T3 in a folder of ChatterBox, which has no config.json
+CHATTERBOX = "t3_cfg.safetensors"  #: T3's weights in a ChatterBox folder, which has no config.json
 WORDS = ("tokenizer.json", "tokenizer.model", "tekken.json")  #: what transformers makes any tokenizer of, beside the files of its class
 
 
@@ -33,7 +33,7 @@ def load(said: str, dtype: torch.dtype, family: str | None = None, name: str | N
     """`said`: a folder, a file.gguf, `file.py:function` or `module:function`. The function takes no argument and returns
     a module, or (module, tokenizer).
 
-    Errors: input_invalid, for what is not there, or is of no known family."""
+    Errors: input_invalid for a missing source, or an unknown family."""
     path = Path(said)
     if path.is_dir():
         return _folder(path, dtype, family, name)
@@ -67,7 +67,7 @@ def _gguf(path: Path, dtype: torch.dtype, family: str | None, name: str | None) 
 
     try:
         config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    except Exception as wrong:  # gguf raises what it happens to meet
+    except Exception as wrong:  # gguf raises various errors
         raise Error("input_invalid", f"reading {path}: {wrong}", "transformers must be able to read this GGUF file") from wrong
     kind = family_named(family or family_of(config.model_type))
     return Loaded(_with_words(kind, path.parent, dtype, path.name), name or path.stem, {"kind": "gguf", "file": path.name, "model_type": config.model_type})
@@ -80,7 +80,7 @@ def _with_words(kind: type[Family], folder: Path, dtype: torch.dtype, gguf: str 
         model = kind.load(folder, dtype, gguf)
     except (OSError, ValueError, KeyError, RuntimeError) as wrong:
         raise Error("input_invalid", f"loading {folder / gguf if gguf else folder} as {kind.name}: {wrong}", "the files must be whole, and of this family") from wrong
-    tokenizer: Any = None  # tokens alone can be given then
+    tokenizer: Any = None  # without one, only token ids can be given
     words = folder / "tokenizer.json"
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=gguf, local_files_only=True)
@@ -88,7 +88,7 @@ def _with_words(kind: type[Family], folder: Path, dtype: torch.dtype, gguf: str 
         if words.is_file():  # all that ChatterBox has
             tokenizer = cast(Any, transformers.PreTrainedTokenizerFast)(tokenizer_file=str(words))
     if gguf is None and tokenizer is not None and not any((folder / name).is_file() for name in (*WORDS, *tokenizer.vocab_files_names.values())):
-        tokenizer = None  # for some model_types transformers makes an empty one up
+        tokenizer = None  # for some model_types transformers makes up an empty one
     return kind(model.eval(), tokenizer)
 
 
@@ -104,7 +104,7 @@ def _function(said: str, dtype: torch.dtype, family: str | None, name: str | Non
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
-            sys.path.insert(0, str(Path(where).resolve().parent))  # what lies beside it can be imported, as by `python FILE.py`
+            sys.path.insert(0, str(Path(where).resolve().parent))  # lets it import its neighbours, as `python FILE.py` does
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(where)
@@ -127,8 +127,8 @@ def _function(said: str, dtype: torch.dtype, family: str | None, name: str | Non
 
 
 def in_dtype(model: Any, dtype: torch.dtype) -> Any:
-    """The same model, converted, but for the frequencies of rotary angles: of 16 bits they would be off by whole turns after some
-    hundred positions, so transformers keeps them in float32 when it loads a model."""
+    """Converts the model, except the frequencies of rotary angles: in 16 bits they are off by whole
+    turns after some hundred positions, so transformers loads them in float32 too."""
     kept = [(module, name, buffer) for module in model.modules() for name, buffer in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
     model.to(dtype)
     for module, name, buffer in kept:

@@ -1,8 +1,8 @@
-"""A model cut where every family is alike: one step of generation as plain functions of tensors.
+"""Cuts a model the same way for every family: one step of generation as plain functions of tensors.
 
-A family says how tokens become embeddings, how embeddings pass the layers, how hidden states become logits (`Step`).
-`Decode` and `Prefill` are the two functions of a package; positions and the key/value buffers are their arguments, and
-they write into those in place. Nothing here keeps state.
+A family defines how tokens become embeddings, how embeddings pass the layers, and how hidden states
+become logits (`Step`). `Decode` and `Prefill` are the two functions of a package; positions and the
+key/value buffers are arguments, and they write into the buffers in place. Nothing here keeps state.
 
 Sizes: n sequences, R rows each (2 with classifier-free guidance), C codebooks, T prompt positions, V vocabulary,
 E embedding width; a buffer is [slots * R, heads, length, dim].
@@ -20,20 +20,20 @@ from transformers import AttentionInterface, Cache
 
 from .materialized import materialized
 
-ATTENTION = "bulkhead"  #: under this name `attend` is known to transformers
+ATTENTION = "bulkhead"  #: the name under which transformers knows `attend`
 
 
 class Step(nn.Module):
-    """What a family gives. Submodules keep the upstream classes; their parameters' names become the weights' names."""
+    """A family's part. Submodules keep the upstream classes; their parameters' names become the weights' names."""
 
     codebooks: int = 1
     rows: int = 1
-    #: "rope": decode takes `rope_delta` [n], prefill `rope` [3, T]. "prompt": decode alone takes it, and it is minus the
-    #: prompt's length.
+    # : "rope": decode takes `rope_delta` [n], prefill `rope` [3, T]. "prompt": only decode takes
+    # it, as minus the prompt's length.
     rope_delta: str | None = None
 
     def attention(self) -> AbstractContextManager[None]:
-        """While the step is traced: `given_attention` of the model of transformers in it."""
+        """Active while the step is traced: `given_attention` of its transformers model."""
         raise NotImplementedError
 
     def embed(self, tokens: Tensor, positions: Tensor, rope_delta: Tensor | None) -> Tensor:
@@ -41,8 +41,8 @@ class Step(nn.Module):
         raise NotImplementedError
 
     def embed_prompt(self, tokens: Tensor, positions: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        """Tokens [T, C] at positions [T] to [T, E]. Only where prompts are tokens. What `backbone` shall know of the
-        tokens is put into `extras`."""
+        """Tokens [T, C] at positions [T] to [T, E]; only if prompts are tokens. Stores what
+        `backbone` needs of the tokens in `extras`."""
         return self.embed(tokens, positions, None)
 
     def decode_positions(self, positions: Tensor, rope_delta: Tensor | None) -> Tensor:
@@ -56,7 +56,7 @@ class Step(nn.Module):
     def backbone(self, embeddings: Tensor, position_ids: Tensor, mask: Tensor, cache: Cache, extras: dict[str, Tensor]) -> Tensor:
         """Embeddings [B, T, E] to hidden states [B, T, E], after the last norm.
 
-        `mask` [B, 1, T, a], True where a query may look; it goes to transformers as the 4-D `attention_mask`."""
+        `mask` [B, 1, T, a] is True where a query may attend; transformers gets it as the 4-D `attention_mask`."""
         raise NotImplementedError
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ class Step(nn.Module):
 
 
 class GivenCache(Cache):
-    """A cache of transformers' interface over given buffers: new keys and values go to `positions` of them, and the
-    first `length` positions are seen."""
+    """A cache with transformers' interface over given buffers: new keys and values go to
+    `positions`, and the first `length` positions are visible."""
 
     def __init__(self, buffers: tuple[Tensor, ...], positions: Tensor, length: int) -> None:
         super().__init__(layers=[])
@@ -75,7 +75,7 @@ class GivenCache(Cache):
         self.length = length
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *unused: object, **also_unused: object) -> tuple[Tensor, Tensor]:
-        """[B, heads, T, dim] each. T = 1 is decode, and `positions` [B]; else prefill, and `positions` [T]."""
+        """Shapes [B, heads, T, dim]. T = 1 is decode, with `positions` [B]; else prefill, with `positions` [T]."""
         return self._put(self.keys[layer_idx], key_states), self._put(self.values[layer_idx], value_states)
 
     def _put(self, buffer: Tensor, states: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     """Attention in transformers' interface: query [B, heads, T, dim], key and value [B, key heads, a, dim], mask
     [B or 1, 1, T, a] of bool; returns [B, T, heads, dim].
 
-    One query is written out, since there is nothing to multiply matrix by matrix: Inductor makes it a few loops over
-    what is seen of the cache, without copies of keys for the heads that share them. Several on a GPU are too, as products."""
+    One query is written as sums, because it has no matrix product: Inductor makes a few loops over the visible cache,
+    without copies of keys for heads that share them. Several queries on a GPU are written as products."""
     batch, heads, queries, dim = query.shape
     key_heads = key.shape[1]
     scale = scaling if scaling is not None else dim**-0.5
@@ -116,8 +116,8 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
 def attended_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """`attend` of several queries: [B, heads, T, dim].
 
-    scaled_dot_product_attention chooses among a GPU's kernels while it is traced, by the example's sizes. Of those that
-    take a mask, one wants its rows at multiples of 8 elements, so other lengths would fail; another plans again for each."""
+    scaled_dot_product_attention selects a GPU kernel while it is traced, by the example's sizes. Of the kernels with a mask, one
+    needs rows at multiples of 8 elements, so other lengths would fail; another plans again for each length."""
     group = query.shape[1] // key.shape[1]
     if group > 1:  # picked one by one: a copy of whole dimensions would be merged with them, for which sizes must be known
         shared = torch.arange(query.shape[1], device=query.device) // group
@@ -132,7 +132,7 @@ AttentionInterface.register(ATTENTION, attend)
 
 @contextmanager
 def given_attention(model: Any) -> Iterator[None]:
-    """While it lasts, this model of transformers attends by `attend`; it does as before when it ends."""
+    """While active, this transformers model uses `attend`; afterwards its previous attention."""
     before = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION)
     try:
@@ -142,8 +142,8 @@ def given_attention(model: Any) -> Iterator[None]:
 
 
 class Decode(nn.Module):
-    """(tokens int64 [n, C], positions int64 [n], span int64 [a], [rope_delta int64 [n]], k0, v0, k1, v1, …) to logits
-    float32 [n * R, C, V]. span is arange(a): its length alone is read, the attention length."""
+    """(tokens int64 [n, C], positions int64 [n], span int64 [a], [rope_delta int64 [n]], k0, v0, k1, v1, …)
+    to logits float32 [n * R, C, V]. span is arange(a): only its length is read, the attention length."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Prefill(nn.Module):
     """(tokens int64 [T, C] or embeddings [R, T, E], positions int64 [T], span int64 [a], [rope int64 [3, T]], extras…,
     k0, v0, …) of one slot: logits float32 [R, C, V] of the last position, or the position after it, int64 [1].
 
-    `extras` says along which dimension of each the prompt lies."""
+    `extras` gives the dimension of each along which the prompt runs."""
 
     def __init__(self, step: Step, *, embeddings: bool, logits: bool, extras: dict[str, int]) -> None:
         super().__init__()

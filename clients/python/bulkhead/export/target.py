@@ -1,4 +1,4 @@
-"""The folder that a package is written to: what an export may replace."""
+"""Checks what an export may replace in the folder that it writes to."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from . import manifest
 
 
 def check(out: Path, source: str | None = None) -> None:
-    """`out` may be absent, empty, or a package, which a complete new one then replaces. `source` as the command has it.
+    """`out` may be absent, empty, or a package, which a complete new one then replaces. `source` is the command's argument.
 
-    Errors: input_invalid, for anything else: it would be lost."""
+    Errors: input_invalid for anything else, which would be lost."""
     attempt = f"exporting to {out}"
     if source is not None and (read := _read_from(source)) is not None and (read == out.resolve() or out.resolve() in read.parents):
         raise Error("input_invalid", f"{attempt}, where {source} itself lies", "give another folder: this one would be replaced")
@@ -30,7 +30,7 @@ def check(out: Path, source: str | None = None) -> None:
 
 
 def _read_from(source: str) -> Path | None:
-    """The folder or file; None where `source` names a module."""
+    """The folder or file; None if `source` names a module."""
     for said in (source, source.rpartition(":")[0]):
         if said and Path(said).exists():
             return Path(said).resolve()

@@ -1,6 +1,6 @@
-"""Weights on a GPU that is absent: tensors without bytes stand for a model's own while its functions are traced and compiled.
+"""Weights for an absent GPU: tensors without bytes replace a model's own while its functions are traced and compiled.
 
-They say that they lie on the GPU. The model's stay where they are, and are what the package is given to store.
+They report the GPU as their device. The model's own tensors stay where they are, and are stored in the package.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch.utils import _pytree as pytree
 from ..errors import Error
 from . import absent_gpu
 
-_originals: dict[int, Tensor] = {}  #: of twins, by their storage, while a model is `placed`
+_originals: dict[int, Tensor] = {}  #: of twins, by storage, while a model is `placed`
 
 
 def placed(model: torch.nn.Module, device: str) -> AbstractContextManager[None]:
-    """The model on its device, for as long as its functions are made."""
+    """Puts the model on its device while its functions are made."""
     if device == "cuda" and absent_gpu.installed():
         return _by_twins(model)
     model.to(device)
@@ -37,7 +37,7 @@ def placed(model: torch.nn.Module, device: str) -> AbstractContextManager[None]:
 def _by_twins(model: torch.nn.Module) -> Iterator[None]:
     held = [(members, name, tensor) for module in model.modules() for members in (module._parameters, module._buffers)
             for name, tensor in members.items() if tensor is not None]  # fmt: skip
-    made: dict[int, Tensor] = {}  # weights that are tied stay tied
+    made: dict[int, Tensor] = {}  # tied weights stay tied
     try:
         with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
             for members, name, tensor in held:
@@ -58,9 +58,9 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def original(tensor: Tensor, name: str) -> Tensor:
-    """What a constant of a program stands for: itself, but for a twin.
+    """Returns the tensor that a program's constant stands for: itself, unless it is a twin.
 
-    Errors: input_invalid, for a tensor without bytes that stands for none of the model's."""
+    Errors: input_invalid for a tensor without bytes that is no twin of the model's."""
     if not isinstance(tensor, torch._subclasses.FakeTensor):
         return tensor
     found = _originals.get(absent_gpu.storage(tensor))
@@ -72,7 +72,7 @@ def original(tensor: Tensor, name: str) -> Tensor:
 
 @contextmanager
 def compiling(program: ExportedProgram) -> Iterator[None]:
-    """While Inductor compiles a program. Where it holds twins, all of its tensors become such of the program's own mode."""
+    """Active while Inductor compiles a program. If it holds twins, converts all its tensors to the program's fake mode."""
     if not absent_gpu.installed():
         yield
         return
@@ -99,7 +99,7 @@ def compiling(program: ExportedProgram) -> Iterator[None]:
 
 @contextmanager
 def _bytes_of_originals() -> Iterator[None]:
-    """A twin's bytes, which Inductor asks for where the constants are to lie in the package, are its original's."""
+    """Returns the original's bytes when Inductor asks for a twin's, to store constants in the package."""
     before = torch.UntypedStorage.cpu
 
     def cpu(storage: Any) -> Any:
@@ -114,7 +114,7 @@ def _bytes_of_originals() -> Iterator[None]:
 
 
 def constants_of(package: Path) -> list[str]:
-    """The names of the constants that a compiled function asks for, by its code: it need not be able to run here."""
+    """The constants that a compiled function's code needs; the function need not be able to run here."""
     with zipfile.ZipFile(package) as opened:
         (code,) = [name for name in opened.namelist() if name.endswith(".wrapper.cpp")]
         return re.findall(r'constants_info_\[\d+\]\.original_fqn = "([^"]+)"', opened.read(code).decode())

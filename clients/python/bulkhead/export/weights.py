@@ -1,4 +1,4 @@
-"""One safetensors file for all functions of a package: each tensor once, whatever the functions call it."""
+"""One safetensors file for all functions of a package, with each tensor once, whatever names the functions use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .digest import sha256
 
 
 def save(constants: dict[str, dict[str, Tensor]], file: Path) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """Writes what each function (by file name) asks for; returns the manifest's `weights`, and its `constants`: where a
-    function's name for a tensor is not the one in the file."""
+    """Writes the constants of each function (by file name). Returns the manifest's `weights` and
+    `constants`: a function's names that differ from the file's."""
     from safetensors.torch import save_file
 
     stored: dict[str, Tensor] = {}
@@ -30,7 +30,7 @@ def save(constants: dict[str, dict[str, Tensor]], file: Path) -> tuple[dict[str,
             if name_of[same] != name:
                 renamed.setdefault(function, {})[name] = name_of[same]
     save_file(stored, str(file))
-    file.chmod(file.parent.stat().st_mode & 0o666)  # it is written for its owner alone; the worker may be another
+    file.chmod(file.parent.stat().st_mode & 0o666)  # safetensors writes it for its owner only; the worker may run as another user
     return {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256(file)}, renamed
 
 

@@ -1,7 +1,7 @@
-"""What the exporter asks of a family of models, and which families there are.
+"""What the exporter needs of a model family, and the list of families.
 
-A family is a `step.Step` (the model, cut) and a `Family` (its numbers, and the original to compare with). `FAMILIES`
-names them without importing them: their modules import torch and transformers.
+A family is a `step.Step` (the model, cut) and a `Family` (its numbers, and the original for comparison).
+`FAMILIES` names them without an import, because their modules import torch and transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..step import Step
 
-#: Family by name, and the `model_type`s of transformers that it takes. Each `model_type` here has a parity test.
+# : Each family's name, and the transformers `model_type`s that it takes. Each of these has a parity test.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "causal_lm": ("gemma", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"),
     "chatterbox_t3": ("chatterbox_t3",),
@@ -30,13 +30,13 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of the manifest: what a runtime must know to make the buffers and to stop."""
+    """The manifest's numbers: what a runtime needs to allocate buffers and to stop."""
 
     vocabulary: int
     layers: int
     heads: int  #: of keys and values
     dim: int
-    length_max: int  #: positions the model was made for
+    length_max: int  #: maximum of positions of the model
     codebooks: int = 1
     rows: int = 1
     stop: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Extra:
-    """A further input of prefill: `shape` has "T" where the prompt's length stands."""
+    """A further input of prefill; `shape` has "T" for the prompt's length."""
 
     name: str
     dtype: str
@@ -57,22 +57,22 @@ class Extra:
 
 @dataclass(frozen=True)
 class PromptForm:
-    """What prefill takes and gives."""
+    """Prefill's inputs and outputs."""
 
     input: str = "tokens"  #: or "embeddings"
     width: int | None = None  #: of embeddings
     logits: bool = False
-    ids: tuple[int, int] | None = None  #: token ids [low, high) that a prompt may have, where they are not the vocabulary's
+    ids: tuple[int, int] | None = None  #: range of a prompt's token ids, [low, high), if it is not the vocabulary
     extras: tuple[Extra, ...] = ()
 
 
 @dataclass(frozen=True)
 class Method:
-    """A further function of the package, in the fleet file's own words: `inputs` and `outputs` are {name: {dtype, shape}}."""
+    """A further function of the package, spelled as in the fleet file: `inputs` and `outputs` are {name: {dtype, shape}}."""
 
     name: str
     module: torch.nn.Module
-    arguments: tuple[torch.Tensor, ...]  #: an example of each input, in order
+    arguments: tuple[torch.Tensor, ...]  #: an example per input, in order
     dynamic_shapes: tuple[Any, ...] | None
     inputs: dict[str, dict[str, Any]]
     outputs: dict[str, dict[str, Any]]
@@ -80,8 +80,8 @@ class Method:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as prefill takes it: `tokens` [T, C], or `embeddings` [R, T, E] with `extras` by name. `rope` [3, T] and
-    `rope_delta` where the step has them. Generation starts at position T."""
+    """A prompt for prefill: `tokens` [T, C], or `embeddings` [R, T, E] with `extras` by name.
+    `rope` [3, T] and `rope_delta` if the step has them. Generation starts at position T."""
 
     tokens: torch.Tensor | None = None
     embeddings: torch.Tensor | None = None
@@ -93,7 +93,7 @@ class Prompt:
 class Family(ABC):
     """One loaded model of a family.
 
-    `model` is the upstream class's own, in evaluation mode, and stays usable: `reference` runs it unwrapped."""
+    `model` is an instance of the upstream class, in evaluation mode. It stays usable: `reference` runs it unwrapped."""
 
     name: ClassVar[str]
 
@@ -103,14 +103,14 @@ class Family(ABC):
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype, gguf: str | None = None) -> Any:
-        """The upstream model of a Hugging Face folder, or of the GGUF file of that name in it."""
+        """Loads the upstream model of a Hugging Face folder, or of the GGUF file of that name in it."""
         import transformers
 
         return transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf, dtype=dtype, local_files_only=True)
 
     @abstractmethod
     def step(self) -> Step:
-        """The model, cut: each call cuts it as it is now, and `reference` must work on unchanged after it."""
+        """Cuts the model as it is now. `reference` must work unchanged afterwards."""
 
     @abstractmethod
     def numbers(self) -> Numbers: ...
@@ -123,7 +123,7 @@ class Family(ABC):
         return []
 
     def sampling(self) -> dict[str, Any]:
-        """Defaults of requests, from the model's generation_config."""
+        """Requests' defaults, from the model's generation_config."""
         config = getattr(self.model, "generation_config", None)
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample", "max_new_tokens")
         said = {name: getattr(config, name, None) for name in names}
@@ -131,10 +131,10 @@ class Family(ABC):
 
     @abstractmethod
     def prompts(self) -> list[Prompt]:
-        """A few, for the check at the end of an export."""
+        """A few prompts for the check at the end of an export."""
 
     def next_tokens(self, logits: torch.Tensor, generated: list[list[int]]) -> list[int]:
-        """Greedy choice as the original makes it, from logits [R, C, V] of one sequence, after `generated`."""
+        """The original's greedy choice from logits [R, C, V] of one sequence, after `generated`."""
         chosen: list[int] = logits[0].argmax(-1).tolist()
         return chosen
 
@@ -144,11 +144,11 @@ class Family(ABC):
 
     @abstractmethod
     def reference(self, prompt: Prompt, count: int) -> list[list[int]]:
-        """What the upstream class itself generates greedily: [count][C], fewer where it stops."""
+        """Greedy output of the upstream class: [count][C], fewer if it stops."""
 
 
 def family_named(name: str) -> type[Family]:
-    """Errors: input_invalid, for a family that is not there."""
+    """Errors: input_invalid for an unknown family."""
     if name not in FAMILIES:
         raise Error("input_invalid", f"exporting as family {name!r}", f"families are: {', '.join(FAMILIES)}")
     module = importlib.import_module(f".{name}", __name__)
@@ -159,7 +159,7 @@ def family_named(name: str) -> type[Family]:
 def family_of(model_type: str) -> str:
     """The family that takes this `model_type` of a config.json.
 
-    Errors: input_invalid, naming those that are taken."""
+    Errors: input_invalid, naming the known ones."""
     for name, model_types in FAMILIES.items():
         if model_type in model_types:
             return name

@@ -1,4 +1,4 @@
-"""Language models of Llama's shape: embedding, layers with rotary positions, head. Tokens in, one codebook out."""
+"""Language models like Llama: embedding, layers with rotary positions, head. Takes tokens, gives one codebook."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CausalLm(Family):
         return [Prompt(tokens=self.encoded(text)) for text in ("Name three planets.", "Why is the sky blue?", "Count from one to ten.")]
 
     def encoded(self, text: str) -> Tensor:
-        """With the chat template where there is one: int64 [T, 1]."""
+        """Encodes with the chat template if there is one: int64 [T, 1]."""
         if getattr(self.tokenizer, "chat_template", None):
             said = [{"role": "user", "content": text}]
             ids = self.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"]
@@ -87,7 +87,7 @@ FAMILY = CausalLm
 
 
 def check_attention(config: Any) -> None:
-    """Errors: input_invalid, for layers that look at less than all that came before."""
+    """Errors: input_invalid for layers that attend to less than all earlier positions."""
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"])
     if kinds != {"full_attention"}:

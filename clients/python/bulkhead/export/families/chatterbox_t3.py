@@ -1,8 +1,8 @@
-"""ChatterBox T3: text to speech tokens. Llama's layers between an embedding and a head of its own, learned positions
-beside the rotary ones, and classifier-free guidance as a second row.
+"""ChatterBox T3: text to speech tokens. Llama's layers with T3's own embedding and head, learned
+positions beside the rotary ones, and classifier-free guidance as a second row.
 
-A prompt is embeddings [2, T, E], made by the package's method `condition`; generation starts from the start-of-speech
-token at learned position 0.
+The package's method `condition` makes a prompt of embeddings [2, T, E]; generation starts from the
+start-of-speech token at learned position 0.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class T3Step(Step):
     def embed(self, tokens: Tensor, positions: Tensor, rope_delta: Tensor | None) -> Tensor:
         assert rope_delta is not None
         table = self.speech_pos_emb.emb
-        # Clamped for the sake of rows that are computed without being in use: their position may be any.
+        # Clamped for unused rows, which are computed too: their position is arbitrary.
         learned = table((positions + rope_delta).clamp(0, table.num_embeddings - 1))
         embedded: Tensor = self.speech_emb(tokens[:, 0]) + learned
         return embedded
@@ -63,8 +63,8 @@ class T3Step(Step):
 
 
 class Condition(nn.Module):
-    """Voice and text to a prompt: speaker [1, 256], speech tokens of the voice int64 [P], emotion [1], text tokens int64
-    [T] with start and stop; embeddings [2, L, E], of which row 1 has no text."""
+    """Makes a prompt of voice and text: speaker [1, 256], the voice's speech tokens int64 [P], emotion [1],
+    text tokens int64 [T] with start and stop; embeddings [2, L, E], whose row 1 has no text."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Condition(nn.Module):
 
 @dataclass(frozen=True)
 class SpokenPrompt(Prompt):
-    """With what upstream makes the embeddings from."""
+    """Also holds what upstream makes the embeddings from."""
 
     condition: tuple[Tensor, Tensor, Tensor] | None = None  #: speaker, voice, emotion
     text: Tensor | None = None
@@ -170,7 +170,7 @@ class ChatterboxT3(Family):
 
     def reference(self, prompt: Prompt, count: int) -> list[list[int]]:
         assert isinstance(prompt, SpokenPrompt) and prompt.condition is not None and prompt.text is not None
-        # It only draws; with min-p 1 the likeliest token is all that is left to draw from.
+        # It can only sample; min-p 1 leaves only the likeliest token.
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
             tokens = self.model.inference(
                 t3_cond=_condition(*prompt.condition), text_tokens=prompt.text.repeat(2, 1), max_new_tokens=count, temperature=1.0,
@@ -185,8 +185,8 @@ FAMILY = ChatterboxT3
 def t3_class() -> Any:
     """`T3` of the package chatterbox-tts.
 
-    Without the package's own __init__, which imports the vocoder, the watermark and what they need.
-    Errors: input_invalid, where the package is not installed."""
+    Imports it without the package's own __init__, which needs the vocoder, the watermark and more.
+    Errors: input_invalid if the package is not installed."""
     return _modules("t3.t3").T3
 
 
@@ -207,4 +207,4 @@ def _modules(name: str) -> Any:
     try:
         return importlib.import_module(f"chatterbox.models.{name}")
     finally:
-        del sys.modules["chatterbox"]  # whoever imports it later gets the whole one
+        del sys.modules["chatterbox"]  # later imports must get the whole package

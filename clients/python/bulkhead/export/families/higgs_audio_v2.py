@@ -1,7 +1,7 @@
-"""Higgs Audio v2: text to frames of audio codes, in a delay pattern: codebook c runs c frames behind the first.
+"""Higgs Audio v2: text to frames of audio codes in a delay pattern: codebook c runs c frames behind the first.
 
-Each layer has two feed-forward networks. What is generated is audio alone and passes only the second; a prompt passes
-both, row by row. In a prompt's tokens [T, C] a row of text is its id followed by -1s, a row of audio its C codes.
+Each layer has two feed-forward networks. Generated tokens are all audio and pass only the second; a prompt passes both,
+row by row. In a prompt's tokens [T, C] a text row is its id followed by -1s, an audio row its C codes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import Family, Method, Numbers, Prompt, PromptForm
 
 CODEC = "audio_tokenizer"  #: folder of the codec (higgs_audio_v2_tokenizer), beside the model's files, where there is one
 FRAMES_MAX = 2048
-RAS_WINDOW_MAX = 16  #: frames that a worker remembers of a sequence
+RAS_WINDOW_MAX = 16  #: frames that a worker keeps per sequence
 
 
 class HiggsStep(Step):
@@ -63,8 +63,8 @@ class HiggsStep(Step):
 
 
 def _both(layer: Any, hidden: Tensor, audio: Tensor, given: dict[str, Any]) -> Tensor:
-    """HiggsAudioV2DecoderLayer for rows [1, T, E] of text and audio: upstream sorts them out by indexing with a mask,
-    whose sizes nobody knows beforehand; here both ways are computed and one is taken."""
+    """HiggsAudioV2DecoderLayer for rows [1, T, E] of text and audio. Upstream separates them by indexing
+    with a mask, which has unknown sizes; here both networks run and one result is selected."""
     where = audio[None, :, None]
     normed = torch.where(where, layer.audio_input_layernorm(hidden), layer.input_layernorm(hidden))
     hidden = hidden + layer.self_attn(hidden_states=normed, **given)[0]
@@ -74,7 +74,7 @@ def _both(layer: Any, hidden: Tensor, audio: Tensor, given: dict[str, Any]) -> T
 
 
 class DecodeAudio(nn.Module):
-    """Frames int64 [N, C] as they were generated, between the frame of all bos and the frame of all eos, to samples."""
+    """Converts frames int64 [N, C], between the frame of all bos and the frame of all eos, to samples."""
 
     codec: Any
 
@@ -91,7 +91,7 @@ class DecodeAudio(nn.Module):
 
 
 class HiggsAudioV2(Family):
-    """`model` has the codec as its member `codec`, where there is one."""
+    """`model` has the codec as its member `codec`, if there is one."""
 
     name = "higgs_audio_v2"
 
@@ -124,8 +124,8 @@ class HiggsAudioV2(Family):
         )
 
     def _ras(self) -> dict[str, int] | None:
-        """Repetition-aware sampling, where the model's generation_config asks for it. Upstream's draws in greedy generation
-        too, where it finds repetitions; a worker's leaves that alone."""
+        """Repetition-aware sampling, if the model's generation_config asks for it. Upstream draws
+        even in greedy generation if it finds repetitions; a worker does not."""
         said = self.model.generation_config
         window, repeats = getattr(said, "ras_win_len", None), getattr(said, "ras_win_max_num_repeat", None)
         if window is None or repeats is None:
@@ -200,10 +200,11 @@ FAMILY = HiggsAudioV2
 
 
 def forced_by_delay(generated: list[list[int]], codebooks: int, bos: int, eos: int) -> list[int | None]:
-    """What the next frame must have in each codebook, after frames `generated` since a prompt that ended in audio_bos.
+    """What the delay pattern forces in each codebook of the next frame, after frames `generated` since a prompt that ended in
+    audio_bos.
 
-    Frame k begins with bos in codebooks k and above; once a frame had eos in any codebook, each further frame has it in
-    one codebook more, from the first on."""
+    Frame k begins with bos in codebooks k and above. Once a frame has eos in any codebook, each
+    further frame has it in one more codebook, starting with the first."""
     step = len(generated)
     first_end = next((index for index, frame in enumerate(generated) if eos in frame), step)
     return [bos if c >= step else eos if c < step - first_end else None for c in range(codebooks)]
@@ -215,7 +216,7 @@ def text_rows(ids: Tensor, codebooks: int) -> Tensor:
 
 
 def delayed(codes: Tensor, config: Any) -> Tensor:
-    """Codes [N, C] of a voice as rows of a prompt: bos before, eos after, codebook c delayed by c rows."""
+    """Codes [N, C] of a voice as prompt rows: bos before, eos after, codebook c delayed by c rows."""
     count, codebooks = codes.shape
     rows = torch.full((count + 1 + codebooks, codebooks), config.audio_stream_bos_id)
     for c in range(codebooks):

@@ -1,7 +1,7 @@
-"""Qwen3-VL: the language model, with what was seen put in at prefill, and the vision encoder as the method `vision`.
+"""Qwen3-VL: the language model, which takes encoded pictures at prefill, and the vision encoder as the method `vision`.
 
-A prompt is tokens, with placeholders where pictures stand, and for them `vision` (in place of their embeddings),
-`deepstack` (added behind the first layers) and `rope`: `qwen3_vl_prompt` arranges these.
+A prompt is tokens with placeholders for pictures, and for them `vision` (replaces their embeddings),
+`deepstack` (added after the first layers) and `rope`; `qwen3_vl_prompt` arranges these.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Qwen3VlStep(Step):
 
     @contextmanager
     def _traced(self) -> Iterator[None]:
-        # Upstream picks the rows of pictures by a mask, whose sizes nobody knows beforehand. Ours has all rows: zeros
-        # where there is no picture.
+        # Upstream selects the rows of pictures by a mask, which has unknown sizes. Ours has all
+        # rows, with zeros where there is no picture.
         self.model._deepstack_process = lambda hidden, unused, seen: hidden + seen
         try:
             with given_attention(self.model):
@@ -80,10 +80,10 @@ class Qwen3VlStep(Step):
 
 
 class Vision(nn.Module):
-    """One picture (or one moment of a video): pixels [H, W, P] in merged patches, as the processor's `pixel_values` are
-    when viewed so; embeddings [H * W, E] and deepstack [D, H * W, E].
+    """Encodes one picture, or one moment of a video: pixels [H, W, P] in merged patches, a view of
+    the processor's `pixel_values`; embeddings [H * W, E] and deepstack [D, H * W, E].
 
-    Positions follow from H and W, which the shape tells: upstream makes them from numbers in a tensor."""
+    Positions follow from H and W in the shape; upstream reads them from a tensor."""
 
     model: Any
 
@@ -108,7 +108,7 @@ class Vision(nn.Module):
         return model.merger(hidden), torch.stack(deepstack)
 
     def _grid(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and column [N] of each patch, in the order of patches: merged ones first, then those in one."""
+        """Row and column [N] of each patch in patch order: by merged patch, then within it."""
         merge = self.merge
         row = torch.arange(pixels.shape[0], device=pixels.device)[:, None, None, None] * merge
         column = torch.arange(pixels.shape[1], device=pixels.device)[None, :, None, None] * merge
@@ -117,7 +117,7 @@ class Vision(nn.Module):
         return ((row + inside[:, None]).expand(shape).reshape(-1), (column + inside).expand(shape).reshape(-1))
 
     def _learned_positions(self, rows: Tensor, columns: Tensor, height: int, width: int) -> Tensor:
-        """The square table of learned positions, bilinear between its corners: [N, width of the encoder]."""
+        """Learned positions, bilinearly interpolated from their square table: [N, width of the encoder]."""
         side = self.model.num_grid_per_side
         low_row, high_row, down = _between(rows, height * self.merge, side)
         low_column, high_column, right = _between(columns, width * self.merge, side)
@@ -129,7 +129,7 @@ class Vision(nn.Module):
 
 
 def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where 0 … size - 1 fall on 0 … side - 1: the entries below and above, and the share of the upper one."""
+    """Maps 0 … size - 1 to 0 … side - 1: the entries below and above, and the weight of the upper one."""
     at = index.to(torch.float32) * (side - 1) / max(size - 1, 1)
     low = at.floor()
     first = low.long().clamp(0, side - 1)
@@ -137,7 +137,7 @@ def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def _attended(module: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Qwen3VLVisionAttention of one picture: upstream cuts its input into pictures first, by numbers in a tensor."""
+    """Qwen3VLVisionAttention for one picture. Upstream first splits its input into pictures, by numbers in a tensor."""
     from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 
     count = hidden.shape[0]
@@ -151,7 +151,7 @@ def _attended(module: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SeenPrompt(Prompt):
-    """With the picture that upstream is given."""
+    """Also holds the picture for upstream."""
 
     pixels: Tensor | None = None  #: [H, W, P]
 
@@ -244,14 +244,14 @@ class Qwen3Vl(Family):
         return str(self.model.dtype).removeprefix("torch.")
 
     def _words(self, count: int) -> Tensor:
-        """Random ones that stand for no picture."""
+        """Random tokens that are no placeholders."""
         config = self.model.config
         special = {config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id}
         plain = torch.tensor([one for one in range(min(config.text_config.vocab_size, 10_000)) if one not in special])
         return plain[torch.randint(0, plain.shape[0], (count,), generator=torch.Generator().manual_seed(count))]
 
     def _picture(self, high: int, wide: int) -> Tensor:
-        """Random, of so many merged patches."""
+        """A random picture of this many merged patches."""
         vision = self.model.config.vision_config
         values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2 * vision.spatial_merge_size**2
         return torch.randn(high, wide, values, generator=torch.Generator().manual_seed(high)).to(self.model.device, self.model.dtype)

@@ -1,4 +1,4 @@
-"""Where Qwen3-VL's tokens stand: three rotary positions each, for time, height and width. Plain Python, for clients too."""
+"""Positions of Qwen3-VL's tokens: three rotary ones each, for time, height and width. Plain Python, for clients too."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 
 def rope_positions(tokens: Sequence[int], grids: Iterable[tuple[int, int, int]], image_token: int, video_token: int) -> tuple[list[list[int]], int]:
-    """`rope` [3, T] of a prompt, and what its further tokens' positions differ by from their index.
+    """Returns a prompt's `rope` [3, T], and the difference between later tokens' positions and their index.
 
-    grids: of each picture in order, and of each moment of a video, which are pictures of their own between timestamps:
-    (1, height, width) in merged patches.
-    Errors: ValueError, where the placeholders are not as many as the grids say."""
+    grids: (1, height, width) in merged patches for each picture in order, and for each moment of a
+    video, which counts as a picture between timestamps.
+    Errors: ValueError if the number of placeholders does not match the grids."""
     grids = iter(grids)
     rope: list[list[int]] = [[], [], []]
     at = index = 0

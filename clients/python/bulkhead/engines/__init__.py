@@ -8,7 +8,7 @@ from typing import Any
 
 
 def declared(engine: str) -> dict[str, Any]:
-    """The methods of one of these engines, named as in a fleet file, as its worker will describe them; empty for any other. What
-    the engine needs is not imported: ``declarations.json`` was made by scripts/declarations.py."""
+    """The methods of one of these engines, in the fleet file's spelling, as its worker will describe them;
+    empty for others. Does not import the engine: scripts/declarations.py made ``declarations.json``."""
     told: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("declarations.json").read_text())
     return told.get(engine, {})

@@ -1,19 +1,19 @@
 """ChatterBox by PyPI's `chatterbox-tts`, none of whose files is changed: English speech, and voice conversion.
 
-Upstream's `ChatterboxTTS` loads, hears the reference, reads the text and makes the whole sound; `ChatterboxVC` converts. What is
-replaced, and why:
+Upstream's `ChatterboxTTS` loads, encodes the reference, tokenizes the text and makes the whole
+sound; `ChatterboxVC` converts. Replaced parts:
 
-- The loop of `T3.inference`, by `_speech`: upstream's returns only when all is generated, so that it can neither stream nor be
-  cancelled. It draws the same random numbers in the same order. It also works with cfg_weight 0, where upstream's fails.
+- The loop of `T3.inference`, by `_speech`: upstream's returns only when all tokens are generated, so it can neither stream nor
+  be cancelled. It draws the same random numbers in the same order. It also works with cfg_weight 0, where upstream's fails.
 - The forward call of one speech token, by `_decode` through `context.graph`: upstream asks for the
   weights of attention, which only its multilingual model reads, and its cache grows. It calls
   upstream's modules.
 
-With `options.language_model` T3's layers run in a worker with `runtime: generate`, by a package that was exported from the same
-folder. It samples by the same rules, with random numbers of its own.
+With `options.language_model`, T3's layers run in a worker with `runtime: generate`, from a package
+exported from the same folder. It samples by the same rules, but with its own random numbers.
 
-A part of a stream is 25 speech tokens, made with the 50 before them and faded into the part before. The whole that follows
-is upstream's own, made of all tokens at once. Each part has upstream's watermark.
+A streamed part is 25 speech tokens, made with the 50 before them and cross-faded with the part before. The
+final whole is upstream's own, made from all tokens at once. Each part has upstream's watermark.
 
 The multilingual and the turbo model are refused: their T3 samples by other rules.
 """
@@ -63,7 +63,7 @@ class ChatterBox:
         self.tts = load_files(folder, lambda: ChatterboxTTS.from_local(folder, first))
         t3 = self.tts.t3
         if self.language_model is not None:
-            del t3.tfmr  # the package has these layers: here they never reach the device
+            del t3.tfmr  # the package has these layers; do not load them onto the device
             for part in (t3, self.tts.s3gen, self.tts.ve, *([self.tts.conds] if self.tts.conds is not None else [])):
                 part.to(context.device)
             self.tts.device = context.device
@@ -102,7 +102,7 @@ class ChatterBox:
         torch.manual_seed(seed)
         self._hear(reference, reference_rate, exaggeration)
         tokens: list[int] = []
-        spoken: list[int] = []  # without those that stand for the start or the end
+        spoken: list[int] = []  # without start and stop tokens
         done, faded = 0, None
         for token in self._speech(self._read(text), seed, **sampling):
             tokens.append(token)
@@ -137,7 +137,7 @@ class ChatterBox:
         return Result(audio=audio, values={"sample_rate": self.vc.sr, "seconds": audio.shape[1] / self.vc.sr})
 
     def _hear(self, reference: Any, rate: int, exaggeration: float) -> None:
-        """Sets the voice. Upstream keeps the last reference for requests that give none."""
+        """Sets the voice. Without a reference, upstream keeps the last one."""
         if reference is not None:
             self.tts.prepare_conditionals(wave_file(reference, rate), exaggeration=exaggeration)
             return
@@ -174,7 +174,7 @@ class ChatterBox:
     @torch.inference_mode()
     def _speech(self, text: Array, seed: int, *, max_new_tokens: int, cfg_weight: float, temperature: float, repetition_penalty: float,
                 min_p: float, top_p: float) -> Generator[int, None, None]:  # fmt: skip
-        """Speech tokens as they are generated; the same as upstream's `T3.inference` generates."""
+        """Yields speech tokens as they are generated; the same as upstream's `T3.inference` generates."""
         t3 = self.tts.t3
         start = torch.full((1, 1), t3.hp.start_speech_token, device=t3.device)
         embedded, _ = t3.prepare_input_embeds(t3_cond=self.tts.conds.t3, text_tokens=text, speech_tokens=start.repeat(2, 1), cfg_weight=cfg_weight)
@@ -208,8 +208,8 @@ class ChatterBox:
             logits = self.decode(token=drawn, place=torch.full_like(start, index + 1), cache=cache)
 
     def _part(self, spoken: list[int], done: int, faded: Array | None, last: bool = False) -> tuple[Array, Array]:
-        """The sound [1, N] of what was spoken since `done`, and its end, which fades into the part
-        that follows; the last part has its end in it."""
+        """Returns the sound [1, N] of the tokens since `done`, and its end, which is cross-faded
+        with the next part; the last part includes its end."""
         first = max(done - AROUND, 0)
         with torch.random.fork_rng(devices=[torch.cuda.current_device()] if self.tts.t3.device.type == "cuda" else []):  # T3 draws on
             window = torch.tensor(spoken[first:], device=self.tts.t3.device)
@@ -232,14 +232,14 @@ class ChatterBox:
         return self._marked(self.tts.s3gen.inference(speech_tokens=speech, ref_dict=dict(self.tts.conds.gen))[0][0])
 
     def _marked(self, sound: Array) -> Array:
-        """With upstream's watermark, [1, N]; upstream's fails where there is less to mark than its window."""
+        """Adds upstream's watermark, [1, N]; pads sounds shorter than its window, with which upstream's fails."""
         missing = max(MARKED_MIN - sound.shape[0], 0)
         marked = self.tts.watermarker.apply_watermark(torch.nn.functional.pad(sound, (0, missing)).cpu().numpy(), sample_rate=self.tts.sr)
         return torch.from_numpy(marked)[None, : sound.shape[0]]
 
 
 def _folder(context: Context) -> str:
-    """Errors: config_invalid, for another variant, by its name or by its files; MissingModel."""
+    """Errors: config_invalid for another variant, by name or by files; MissingModel."""
     variant = str(context.options.get("variant", "english"))
     if variant == "english":
         try:

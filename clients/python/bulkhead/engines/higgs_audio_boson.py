@@ -1,8 +1,8 @@
 """Higgs Audio 2 by its authors' own package, PyPI's `boson-multimodal`, none of whose files is changed: text and sound from text.
 
-The package needs transformers older than 4.47, so it has an interpreter of its own; `higgs_audio_v2` drives the newer
-transformers' classes. Upstream's `HiggsAudioServeEngine` makes the prompt, and `HiggsAudioModel.generate` draws, in a second
-thread: its loop tells each step to a streamer. What is replaced, and why:
+The package needs transformers older than 4.47, so it needs its own interpreter; `higgs_audio_v2` uses the newer
+transformers' classes. Upstream's `HiggsAudioServeEngine` makes the prompt, and `HiggsAudioModel.generate` draws in a
+second thread, whose loop reports each step to a streamer. Replaced parts:
 
 - The graphs of one step, by `context.graph`: upstream captures at its own will, and counts nothing. They stand where
   upstream looks for its own, in `decode_graph_runners`.
@@ -24,7 +24,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # upstream's codec would fetch its HuBERT, and an engine downloads nothing
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # upstream's codec would download its HuBERT; engines must not
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from torch import Tensor as Array  # noqa: E402
@@ -67,7 +67,7 @@ class HiggsAudio:
         self.caches: dict[int, Any] = {}
         if context.graphs != "off":
             self._capture(context, context.options.get("cache_lengths", CACHE_LENGTHS))
-        self.thread = ThreadPoolExecutor(1)  # one for all requests: OpenMP keeps threads for each thread that computes
+        self.thread = ThreadPoolExecutor(1)  # one for all requests: OpenMP keeps threads for each computing thread
 
     @torch.no_grad()
     def _capture(self, context: Context, lengths: Any) -> None:
@@ -117,7 +117,7 @@ class HiggsAudio:
         prompted = inputs["input_ids"].shape[1]
         length = prompted + (0 if inputs["audio_out_ids"] is None else inputs["audio_out_ids"].shape[1])
         check_length(self.model.config.text_config, length, max_new_tokens)
-        caches = self.caches if length + max_new_tokens <= max(self.caches, default=0) else None  # upstream's loop fails where they end
+        caches = self.caches if length + max_new_tokens <= max(self.caches, default=0) else None  # upstream's loop fails when they are full
         for cache in self.caches.values():
             cache.reset()
         config = self.model.config
@@ -176,13 +176,13 @@ class HiggsAudio:
         return inputs
 
     def _between(self, frames: list[Array], start: int, end: int) -> Array:
-        """Samples [1, N] of the frames of sound from start to end, heard among those around them."""
+        """Samples [1, N] of the sound frames from start to end, decoded with the frames around them."""
         first = max(start - AROUND, 0)
         heard = self._sound(torch.stack(frames[1 + first : end + AROUND + self.codebooks], dim=1))
         return heard[:, (start - first) * self.hop : (end - first) * self.hop]
 
     def _whole(self, frames: list[Array]) -> Array:
-        """Samples [1, N] of one sequence, as `HiggsAudioServeEngine.generate` decodes it: without its first and its last frame."""
+        """Samples [1, N] of one sequence, decoded as in `HiggsAudioServeEngine.generate`: without its first and last frame."""
         if len(frames) < self.codebooks + 2:
             return torch.zeros(1, 0)  # the model ended at once
         return self._sound(torch.stack(frames, dim=1), slice(1, -1))
@@ -196,12 +196,12 @@ class HiggsAudio:
 
 
 class Steps(transformers.generation.streamers.BaseStreamer):
-    """What upstream's loop tells, step by step, in its thread; iterated on another, it gives how many sequences have ended.
-    `sequences` are their frames [C] so far. One begins with a frame of `bos` after a token of text."""
+    """Receives each step of upstream's loop in its thread. Iterating on another thread yields how many sequences have
+    ended. `sequences` are their frames [C] so far; one begins with a frame of `bos` after a text token."""
 
     def __init__(self, codebooks: int, bos: int, penalty: FramePenalty) -> None:
         self.sequences: list[list[Array]] = []
-        self.left = threading.Event()  #: nobody listens any more
+        self.left = threading.Event()  #: no consumer any more
         self._codebooks, self._bos, self._penalty = codebooks, bos, penalty
         self._told: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._prompted = self._wrote = False
@@ -224,7 +224,7 @@ class Steps(transformers.generation.streamers.BaseStreamer):
         pass
 
     def close(self) -> None:
-        """No more comes: the loop has ended, or failed."""
+        """Nothing more arrives: the loop has ended, or failed."""
         self._told.put(None)
 
     def __iter__(self) -> Iterator[int]:
@@ -234,7 +234,7 @@ class Steps(transformers.generation.streamers.BaseStreamer):
 
 
 class _Runner:
-    """What upstream calls in place of its own graph of one step."""
+    """Replaces upstream's own graph of one step."""
 
     def __init__(self, step: Any, cache: Any, of_sound: bool) -> None:
         self.step, self.cache, self.of_sound = step, cache, of_sound
@@ -248,7 +248,7 @@ def _encoded(sound: Any, rate: int) -> str:
 
 
 def _prompts(model: Any, tokenizer: Any, codec: Any) -> Any:
-    """Upstream's engine as far as it makes prompts."""
+    """Makes upstream's engine as far as prompts need it."""
     from boson_multimodal.data_collator.higgs_audio_collator import HiggsAudioSampleCollator
     from boson_multimodal.serve.serve_engine import HiggsAudioServeEngine
 

@@ -27,8 +27,8 @@ from .upstream import CACHE_LENGTHS, Caches, check_length, generation_config, lo
 
 MODEL = "bosonai/higgs-audio-v2-generation-3B-base"
 PART_FRAMES = 25  #: a second of sound
-AROUND = 12  #: frames to each side that the codec's convolutions reach: with them, parts are what the whole is
-NEVER = 1 << 30  #: repetitions; None would stand for the model's own number
+AROUND = 12  #: frames on each side that the codec's convolutions reach: with them, parts equal the whole
+NEVER = 1 << 30  #: repetitions; None would mean the model's own number
 _VOICE: list[int | str] = ["1..2", "2400.."]
 
 VOICES = [
@@ -59,7 +59,7 @@ SAMPLING: list[Parameter] = [
 
 
 def check_prompt(text: str, reference: Any, second_reference: Any, multi_speaker: str) -> None:
-    """Errors: InvalidInput, for an empty text, and for a second reference without a first one or with `multi_speaker` off."""
+    """Errors: InvalidInput for an empty text, or a second reference without a first one or with `multi_speaker` off."""
     if not text.strip():
         raise InvalidInput("speaking an empty text", "give a text")
     if second_reference is not None and (reference is None or multi_speaker == "off"):
@@ -67,7 +67,7 @@ def check_prompt(text: str, reference: Any, second_reference: Any, multi_speaker
 
 
 class FramePenalty(transformers.LogitsProcessor):
-    """Repetition penalty for each codebook alone: scores [C, V] by the codes of the frames [1, n, C] generated so far."""
+    """Repetition penalty per codebook: scores [C, V] by the codes of the frames [1, n, C] generated so far."""
 
     def __init__(self, penalty: float, kept: set[int]) -> None:
         self.penalty, self.kept = penalty, sorted(kept)
@@ -173,13 +173,13 @@ class HiggsAudio:
         )
 
     def _heard(self, sound: Any, rate: int) -> Any:
-        """A voice as the processor takes it: [channels, samples] to one channel at its own rate."""
+        """Converts a voice for the processor: [channels, samples] to one channel at its rate."""
         import torchaudio
 
         return torchaudio.functional.resample(torch.tensor(sound).mean(dim=0), rate, self.rate).numpy()
 
     def _decode(self, *, frame: Array, cache: Any) -> Array:
-        """One frame [C] to the logits of the next, [1, C * V]."""
+        """Decodes one frame [C] to the logits of the next, [1, C * V]."""
         position = position_of(cache, frame.device)
         done = self.model(
             audio_input_ids=frame[None, None], attention_mask=seen_mask(cache, position), position_ids=position, past_key_values=cache, use_cache=True
@@ -190,9 +190,9 @@ class HiggsAudio:
     @torch.no_grad()
     def _frames(self, model: Any, input_ids: Array, logits_processor: Any, stopping_criteria: Any, generation_config: Any, *, penalty: FramePenalty,
                 **prompt: Any) -> Generator[Array, None, None]:  # fmt: skip
-        """Frames int64 [C] as they are generated; the same as upstream's `_sample` generates."""
+        """Yields frames int64 [C] as they are generated; the same as upstream's `_sample` generates."""
         config = model.config
-        heard = prompt.get("audio_input_ids")  # in repetitions upstream counts frames of the prompt too
+        heard = prompt.get("audio_input_ids")  # for repetitions upstream counts the prompt's frames too
         before = 0 if heard is None else heard.shape[1]
         logits = model._prefill(input_ids, generation_config, prompt).logits[:, -1]
         cache = prompt["past_key_values"]
@@ -220,7 +220,7 @@ class HiggsAudio:
             logits = self.decode(frame=drawn, cache=cache)
 
     def _between(self, made: list[Array], start: int, end: int) -> Array:
-        """Samples [1, N] of the frames of sound from start to end, heard among those around them."""
+        """Samples [1, N] of the sound frames from start to end, decoded with the frames around them."""
         codec = self.processor.audio_tokenizer
         first = max(start - AROUND, 0)
         rows = torch.stack(made[1 + first : end + AROUND + self.codebooks])

@@ -1,5 +1,5 @@
-"""A language model in a process of its own: a model of the same fleet with `runtime: generate`, which `options.language_model`
-of an engine names. Its package is exported from the model that the engine loads."""
+"""Uses a language model in another process: a model of the same fleet with `runtime: generate`, named by an
+engine's `options.language_model`. Its package is exported from the model that the engine loads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CLIENT_NAME_MAX = 47  #: bytes, docs/control.md
 
 
 class LanguageModel:
-    """Draws the tokens of an engine. Used on the main thread.
+    """Draws tokens for an engine. Used on the main thread.
 
-    The daemon loads the model for the first request, not for the engine's load: two loads on one GPU wait for each other. Each
-    request has a channel of its own, so that between two of them this process maps none of that worker's memory."""
+    The daemon loads the model for the first request, not during the engine's load: two loads on one GPU wait for each
+    other. Each request has its own channel, so that between requests this process maps none of that worker's memory."""
 
     def __init__(self, context: Context) -> None:
-        """Errors: config_invalid, where the fleet has no such model."""
+        """Errors: config_invalid if the fleet has no such model."""
         self.name = str(context.options["language_model"])
         self._client = connect(name=context.model[:CLIENT_NAME_MAX])
         models = sorted({row["model"] for row in self._client.ps()})
@@ -33,12 +33,12 @@ class LanguageModel:
                         f"options.language_model names one with `runtime: generate`; the fleet has {', '.join(models)}")  # fmt: skip
 
     def tokens(self, inputs: Mapping[str, Tensor], *, length: int, max_new_tokens: int, **parameters: Any) -> Generator[int, None, None]:
-        """Token ids as they are drawn, also the one that stops. Closed before the end, it cancels the rest.
+        """Yields token ids as they are drawn, including the stop token. Closing it early cancels the rest.
 
-        inputs: the prompt, as the package's family takes it (docs/generation.md), on any device, converted to the dtypes that
-        the package declares. length: its positions. parameters: as those of `Client.generate`.
-        Errors: config_invalid, where the model is none that generates from such inputs; input_invalid, where the prompt and
-        max_new_tokens are more than its sequences hold; worker_lost and others of `Client.generate`, which name the model."""
+        inputs: the prompt, as the package's family takes it (docs/generation.md), on any device; converted to the
+        package's dtypes. length: its positions. parameters: as in `Client.generate`.
+        Errors: config_invalid if the model does not generate from such inputs; input_invalid if prompt and
+        max_new_tokens exceed its sequence length; worker_lost and others of `Client.generate`, naming the model."""
         try:
             opened = self._client.open(self.name)
         except Error as error:

@@ -9,9 +9,9 @@ prefills. What is replaced, and why:
   and the positions from numbers on the host, which cannot be captured. It calls upstream's
   `forward`.
 
-With `options.language_model` the vision encoder alone runs here: its embeddings and the prompt go to a worker with
-`runtime: generate`, by a package that was exported from the same folder. It samples by the same rules, with random numbers of
-its own.
+With `options.language_model`, only the vision encoder runs here. Its embeddings and the prompt go
+to a worker with `runtime: generate`, with a package exported from the same folder. It samples by
+the same rules, but with its own random numbers.
 
 Options: `model`, `dtype`, `attention` (sdpa, flash_attention_2, eager), `quantization` (none, 8bit, 4bit), `cache_lengths`,
 `language_model`.
@@ -63,7 +63,7 @@ class Qwen3VL:
             return
         context.progress(2, 3, "graphs")
         with torch.no_grad():
-            # FlashAttention takes no mask, without which a static cache would be read to its end.
+            # FlashAttention takes no mask, so it would read a static cache to its end.
             lengths = context.options.get("cache_lengths", CACHE_LENGTHS) if self.attention != "flash_attention_2" else ()
             self.caches = Caches(context, self.model.config, lengths, self.model.dtype)
             place = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
@@ -124,7 +124,7 @@ class Qwen3VL:
         took = time.monotonic() - first
         text = self.processor.post_process_image_text_to_text([made])[0]
         if text.startswith(streamed) and text != streamed:
-            yield Result(values={"text": text[len(streamed) :]})  # half a letter at the end
+            yield Result(values={"text": text[len(streamed) :]})  # without an incomplete character at the end
         return Result(values={
             "text": text, "tokens": len(made), "prompt_tokens": length, "first_token_seconds": first - begun,
             "tokens_per_second": (len(made) - 1) / took if len(made) > 1 else 0.0, "load_seconds": self.load_seconds,
@@ -148,11 +148,12 @@ class Qwen3VL:
         written = self.processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         try:
             return self.processor(text=[written], return_tensors="pt", **seen)
-        except ValueError as error:  # sides of very unlike length
+        except ValueError as error:  # sides of very different lengths
             raise InvalidInput(f"reading the pictures: {error}", "give pictures of another shape") from error
 
     def _seen(self, inputs: Any) -> dict[str, Array]:
-        """The prompt as the package's prefill takes it: tokens [T]; with pictures also vision [T, E], deepstack [D, T, E] and rope [3, T]."""
+        """The prompt for the package's prefill: tokens [T]; with pictures also vision [T, E], deepstack [D, T, E] and rope [3,
+        T]."""
         ids = inputs["input_ids"][0]
         config, model = self.model.config, self.model.model
         grids = {name: inputs[name] for name in ("image_grid_thw", "video_grid_thw") if name in inputs}
@@ -173,7 +174,7 @@ class Qwen3VL:
         """Logits [1, V] after `token` [1, 1], whose rotary positions differ from its index by `delta` [1, 1]."""
         position = position_of(cache, token.device)
         mask = seen_mask(cache, position)
-        if mask is not None and self.attention == "eager":  # which adds it
+        if mask is not None and self.attention == "eager":  # eager adds the mask to the scores
             mask = torch.where(mask, 0.0, torch.finfo(self.model.dtype).min).to(self.model.dtype)
         places = torch.stack([position, *[position + delta] * 3])
         done = self.model(input_ids=token, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True)
@@ -183,7 +184,7 @@ class Qwen3VL:
     @torch.no_grad()
     def _tokens(self, model: Any, input_ids: Array, logits_processor: Any, stopping_criteria: Any, generation_config: Any,
                 **prompt: Any) -> Generator[int, None, None]:  # fmt: skip
-        """Tokens as they are generated; the same as upstream's `_sample` generates."""
+        """Yields tokens as they are generated; the same as upstream's `_sample` generates."""
         logits = model._prefill(input_ids, generation_config, prompt).logits[:, -1]
         cache = prompt["past_key_values"]
         while True:
@@ -198,12 +199,12 @@ class Qwen3VL:
 
 
 def _drawn(*, do_sample: bool, temperature: float, **filters: Any) -> dict[str, Any]:
-    """As `runtime: generate` takes it, which refuses a temperature where nothing is drawn."""
+    """Parameters for `runtime: generate`, which refuses a temperature without sampling."""
     return {"do_sample": True, "temperature": temperature, **filters} if do_sample and temperature > 0 else {"do_sample": False}
 
 
 def _attention(context: Context) -> tuple[str, str]:
-    """What is to be loaded, and why it is not what was asked for; empty where it is."""
+    """The attention to load, and why it is not the requested one; empty if it is."""
     wanted = str(context.options.get("attention", "sdpa"))
     if wanted not in ATTENTIONS:
         raise Error("config_invalid", f"loading with attention {wanted!r}", f"options.attention is one of {', '.join(ATTENTIONS)}")

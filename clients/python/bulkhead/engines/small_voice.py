@@ -1,7 +1,7 @@
 """A small voice that needs no files: a recurrent network whose weights are drawn from a fixed seed.
 
-It babbles: a letter always has the same sound between the same neighbours, and no word can be understood. It streams, runs
-one step for each millisecond of sound and uses ``context.graph``, as a true speech model does. Demos and tests use it.
+It babbles: a letter sounds the same between the same neighbours, and no word is intelligible. Like a real speech model,
+it streams, runs one step per millisecond of sound and uses ``context.graph``. Demos and tests use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PITCH_LOW, PITCH_HIGH = 60.0, 400.0
 
 
 class Network(nn.Module):
-    """Letters to sound. Every size of ``step`` is fixed, so that it can be captured."""
+    """Converts letters to sound. Every size of ``step`` is fixed, so that it can be captured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Network(nn.Module):
         self.numbers = nn.Buffer(torch.arange(1, HARMONICS + 1))
 
     def read(self, text: bytes) -> Array:
-        """Each letter among its neighbours: [letters, WIDTH]."""
+        """Encodes each letter with its neighbours: [letters, WIDTH]."""
         embedded = self.letters(torch.tensor(list(text), device=self.samples.device))
         return torch.tanh(self.neighbours(embedded.T[None]))[0].T
 
     def step(self, letter: Array, loudness: Array, pitch: Array, state: Array, phase: Array, levels: Array) -> tuple[Array, ...]:
         """letter [1, WIDTH], loudness [1] from 0 to 1, pitch [1] in Hz, state [1, STATE], phase [1]
-        in radians, levels [1, HARMONICS] of the last step: samples [STEP], then the next state,
+        in radians, and the last step's levels [1, HARMONICS], to samples [STEP] and the next state,
         phase and levels."""
         state = self.cell(torch.cat([letter, levels], dim=1), state)
         heads = self.heads(state)
@@ -118,15 +118,15 @@ class SmallVoice:
         return torch.zeros(shape, device=self.device)
 
     def _start(self, pitch: float) -> dict[str, Array]:
-        """What a sentence begins with: the same for each, whatever was spoken before."""
+        """The initial state of a sentence, whatever was spoken before."""
         return {"pitch": self._zeros(1) + pitch, "state": self._zeros(1, STATE), "phase": self._zeros(1), "levels": self._zeros(1, HARMONICS)}
 
 
 def pitch_of(sound: Array, rate: int) -> float:
-    """The pitch of a voice in Hz: sound float32 [channels, samples], of which the first two seconds are heard."""
+    """Returns a voice's pitch in Hz from the first two seconds of sound float32 [channels, samples]."""
     heard = sound.mean(dim=0)[: 2 * rate]
     spectrum = torch.fft.rfft(heard - heard.mean(), n=2 * heard.shape[0])
-    likeness = torch.fft.irfft(spectrum.abs().square())  # with itself, by how many samples it is shifted
+    likeness = torch.fft.irfft(spectrum.abs().square())  # autocorrelation, by shift in samples
     first = math.ceil(rate / PITCH_HIGH)
     lag = first + int(likeness[first : int(rate / PITCH_LOW) + 1].argmax())
     return rate / lag

@@ -1,4 +1,4 @@
-"""What engines that drive transformers share: where a model lies, its dtype, and key-value caches of fixed sizes."""
+"""Shared by engines that use transformers: a model's folder, its dtype, and key-value caches of fixed sizes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CACHE_LENGTHS = (1024, 4096, 8192)  #: of static caches, in positions
 
 
 def model_folder(context: Context, default: str, file: str = "config.json", option: str = "model") -> str:
-    """The option, or `default`: a folder, or a repository of the Hugging Face Hub whose files are in its cache. Nothing is
-    downloaded here. `file` is one that it has.
+    """Returns the local folder of the option, or of `default`: a folder, or a cached repository of the Hugging
+    Face Hub. Downloads nothing. `file` is a file that it must have.
 
     Errors: MissingModel, which says what to fetch and where to put it."""
     from huggingface_hub import constants, snapshot_download
@@ -46,7 +46,7 @@ def model_folder(context: Context, default: str, file: str = "config.json", opti
 
 
 def wave_file(sound: Any, rate: int) -> io.BytesIO:
-    """[channels, samples] as a file: upstream reads references with librosa."""
+    """Converts [channels, samples] to a file: upstream reads references with librosa."""
     import soundfile
 
     file = io.BytesIO()
@@ -56,9 +56,9 @@ def wave_file(sound: Any, rate: int) -> io.BytesIO:
 
 
 def load_files(folder: str, load: Callable[[], Any]) -> Any:
-    """What `load` gives.
+    """Returns what `load` returns.
 
-    Errors: MissingModel, where a file is not there; its attempt names the file."""
+    Errors: MissingModel if a file is missing; its attempt names the file."""
     try:
         return load()
     except (OSError, ValueError) as error:
@@ -67,9 +67,9 @@ def load_files(folder: str, load: Callable[[], Any]) -> Any:
 
 
 def load_weights(kind: Any, folder: str, context: Context, **given: Any) -> Any:
-    """The model of class `kind`, its weights read straight onto the device, or onto the `device_map` that is given.
+    """Returns the model of class `kind`, with weights read straight onto the device, or by the given `device_map`.
 
-    Errors: MissingModel, also where the folder has not all of them: transformers would draw them at random."""
+    Errors: MissingModel, also if weights are missing: transformers would draw them at random."""
 
     def read() -> Any:
         placed = {"device_map": context.device, **given}
@@ -85,7 +85,7 @@ def load_weights(kind: Any, folder: str, context: Context, **given: Any) -> Any:
 def dtype_of(context: Context) -> Any:
     """`options.dtype`: a name such as bfloat16, or auto, the model's own.
 
-    Errors: config_invalid, for no dtype."""
+    Errors: config_invalid if it is not a dtype."""
     name = str(context.options.get("dtype", "auto"))
     dtype = "auto" if name == "auto" else getattr(torch, name, None)
     if dtype is None:
@@ -94,9 +94,9 @@ def dtype_of(context: Context) -> Any:
 
 
 def check_length(config: Any, prompt: int, max_new_tokens: int) -> None:
-    """`config` is that of the model's text part.
+    """Checks the prompt's length; `config` is the model's text part.
 
-    Errors: InvalidInput, where it has fewer positions than the prompt and what may follow."""
+    Errors: InvalidInput if the prompt and new tokens exceed its positions."""
     most = config.max_position_embeddings
     if prompt + max_new_tokens > most:
         raise InvalidInput(f"answering a prompt of {prompt} positions with up to {max_new_tokens} tokens",
@@ -104,7 +104,7 @@ def check_length(config: Any, prompt: int, max_new_tokens: int) -> None:
 
 
 def generation_config(model: Any, *, max_new_tokens: int, do_sample: bool, temperature: float, top_p: float, top_k: int, min_p: float) -> Any:
-    """The model's own, with what a request gives; temperature 0 is greedy."""
+    """The model's own configuration, with a request's parameters; temperature 0 is greedy."""
     config = copy.deepcopy(model.generation_config)
     config.max_new_tokens, config.max_length = max_new_tokens, None
     config.disable_compile = True  # a static cache would switch it on
@@ -116,9 +116,9 @@ def generation_config(model: Any, *, max_new_tokens: int, do_sample: bool, tempe
 
 
 class Caches:
-    """Static caches of `lengths` positions for `rows` sequences of equal length, each made once; none where graphs are off.
+    """Static caches of `lengths` positions for `rows` sequences of equal length, each made once; none if graphs are off.
 
-    `graphed` captures a function that decodes one position, once for each cache: function(cache=…, **inputs)."""
+    `graphed` captures a function that decodes one position, once per cache: function(cache=…, **inputs)."""
 
     def __init__(self, context: Context, config: Any, lengths: Sequence[int], dtype: torch.dtype, rows: int = 1) -> None:
         self.config = config
@@ -137,8 +137,8 @@ class Caches:
         return done
 
     def fresh(self, prompt: int, most: int) -> Any:
-        """Empty, for a prompt of so many positions to which tokens come, up to `most` positions: the smallest static cache with
-        room for a token; a dynamic one where no static one holds `most`. Before each token `with_room` is asked."""
+        """Returns an empty cache for a prompt of `prompt` positions that may grow to `most`: the smallest static one
+        with room for a token, or a dynamic one if no static one holds `most`. Call `with_room` before each token."""
         if not self.static or most > self.static[-1].layers[0].max_cache_len:
             return transformers.DynamicCache(config=self.config.get_text_config(decoder=True))
         cache = self._with(prompt + 1)
@@ -146,7 +146,7 @@ class Caches:
         return cache
 
     def with_room(self, cache: Any, length: int) -> Any:
-        """`cache`, or, where `length` positions are one more than it has, the next static one, which begins with what it holds."""
+        """Returns `cache`, or, if it lacks room for `length` positions, the next static one, with the contents copied."""
         if not isinstance(cache, transformers.StaticCache) or length <= cache.layers[0].max_cache_len:
             return cache
         larger = self._with(length)
@@ -160,9 +160,9 @@ class Caches:
 
 
 def seen_mask(cache: Any, position: Tensor) -> Tensor | None:
-    """What one new position may attend to: bool [1, 1, 1, length] of a static cache; a dynamic one has nothing else in it.
+    """What a new position may attend to: bool [1, 1, 1, length] of a static cache; a dynamic one needs no mask.
 
-    Transformers makes the same mask, by ways that wait for the GPU."""
+    Transformers makes the same mask, but waits for the GPU."""
     if not isinstance(cache, transformers.StaticCache):
         return None
     seen: Tensor = torch.arange(cache.layers[0].max_cache_len, device=position.device) <= position.view(-1, 1)
@@ -170,7 +170,7 @@ def seen_mask(cache: Any, position: Tensor) -> Tensor | None:
 
 
 def position_of(cache: Any, device: Any) -> Tensor:
-    """int64 [1, 1]: where the next token stands."""
+    """int64 [1, 1]: the next token's position."""
     seen = cache.get_seq_length()
     if isinstance(seen, Tensor):
         return seen.clone().view(1, 1)

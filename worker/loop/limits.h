@@ -48,8 +48,7 @@ inline constexpr std::uint32_t channel_in_flight_max = 64;
 inline constexpr std::size_t channel_slabs_max = 64;
 /// Interprocess events of one channel, in each direction: this many results can be awaited separately.
 inline constexpr std::uint32_t gpu_events = 4;
-/// Waits of a worker's stream for one client that are tracked at once: more than requests can be
-/// unfinished.
+/// Waits of a worker's stream for one client that are tracked at once: more than unfinished requests.
 inline constexpr std::size_t gpu_waits = 8;
 /// Looks per request deadline at a stream that an exited client may block.
 inline constexpr int held_stream_looks = 8;

@@ -47,8 +47,7 @@ public:
     Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id = 0,
                  wire::SlabKind kind = wire::SlabKind::host_memfd);
 
-    /// Takes another worker's output slab as input. It is not this worker's memory, so only the number of slabs counts
-    /// it.
+    /// Takes another worker's output slab as input. It counts towards the number of slabs, not their bytes.
     /// Errors  protocol_violation: a used id, or not a sealed memfd of that size; resources_exhausted
     Result<> lend(std::uint32_t id, std::uint64_t size_bytes, UniqueFd memfd);
 

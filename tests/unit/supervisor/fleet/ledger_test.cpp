@@ -199,7 +199,9 @@ TEST_F(LedgerHistory, EachSupervisorHasTheLedgerOfTheOneBefore) {
         with_workers += before.find("\"model\"") != std::string::npos ? 1 : 0;
     }
     std::printf("%zu ledgers compared, %zu of them with workers\n", compared, with_workers);
-    if (walk.steps >= 400) EXPECT_GT(compared, 20U);
+    if (walk.steps >= 400) {
+        EXPECT_GT(compared, 20U);
+    }
 }
 
 }  // namespace

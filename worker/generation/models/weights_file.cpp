@@ -117,7 +117,7 @@ Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expect
     if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode))
         return Error{
             ErrorCode::load_failed,
-            fmt::format("opening the weights {}: {}", path.string(), file ? "no regular file" : std::strerror(errno)),
+            fmt::format("opening the weights {}: {}", path.string(), file ? "not a regular file" : std::strerror(errno)),
             "check that the package's folder is complete, and its permissions"};
     const auto bytes = static_cast<std::uint64_t>(status.st_size);
     if (bytes != expected_bytes || bytes < sizeof(std::uint64_t))

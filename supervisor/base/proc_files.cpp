@@ -59,11 +59,6 @@ std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, const std::
     return kilobytes * 1024;
 }
 
-/// From an smaps_rollup: memory that only this process has written.
-std::uint64_t unshared_bytes(std::string_view smaps_rollup) {
-    return sum_of_kilobytes<1>(smaps_rollup, {"Private_Dirty:"}).value_or(0);
-}
-
 /// Files that the kernel serves only while the process' memory map is not being changed.
 bool is_of_memory(std::string_view file) { return file == "environ" || file == "maps" || file == "smaps_rollup"; }
 
@@ -143,31 +138,6 @@ std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size
     return text;
 }
 
-std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup) {
-    return sum_of_kilobytes<2>(smaps_rollup, {"Pss_Anon:", "Pss_Shmem:"});
-}
-
-std::optional<std::uint64_t> read_host_bytes(pid_t pid) {
-    const auto text = read_proc_file(pid, "smaps_rollup", 64 * 1024);
-    return text ? parse_host_bytes(*text) : std::nullopt;
-}
-
-std::optional<HostMemory> read_host_memory(pid_t pid) {
-    const auto text = read_proc_file(pid, "smaps_rollup", 64 * 1024);
-    const auto bytes = text ? parse_host_bytes(*text) : std::nullopt;
-    if (!bytes) return std::nullopt;
-    HostMemory memory{*bytes, read_resident_bytes(pid).value_or(*bytes),
-                      sum_of_kilobytes<1>(*text, {"Pss_File:"}).value_or(0)};
-    for (const pid_t child : descendants_of(pid)) {
-        const auto of_child = read_proc_file(child, "smaps_rollup", 64 * 1024);
-        if (!of_child) continue;
-        memory.bytes += parse_host_bytes(*of_child).value_or(0);
-        memory.resident += unshared_bytes(*of_child);
-        memory.mapped += sum_of_kilobytes<1>(*of_child, {"Pss_File:"}).value_or(0);
-    }
-    return memory;
-}
-
 std::optional<std::uint64_t> parse_resident_bytes(std::string_view status) {
     return sum_of_kilobytes<2>(status, {"RssAnon:", "RssShmem:"});
 }
@@ -177,12 +147,18 @@ std::optional<std::uint64_t> read_resident_bytes(pid_t pid) {
     return text ? parse_resident_bytes(*text) : std::nullopt;
 }
 
-std::optional<std::uint64_t> read_resident_of_tree(pid_t pid) {
-    auto bytes = read_resident_bytes(pid);
-    if (bytes)
-        for (const pid_t child : descendants_of(pid))
-            if (const auto rollup = read_proc_file(child, "smaps_rollup", 64 * 1024)) *bytes += unshared_bytes(*rollup);
-    return bytes;
+std::optional<HostMemory> read_host_memory(pid_t pid) {
+    const auto text = read_proc_file(pid, "status", 64 * 1024);
+    const auto bytes = text ? parse_resident_bytes(*text) : std::nullopt;
+    if (!bytes) return std::nullopt;
+    HostMemory memory{*bytes, sum_of_kilobytes<1>(*text, {"RssFile:"}).value_or(0)};
+    for (const pid_t child : descendants_of(pid)) {
+        const auto of_child = read_proc_file(child, "smaps_rollup", 64 * 1024);
+        if (!of_child) continue;
+        memory.bytes += sum_of_kilobytes<1>(*of_child, {"Private_Dirty:"}).value_or(0);
+        memory.mapped += sum_of_kilobytes<1>(*of_child, {"Pss_File:"}).value_or(0);
+    }
+    return memory;
 }
 
 std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix) {

@@ -41,24 +41,20 @@ private:
 /// exceeds `bytes_max`. Memory files stay readable while any thread of the process runs.
 [[nodiscard]] std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max);
 
-/// Returns `Pss_Anon` + `Pss_Shmem` of an smaps_rollup in bytes: what the end of the process frees, without page cache.
-[[nodiscard]] std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup);
-[[nodiscard]] std::optional<std::uint64_t> read_host_bytes(pid_t pid);
-/// Host memory of a process and its descendants: a Python engine may have forked.
-struct HostMemory {
-    std::uint64_t bytes = 0;     ///< see `read_host_bytes`
-    std::uint64_t resident = 0;  ///< see `read_resident_of_tree`
-    std::uint64_t mapped = 0;    ///< their share of file pages, which the kernel can reclaim
-};
-[[nodiscard]] std::optional<HostMemory> read_host_memory(pid_t pid);
-
-/// Returns `RssAnon` + `RssShmem` of /proc/PID/status: faster than the above, and valid while the
-/// process ends, until the kernel frees its memory. Empty after that.
+/// Returns `RssAnon` + `RssShmem` of a /proc/PID/status in bytes: memory without page cache, slabs that clients also map
+/// in full. Valid while the process ends, until the kernel frees its memory; empty after that.
 [[nodiscard]] std::optional<std::uint64_t> parse_resident_bytes(std::string_view status);
 [[nodiscard]] std::optional<std::uint64_t> read_resident_bytes(pid_t pid);
 
-/// As `read_resident_bytes`, with the unshared memory of each descendant. Slabs that clients also map count in full.
-[[nodiscard]] std::optional<std::uint64_t> read_resident_of_tree(pid_t pid);
+/// Host memory of a process and its descendants: a Python engine may have forked.
+/// Of the process itself the kernel has both at hand; the smaps_rollup of a process walks its page tables, which takes
+/// 20 ms for 500 MB and keeps the process from mapping memory meanwhile. Of descendants it is read nevertheless: it
+/// alone tells what they share.
+struct HostMemory {
+    std::uint64_t bytes = 0;   ///< resident: of the process all, of each descendant what it alone has written
+    std::uint64_t mapped = 0;  ///< file pages, which the kernel can reclaim
+};
+[[nodiscard]] std::optional<HostMemory> read_host_memory(pid_t pid);
 
 /// Returns the bytes of memfds in a /proc/PID/maps whose label begins with `label_prefix`.
 [[nodiscard]] std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix);

@@ -128,7 +128,7 @@ void Admission::look(std::function<void()> looked) {
         "reading what others use of the devices",
         [has_gpus, workers = std::move(workers), blanks = blanks_.pids(), &gpus = context_.gpus] {
             Seen seen{read_machine_memory(), {}, {}, Blanks::read_memory(blanks)};
-            for (const pid_t pid : workers) seen.on_host[pid] = read_resident_of_tree(pid).value_or(0);
+            for (const pid_t pid : workers) seen.on_host[pid] = read_host_memory(pid).value_or(HostMemory{}).bytes;
             if (has_gpus)
                 if (auto read = gpus.read()) seen.gpus = std::move(*read);
             return seen;

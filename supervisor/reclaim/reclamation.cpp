@@ -33,7 +33,7 @@ void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains)
     const auto is_escaped = [&](pid_t candidate) { return carries_marker(candidate, trace.marker); };
     const auto look_at = [&](pid_t pid) {
         if (pid != ::getpid() && is_escaped(pid)) {
-            remains.held_by.push_back({pid, process_name(pid), read_host_bytes(pid).value_or(0), "process"});
+            remains.held_by.push_back({pid, process_name(pid), read_resident_bytes(pid).value_or(0), "process"});
             kill_process_if(pid, is_escaped);
             return;
         }

@@ -160,7 +160,7 @@ void note(memory::Usage& usage, std::uint64_t bytes, bool is_ready) {
 void MemorySample::take(const HostMemory& host, bool is_ready) {
     host_bytes = host.bytes;
     host_usage.mapped = std::max<std::uint64_t>(host_usage.mapped, host.mapped);
-    note(host_usage, host.resident, is_ready);
+    note(host_usage, host.bytes, is_ready);
 }
 
 void MemorySample::take(const GpuShare& share, bool ending, bool is_ready) {

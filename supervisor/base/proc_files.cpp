@@ -142,16 +142,30 @@ std::optional<std::uint64_t> parse_resident_bytes(std::string_view status) {
     return sum_of_kilobytes<2>(status, {"RssAnon:", "RssShmem:"});
 }
 
+namespace {
+
+/// The status of a process, or of another of its threads where the first one has ended and no longer tells.
+std::optional<std::string> status_with_memory(pid_t pid) {
+    auto text = read_file(fmt::format("/proc/{}/status", pid), limits::proc_file_bytes_max);
+    if (!text || parse_resident_bytes(*text)) return text;
+    for (const pid_t thread : threads_of(pid)) {
+        text = read_file(fmt::format("/proc/{}/task/{}/status", pid, thread), limits::proc_file_bytes_max);
+        if (text && parse_resident_bytes(*text)) return text;
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
 std::optional<std::uint64_t> read_resident_bytes(pid_t pid) {
-    const auto text = read_proc_file(pid, "status", 64 * 1024);
+    const auto text = status_with_memory(pid);
     return text ? parse_resident_bytes(*text) : std::nullopt;
 }
 
 std::optional<HostMemory> read_host_memory(pid_t pid) {
-    const auto text = read_proc_file(pid, "status", 64 * 1024);
-    const auto bytes = text ? parse_resident_bytes(*text) : std::nullopt;
-    if (!bytes) return std::nullopt;
-    HostMemory memory{*bytes, sum_of_kilobytes<1>(*text, {"RssFile:"}).value_or(0)};
+    const auto text = status_with_memory(pid);
+    if (!text) return std::nullopt;
+    HostMemory memory{*parse_resident_bytes(*text), sum_of_kilobytes<1>(*text, {"RssFile:"}).value_or(0)};
     for (const pid_t child : descendants_of(pid)) {
         const auto of_child = read_proc_file(child, "smaps_rollup", 64 * 1024);
         if (!of_child) continue;

@@ -137,7 +137,7 @@ TEST(MemoryPlan, AReloadOfItsKeysRestartsNoWorker) {
     daemon.folder().write("fleet.yaml", fleet({holder("a", keys), holder("b")}) +
                                             "limits: {cpu: {share: 120MiB, margin: 1MiB}}\nstartup: [a]\n");
     ASSERT_TRUE(daemon.call("fleet.reload"));
-    EXPECT_EQ(daemon.state("a"), "ready");
+    ASSERT_TRUE(daemon.wait_state("a", "ready")) << "the next supervisor has adopted it";
     EXPECT_EQ(daemon.pid("a"), worker);
     EXPECT_TRUE(daemon.row("a").at("pinned").as_bool());
     EXPECT_EQ(memory_of_cpu(daemon).at("limit").to_number<std::uint64_t>(), 120u << 20);

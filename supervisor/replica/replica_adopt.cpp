@@ -57,6 +57,14 @@ Adoption adoption_of(FoundWorker found, const ReplicaRecord* record) {
     return EndedWorker{std::move(found), record};
 }
 
+/// Whether the device of a worker is among those that its model declares.
+bool may_run_on(const config::ModelSpec& spec, const ReplicaRecord& record) {
+    const auto names_it = [&](const std::string& name) {
+        return name == "auto" || record.device.empty() || name == record.device || name == record.gpu_uuid;
+    };
+    return names_it(spec.device) || std::ranges::any_of(spec.other_devices, names_it);
+}
+
 }  // namespace
 
 void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& record, const std::string& declaration) {
@@ -70,10 +78,13 @@ void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& recor
         used_ms_ = record->used_unix_ms;
         if (const auto& crash = record->last_crash) last_end_.restore({spec_.name, index_, crash->generation}, *crash);
     }
-    const std::string change = !record ? "what a former supervisor noted of it cannot be read"
-                               : is_same_declaration(declaration_, declaration)
-                                   ? ""
-                                   : "its declaration or its model file has changed";
+    std::string change;
+    if (!record)
+        change = "what a former supervisor noted of it cannot be read";
+    else if (!is_same_declaration(declaration_, declaration))
+        change = "its declaration or its model file has changed";
+    else if (!may_run_on(spec_, *record))
+        change = "it may no longer run on " + record->device;
     Adoption adoption = adoption_of(std::move(found), record ? &*record : nullptr);
     std::visit([&](auto& left) { take_over(left, change); }, adoption);
 }

@@ -358,9 +358,12 @@ namespace {
 
 constexpr std::string_view unknown_file = ":unknown";
 
-/// Hashes the declaration without the file, in 16 digits. Covers only what the worker is told.
+/// Hashes the declaration without the file, in 16 digits. Covers only what the worker is told, and not its device: a
+/// worker may stay where it is if its device is still among those declared.
 std::string text_part(const config::ModelSpec& spec) {
-    return fmt::format("{:016x}", fnv1a(json::serialize(config::worker_json(spec))));
+    json::object told = config::worker_json(spec);
+    told.erase("device");
+    return fmt::format("{:016x}", fnv1a(json::serialize(told)));
 }
 
 std::optional<std::string> file_identity(const std::filesystem::path& path) {

@@ -134,7 +134,9 @@ TEST(MemoryPlan, AReloadOfItsKeysRestartsNoWorker) {
     const pid_t worker = daemon.pid("a");
     const std::string keys = "pin: true\npriority: 90\nkeep_alive: 1h\nreplicas: {min: 1, max: 2}\n"
                              "group: {name: voices, kind: exclusive}\n";
-    daemon.folder().write("fleet.yaml", fleet({holder("a", keys), holder("b")}) +
+    const std::string changed = minimal_model("a", "MINIMAL_BALLAST_BYTES: \"104857600\"",
+                                              "memory: 112MiB\nmin_resident: 2s\ndevice: [cuda:0, cpu]\n" + keys);
+    daemon.folder().write("fleet.yaml", fleet({changed, holder("b")}) +
                                             "limits: {cpu: {share: 120MiB, margin: 1MiB}}\nstartup: [a]\n");
     ASSERT_TRUE(daemon.call("fleet.reload"));
     ASSERT_TRUE(daemon.wait_state("a", "ready")) << "the next supervisor has adopted it";

@@ -51,6 +51,16 @@ std::string gpus_text(const json::value& info) {
     return all.empty() ? "none" : all;
 }
 
+/// The most that a process of the model held on its device: what the next load is planned with.
+std::string measured_text(const json::value* memory) {
+    const json::value* measured = memory != nullptr ? member(*memory, "measured") : nullptr;
+    const json::value* device = measured != nullptr ? member(*measured, "device") : nullptr;
+    std::int64_t most = 0;
+    for (const char* when : {"at_ready", "load_peak", "serving_peak"})
+        if (device != nullptr) most = std::max(most, integer_member(*device, when).value_or(0));
+    return most > 0 ? bytes_text(static_cast<std::uint64_t>(most)) : "-";
+}
+
 /// Returns `generate` of a row or of `why`; null if the model does not generate.
 const json::value* generate_of(const json::value& row) {
     const json::value* found = member(row, "generate");
@@ -160,10 +170,15 @@ std::string render_workers(const json::array& rows, Style style) {
     const bool noted = std::ranges::any_of(rows, [](const auto& row) { return !text_member(row, "note").empty(); });
     const bool generating = std::ranges::any_of(rows, [](const auto& row) { return generate_of(row) != nullptr; });
     const bool near = std::ranges::any_of(rows, [](const auto& row) { return !near_text(row).empty(); });
+    const bool estimated = std::ranges::any_of(rows, [](const auto& row) {
+        const json::value* memory = member(row, "memory");
+        return memory != nullptr && integer_member(*memory, "estimated").has_value();
+    });
     std::vector<Table::Column> columns{{"MODEL"},        {"REPLICA", true},  {"STATE"},           {"PID", true},
                                        {"DEVICE"},       {"HOST", true},     {"GPU", true},       {"REQUESTS", true},
                                        {"ERRORS", true}, {"RESTARTS", true}, {"GENERATION", true}};
     if (generating) columns.insert(columns.end(), {{"SLOTS", true}, {"TOKENS/S", true}});
+    if (estimated) columns.insert(columns.end(), {{"ESTIMATED", true}, {"MEASURED", true}});
     if (near) columns.push_back({"FILES"});
     if (noted) columns.push_back({"NOTE"});
     Table table{std::move(columns)};
@@ -184,6 +199,11 @@ std::string render_workers(const json::array& rows, Style style) {
             const json::value* generate = generate_of(row);
             cells.push_back({generate != nullptr ? slots_text(*generate) : "-"});
             cells.push_back({generate != nullptr ? rate_text(*generate) : "-"});
+        }
+        if (estimated) {
+            const json::value* memory = member(row, "memory");
+            cells.push_back({memory != nullptr ? bytes_or_dash(*memory, "estimated") : "-"});
+            cells.push_back({measured_text(memory)});
         }
         if (near) cells.push_back({std::string{near_text(row)}});
         if (noted) cells.push_back({text_member(row, "note"), Colour::yellow});

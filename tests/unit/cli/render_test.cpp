@@ -84,6 +84,17 @@ TEST(Workers, SayWhoseFilesAreNearWhereThatIsKnown) {
     EXPECT_THAT(text, HasSubstr("far\nc"));
 }
 
+TEST(Workers, ShowWhatWasEstimatedBesideWhatWasMeasured) {
+    const std::string text = render_workers(
+        table_of(R"([{"model":"a","memory":{"estimated":115343360,"measured":{"device":{"at_ready":1048576,
+                     "load_peak":3145728,"serving_peak":2097152},"host":{"at_ready":9}}}},
+                    {"model":"b","memory":{"estimated":null,"measured":null}},{"model":"c","memory":null}])"),
+        plain);
+    EXPECT_THAT(text, HasSubstr("GENERATION  ESTIMATED  MEASURED\n"));
+    EXPECT_THAT(text, HasSubstr(" 110.0 MiB   3.0 MiB\n"));
+    EXPECT_THAT(text, HasSubstr("         -         -\n"));
+}
+
 constexpr const char* generate =
     R"({"slots":4,"active":2,"queued":3,"tokens":320,"prefill_tokens":80,"reused_tokens":16,"moves":5,"copies":1,
         "tokens_per_second":26.14,"step_ms":{"last":38.04,"p50":37.9,"p99":39.2},

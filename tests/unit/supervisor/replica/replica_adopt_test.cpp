@@ -119,6 +119,31 @@ TEST_F(GpuAdoptionTest, WhoHasItsGrantKeepsTheTurnAndOthersWait) {
     EXPECT_TRUE(wait([&] { return other.state() == AsyncMutex::Turn::State::held; }));
 }
 
+/// A reload may change where a model may run: a worker that may still run where it is stays.
+TEST_F(GpuAdoptionTest, StaysWhileItsDeviceIsAmongThoseDeclared) {
+    load();
+    FakeWorker& worker = loading();
+    worker.ready();
+    wait_for(WorkerState::ready);
+    const std::vector<std::vector<std::string>> lists{{"cuda:1", "cuda:0"}, {"GPU-a"}, {"auto"}, {"cuda:0"}};
+    for (const auto& names : lists) {
+        supervisor_dies();
+        spec_.device = names.front();
+        spec_.other_devices.assign(names.begin() + 1, names.end());
+        adopt();
+        answer(worker, "ready");
+        wait_for(WorkerState::ready);
+    }
+    EXPECT_EQ(kept(worker).device, "cuda:0");
+
+    supervisor_dies();
+    spec_.device = "cuda:1";
+    adopt();
+    answer(worker, "ready");
+    EXPECT_TRUE(wait([&] { return worker.got("drain"); }));
+    EXPECT_THAT(replica().sentence(), HasSubstr("it may no longer run on cuda:0"));
+}
+
 /// The former supervisor had noted the grant, and died before it sent it.
 TEST_F(GpuAdoptionTest, WhoHasNotHeardOfItsGrantHearsWhenItsTurnComes) {
     load();

@@ -484,9 +484,10 @@ std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
     const config::ModelSpec& spec = replica.spec();
     const memory::Footprint* known = footprint_of(spec.name, false);
     std::uint64_t bytes = spec.declared_bytes.value_or(0);
-    const auto host = devices_.find(std::string{memory::host});
+    const memory::DeviceId on_host{memory::host};
+    const auto host = devices_.find(on_host);
     const bool is_limited = host != devices_.end() && host->second.limited;
-    if (is_limited && known != nullptr) bytes = std::max<std::uint64_t>(bytes, known->device.loading());
+    if (is_limited && known != nullptr) bytes = std::max(bytes, policy_->need(spec.name, on_host).device);
     bytes += bytes / 4;
     if (is_limited) {  // at most the device's share, which is also the bound for an unknown size
         const std::uint64_t share = policy_->ledger().front().limit;

@@ -53,7 +53,7 @@ json::object Admission::footprint(const Replica& replica) const {
         result["estimated"] = on_gpu ? file->second.estimate->on_gpu : file->second.estimate->on_host;
     else if (plans(spec.name) && spec.declared_bytes)
         result["estimated"] = *spec.declared_bytes;
-    if (const memory::Footprint* known = footprint_of(spec.name, on_gpu))
+    if (const memory::Footprint* known = footprint_of(spec.name, on_gpu); known != nullptr && known->count > 0)
         result["measured"] = json::object{{"device", to_json(known->device)},
                                           {"host", to_json(known->host)},
                                           {"load_ms", known->load.count()},

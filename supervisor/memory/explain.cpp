@@ -73,7 +73,7 @@ std::string load_text(const Declaration& declared, const Need& need, bool on_gpu
     std::string text = need_text(need);
     std::optional<Bytes> estimate = declared.memory;
     if (declared.package) estimate = on_gpu ? declared.package->on_gpu : declared.package->on_host;
-    if (need.basis == Basis::measured && estimate)
+    if ((need.basis == Basis::measured || need.basis == Basis::corrected) && estimate)
         text += fmt::format(", {} were {}{}", bytes_text(*estimate),
                             to_string(declared.package ? Basis::package : Basis::declared),
                             *estimate < need.device ? ", too little" : "");
@@ -161,6 +161,9 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
         return {ErrorCode::resources_exhausted,
                 fmt::format("loading {}: {}", pieces.front().slot->model->declared.model, fmt::join(sizes, "; ")),
                 "`bulkhead gpus` says why; a quarantine is lifted by `bulkhead gpus --lift UUID`"};
+    const bool is_corrected = std::ranges::any_of(pieces, [](const Piece& piece) {
+        return piece.on_gpu.basis == Basis::corrected || piece.on_host.basis == Basis::corrected;
+    });
     std::string pinned;
     state.each_slot([&](const Slot& slot) {
         const bool in_the_way = slot.model->pinned && std::ranges::find(devices, slot.device) != devices.end();
@@ -169,8 +172,9 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
     return {
         ErrorCode::out_of_memory,
         fmt::format("loading {}: {}; {}", pieces.front().slot->model->declared.model, needs, fmt::join(sizes, "; ")),
-        pinned.empty() ? "use a smaller type such as int4, another device, or a larger share in `limits`"
-                       : fmt::format("unpin {}, use a smaller type such as int4, or another device", pinned)};
+        (is_corrected ? "declare its `memory`, " : "") +
+            (pinned.empty() ? "use a smaller type such as int4, another device, or a larger share in `limits`"
+                            : fmt::format("unpin {}, use a smaller type such as int4, or another device", pinned))};
 }
 
 std::string waits_for(const Survey& survey, const Option& option, Time now) {

@@ -52,6 +52,18 @@ std::optional<Usage> usage_from(const json::object& from, std::string_view key) 
     return usage;
 }
 
+/// Returns no correction where the member is absent, nothing where it is not valid.
+std::optional<Correction> correction_from(const json::object& from) {
+    const json::value* value = from.if_contains("corrected");
+    if (value == nullptr) return Correction{};
+    if (!value->is_object()) return std::nullopt;
+    const auto device = number(value->get_object(), "device", limits::bytes_max);
+    const auto host_bytes = number(value->get_object(), "host", limits::bytes_max);
+    const auto memory = number(value->get_object(), "memory", limits::bytes_max);
+    if (!device || !host_bytes || !memory) return std::nullopt;
+    return Correction{*device, *host_bytes, *memory};
+}
+
 std::optional<Footprint> footprint_from(const json::value& value) {
     if (!value.is_object()) return std::nullopt;
     const json::object& from = value.get_object();
@@ -62,13 +74,15 @@ std::optional<Footprint> footprint_from(const json::value& value) {
     const auto reclaim = number(from, "reclaim_ms", ms_max);
     const auto count = number(from, "count", UINT32_MAX);
     const auto date = number(from, "measured_ms", ms_max);
-    if (!device || !host_usage || !load || !reclaim || !count || !date) return std::nullopt;
+    const auto corrected = correction_from(from);
+    if (!corrected || !device || !host_usage || !load || !reclaim || !count || !date) return std::nullopt;
     return Footprint{*device,
                      *host_usage,
                      Millis{*load},
                      Millis{*reclaim},
                      static_cast<std::uint32_t>(*count),
-                     static_cast<std::int64_t>(*date)};
+                     static_cast<std::int64_t>(*date),
+                     *corrected};
 }
 
 }  // namespace
@@ -82,6 +96,7 @@ std::string_view to_string(Basis basis) {
     case Basis::measured: return "measured";
     case Basis::package: return "estimated from its package";
     case Basis::declared: return "declared";
+    case Basis::corrected: return "corrected after memory ran out";
     case Basis::unknown: break;
     }
     return "unknown";
@@ -102,6 +117,7 @@ void Footprints::loaded(const std::string& key, const Footprint& measured) {
     const Bytes served_on_host = known.host.serving_peak;
     const Millis reclaim = known.reclaim;
     const std::uint32_t count = known.count;
+    const Correction corrected = known.corrected;
     known = measured;
     known.device = bounded(known.device);
     known.host = bounded(known.host);
@@ -109,6 +125,7 @@ void Footprints::loaded(const std::string& key, const Footprint& measured) {
     known.host.serving_peak = std::max(known.host.serving_peak, served_on_host);
     known.reclaim = reclaim;
     known.count = count + 1;
+    known.corrected = corrected;
 }
 
 void Footprints::grew(const std::string& key, const Usage& device, const Usage& host_usage) {
@@ -122,13 +139,21 @@ void Footprints::reclaimed(const std::string& key, Millis took) {
     if (const auto found = by_key_.find(key); found != by_key_.end()) found->second.reclaim = took;
 }
 
-void Footprints::ran_out(const std::string& key, Bytes had, bool loading, bool beside, std::int64_t now_ms) {
+void Footprints::correct(const std::string& key, const Correction& corrected, std::int64_t now_ms) {
     Footprint& known = entry(key);
-    const Bytes corrected = bounded(bounded(had) / 100 * limits::corrected_by_percent);
-    Usage& usage = beside ? known.host : known.device;
-    Bytes& figure = loading ? usage.load_peak : usage.serving_peak;
-    figure = std::max(figure, corrected);
+    known.corrected = {bounded(corrected.device), bounded(corrected.host), bounded(corrected.memory)};
     known.measured_ms = now_ms;
+}
+
+void Footprints::forget_peaks(const std::string& key, Bytes device, Bytes host_bytes) {
+    const auto found = by_key_.find(key);
+    if (found == by_key_.end()) return;
+    for (auto& [usage, peak] : {std::pair{&found->second.device, device}, {&found->second.host, host_bytes}})
+        usage->serving_peak = std::min(usage->serving_peak, peak);
+}
+
+void Footprints::served_well(const std::string& key) {
+    if (const auto found = by_key_.find(key); found != by_key_.end()) found->second.corrected = {};
 }
 
 Footprint& Footprints::entry(const std::string& key) {
@@ -149,7 +174,10 @@ json::object Footprints::to_json() const {
                                       {"load_ms", one.load.count()},
                                       {"reclaim_ms", one.reclaim.count()},
                                       {"count", one.count},
-                                      {"measured_ms", one.measured_ms}});
+                                      {"measured_ms", one.measured_ms},
+                                      {"corrected", json::object{{"device", one.corrected.device},
+                                                                 {"host", one.corrected.host},
+                                                                 {"memory", one.corrected.memory}}}});
     return out;
 }
 

@@ -32,6 +32,14 @@ struct Usage {
     friend bool operator==(const Usage&, const Usage&) = default;
 };
 
+/// What a model gets at least, after memory ran out in spite of its figure.
+struct Correction {
+    Bytes device = 0;  ///< 0: none
+    Bytes host = 0;    ///< beside a GPU; 0: none
+    Bytes memory = 0;  ///< as declared at that time; 0: not. Declaring another one ends the correction
+    friend bool operator==(const Correction&, const Correction&) = default;
+};
+
 /// What was measured of one model with one declaration and file.
 struct Footprint {
     Usage device;                  ///< the device it runs on; for a CPU worker the host
@@ -40,13 +48,14 @@ struct Footprint {
     Millis reclaim{0};             ///< of the last end, from the end of the drain to the receipt
     std::uint32_t count = 0;       ///< measured loads
     std::int64_t measured_ms = 0;  ///< unix time of the last measurement
+    Correction corrected{};
     /// Was it ever measured while it served? Memory of requests and channels is unknown before that.
     [[nodiscard]] bool has_served() const { return device.serving_peak > 0; }
     friend bool operator==(const Footprint&, const Footprint&) = default;
 };
 
 /// Where a load's figure comes from.
-enum class Basis : std::uint8_t { unknown, measured, package, declared };
+enum class Basis : std::uint8_t { unknown, measured, package, declared, corrected };
 [[nodiscard]] std::string_view to_string(Basis basis);
 
 /// The memory that a load takes.
@@ -54,6 +63,7 @@ struct Need {
     Bytes device = 0;  ///< 0 with Basis::unknown
     Bytes host = 0;    ///< host memory of a model on a GPU
     Basis basis{};
+    [[nodiscard]] Bytes part(bool beside) const { return beside ? host : device; }
 };
 
 /// Returns the key for a GPU or for the host: figures of one do not apply to the other.
@@ -64,13 +74,16 @@ class Footprints {
 public:
     [[nodiscard]] const Footprint* find(const std::string& key) const;
     /// Updates for a worker that became ready, served, or ended. Figures only grow, except that a
-    /// new load replaces those of the old one.
+    /// new load replaces those of the old one, and that a peak before memory ran out is forgotten.
     void loaded(const std::string& key, const Footprint& measured);
     void grew(const std::string& key, const Usage& device, const Usage& host);
     void reclaimed(const std::string& key, Millis took);
-    /// Memory ran out at `had` bytes, during the load or while serving: assume a quarter more from now on.
-    /// `beside`  host memory of a worker on a GPU ran out
-    void ran_out(const std::string& key, Bytes had, bool loading, bool beside, std::int64_t now_ms);
+    /// Memory ran out.
+    void correct(const std::string& key, const Correction& corrected, std::int64_t now_ms);
+    /// Forgets peaks above those that the worker started with: a leak is not what the model needs.
+    void forget_peaks(const std::string& key, Bytes device, Bytes host);
+    /// A worker served, and memory did not run out.
+    void served_well(const std::string& key);
 
     [[nodiscard]] boost::json::object to_json() const;
     /// Skips entries that are not valid footprints: they are measured again.

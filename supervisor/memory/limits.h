@@ -38,8 +38,10 @@ inline constexpr std::uint32_t pressure_in_flight = 2;  ///< in every replica: o
 inline constexpr auto pressure_for = 1s;
 inline constexpr auto surplus_idle = 30s;  ///< idle time until a surplus replica ends
 
-/// Growth of the figure after memory ran out: a quarter, for one more try.
+/// Growth of the figure each time that memory runs out: a quarter, for one more try; but at most to
+/// twice what was measured or estimated, since a model that leaks would otherwise take the device.
 inline constexpr int corrected_by_percent = 125;
+inline constexpr int corrected_by_percent_max = 200;
 inline constexpr auto promise_for = 30s;  ///< how long room made by a reclaim is kept for others
 
 inline constexpr std::size_t assignments_max = 256;   ///< assignments of a together group to devices that are compared

@@ -189,12 +189,19 @@ void take_measured(State& state, Slot& slot, const Footprint& measured, Time now
                slot.device == 0 ? known.device.mapped : known.host.mapped);
 }
 
+void note_peaks(const State& state, Slot& slot) {
+    const Footprint* known = state.footprint_of(*slot.model, slot.device);
+    slot.peak_before = known == nullptr ? 0 : known->device.serving_peak;
+    slot.host_peak_before = known == nullptr ? 0 : known->host.serving_peak;
+}
+
 void apply(State& state, const event::Ready& event, Time now) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr || slot->phase != Phase::loading) return;
     slot->estimated = true;
     if (event.measured) take_measured(state, *slot, *event.measured, now);
     state.enter(*slot, Phase::ready);
+    note_peaks(state, *slot);
     slot->ready_at = slot->idle_since = now;
     slot->turn_until = now + state.turn_of(*slot->model, slot->device);
     slot->in_flight = 0;
@@ -232,12 +239,12 @@ void ran_out(State& state, Slot& slot, const event::Ended& event, Time now) {
     const bool loading = slot.phase == Phase::loading;
     const bool beside = event.of_host && slot.device != 0;
     const Bytes had = beside ? slot.host_bytes : slot.device_bytes;
-    state.footprints.ran_out(state.key_of(model, slot.device), had, loading, beside, event.unix_ms);
-    const Footprint& known = *state.footprint_of(model, slot.device);
+    state.correct(slot, beside, event.unix_ms);
     state.note(model,
-               fmt::format("{} ran out of {}memory with {} {}; from now on it gets {}", slot.id().text(),
+               fmt::format("{} ran out of {}memory with {} {}; from now on it gets {}{}", slot.id().text(),
                            beside ? "the host's " : "", bytes_text(had), loading ? "reserved" : "resident",
-                           bytes_text((beside ? known.host : known.device).loading())),
+                           bytes_text(state.need_of(model, slot.device).part(beside)),
+                           beside ? "" : " (if it needs more, declare its `memory`)"),
                now);
     Entry* entry = state.entry_of(*model.unit);
     if (!loading || entry == nullptr) return;
@@ -266,7 +273,10 @@ void apply(State& state, const event::Ended& event, Time now) {
         break;
     case Phase::ready:
     case Phase::draining:
-        if (event.out_of_memory) ran_out(state, *slot, event, now);
+        if (event.out_of_memory)
+            ran_out(state, *slot, event, now);
+        else if (slot->used && !slot->estimated)
+            state.footprints.served_well(state.key_of(*slot->model, slot->device));
         break;
     case Phase::none:
     case Phase::reclaiming: return;
@@ -321,6 +331,7 @@ void apply(State& state, const event::Adopted& event, Time now) {
     slot.turn_until = slot.ready_at + state.turn_of(model, slot.device);
     slot.in_flight = event.in_flight;
     slot.used = true;
+    note_peaks(state, slot);
     state.enter(slot, found.holds == Holds::reserved     ? Phase::loading
                       : found.holds == Holds::reclaiming ? Phase::reclaiming
                       : found.draining                   ? Phase::draining

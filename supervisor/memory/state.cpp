@@ -128,14 +128,70 @@ Need estimate_of(const Declaration& declared, bool on_gpu) {
 
 }  // namespace
 
-Need State::need_of(const Model& model, std::size_t device) const {
+namespace {
+
+Bytes declared_memory(const Model& model) { return std::min(model.declared.memory.value_or(0), limits::bytes_max); }
+
+}  // namespace
+
+Need State::uncorrected_need_of(const Model& model, std::size_t device) const {
     const Footprint* known = footprint_of(model, device);
     const Need estimate = estimate_of(model.declared, device != 0);
     if (known == nullptr) return estimate;
     const Bytes beside = device == 0 ? 0 : known->host.loading();
-    if (!known->has_served() && estimate.device > known->device.loading())
+    const Bytes measured = known->device.loading();
+    // Memory ran out, so what was declared since then counts beside a measurement and a package.
+    const Bytes memory = declared_memory(model);
+    if (known->corrected != Correction{} && known->corrected.memory != memory && memory > measured)
+        return {memory, beside, Basis::declared};
+    if (measured == 0 || (!known->has_served() && estimate.device > measured))
         return {estimate.device, beside, estimate.basis};
-    return {known->device.loading(), beside, Basis::measured};
+    return {measured, beside, Basis::measured};
+}
+
+Need State::need_of(const Model& model, std::size_t device) const {
+    Need need = uncorrected_need_of(model, device);
+    const Footprint* known = footprint_of(model, device);
+    if (known == nullptr || known->corrected.memory != declared_memory(model)) return need;
+    need.host = std::max(need.host, known->corrected.host);
+    if (known->corrected.device > need.device) {
+        need.device = known->corrected.device;
+        need.basis = Basis::corrected;
+    }
+    return need;
+}
+
+Bytes State::alone_on(std::size_t device, const Model& model) const {
+    std::int64_t room = devices[device].books.free();
+    each_slot([&](const Slot& slot) {
+        if (slot.phase == Phase::placed || (is_pinned(*slot.model->unit) && slot.model != &model)) return;
+        room += static_cast<std::int64_t>((slot.device == device ? slot.device_bytes : 0) +
+                                          (device == 0 ? slot.host_bytes : 0));
+    });
+    return static_cast<Bytes>(std::max<std::int64_t>(room, 0));
+}
+
+void State::correct(const Slot& slot, bool beside, std::int64_t unix_ms) {
+    const Model& model = *slot.model;
+    const std::string key = key_of(model, slot.device);
+    if (slot.phase != Phase::loading) footprints.forget_peaks(key, slot.peak_before, slot.host_peak_before);
+    const Bytes alone = alone_on(beside ? 0 : slot.device, model);
+    Bytes figure = alone;
+    if (slot.basis != Basis::unknown || beside) {
+        const auto percent = [](Bytes bytes, int by) { return bytes / 100 * static_cast<Bytes>(by); };
+        const Bytes had = beside ? std::max(slot.host_bytes, Bytes{limits::workspace_of_host}) : slot.device_bytes;
+        const Bytes known = uncorrected_need_of(model, slot.device).part(beside);
+        const Bytes sound = known == 0 ? had : known;
+        const Bytes now = std::max(need_of(model, slot.device).part(beside), sound);
+        figure = std::min(
+            {percent(now, limits::corrected_by_percent), percent(sound, limits::corrected_by_percent_max), alone});
+    }
+    const Footprint* footprint = footprint_of(model, slot.device);
+    Correction corrected = footprint == nullptr ? Correction{} : footprint->corrected;
+    if (corrected.memory != declared_memory(model)) corrected = {0, 0, declared_memory(model)};
+    Bytes& part = beside ? corrected.host : corrected.device;
+    part = std::max(part, figure);
+    footprints.correct(key, corrected, unix_ms);
 }
 
 Millis State::load_time(const Model& model, std::size_t device) const {

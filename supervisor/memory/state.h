@@ -36,7 +36,9 @@ struct Slot {
     Bytes host_bytes = 0;
     Bytes mapped_bytes = 0;
     Basis basis{};
-    bool estimated = false;       ///< ready, not yet measured while serving: keeps the granted figure
+    bool estimated = false;  ///< ready, not yet measured while serving: keeps the granted figure
+    Bytes peak_before = 0;   ///< serving peak of earlier workers, when this one became ready
+    Bytes host_peak_before = 0;
     std::uint64_t placed_as = 0;  ///< order of grants
     std::string placed_why;       ///< why on this device; empty if a former supervisor placed it
     Time ready_at{};
@@ -165,6 +167,13 @@ struct State {
         return footprints.find(key_of(model, device));
     }
     [[nodiscard]] Need need_of(const Model& model, std::size_t device) const;
+    /// What was measured or estimated: `need_of` before its correction.
+    [[nodiscard]] Need uncorrected_need_of(const Model& model, std::size_t device) const;
+    /// Memory ran out: gives the model a quarter more than its figure, but no more than its device can give.
+    /// `beside`  the host's memory of a worker on a GPU ran out
+    void correct(const Slot& slot, bool beside, std::int64_t unix_ms);
+    /// Returns what the device can give once all other models are unloaded that are not pinned.
+    [[nodiscard]] Bytes alone_on(std::size_t device, const Model& model) const;
     [[nodiscard]] Millis load_time(const Model& model, std::size_t device) const;
     [[nodiscard]] Millis reclaim_time(const Model& model, std::size_t device) const;
     [[nodiscard]] Millis turn_of(const Model& model, std::size_t device) const;

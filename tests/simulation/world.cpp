@@ -205,6 +205,7 @@ void World::become_ready(const ReplicaId& who) {
     told.measured_ms = 1;
     const Bytes peak = served_peak[footprint_key(who.model, process.device != host)];
     process.estimated = peak == 0;
+    process.peak_before = peak;
     const auto known = declared.find(who.model);
     const bool keeps = process.estimated && known != declared.end() && (known->second.package || known->second.memory);
     process.device_bytes = std::max({real.at_ready, peak, keeps ? process.device_bytes : 0});
@@ -267,7 +268,7 @@ void World::end(const ReplicaId& who, bool out_of_memory) {
     Process& process = processes.at(who);
     if (out_of_memory && process.state != State::loading) {
         Bytes& known = served_peak[footprint_key(who.model, process.device != host)];
-        known = std::max(known, process.device_bytes / 100 * 125);
+        known = std::min(known, process.peak_before);  // what a leak took is not what it needs
     }
     process.state = State::ended;
     const auto lost = std::exchange(process.requests, {});
@@ -366,8 +367,10 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
     });
     for (const Holding& one : holdings) {
         Process& process = processes.at(one.who);
+        const Bytes peak = served_peak[footprint_key(one.who.model, process.device != host)];
         process.used = true;
-        process.estimated = process.estimated && served_peak[footprint_key(one.who.model, process.device != host)] == 0;
+        process.estimated = process.estimated && peak == 0;
+        process.peak_before = peak;
         send(event::Adopted{one, millis_since(process.ready_at), millis_since(process.idle_since),
                             static_cast<std::uint32_t>(process.requests.size())});
     }

@@ -52,6 +52,7 @@ struct Process {
     Bytes host_bytes = 0;
     Time ready_at{};
     Time idle_since{};
+    Bytes peak_before = 0;  ///< what the model was known to serve with when this process became ready
     bool used = false;
     bool estimated = false;               ///< ready, and not measured while it served
     std::vector<std::uint64_t> requests;  ///< accepted, the first one runs

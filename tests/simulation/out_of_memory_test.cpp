@@ -1,0 +1,138 @@
+/// What a model gets after memory ran out: more, but not for ever, and never what no device has.
+
+#include "tests/simulation/policy_fixture.h"
+
+namespace bulkhead::simulation {
+namespace {
+
+class MemoryRanOut : public PolicyFixture {
+protected:
+    void run_out(const std::string& name, bool of_host = false) {
+        send(event::Ended{{name, 0}, true, std::nullopt, 1, of_host});
+        receipt = send(event::Receipt{{name, 0}, 100ms});
+    }
+    /// A process becomes ready with `bytes`, serves with `peak`, and dies for want of memory.
+    void leak(const std::string& name, Bytes bytes, Bytes peak) {
+        ask(name);
+        ready(name, bytes);
+        use(name);
+        if (peak > 0) send(event::Measured{{name, 0}, {.serving_peak = peak}, {}});
+        run_out(name);
+    }
+    [[nodiscard]] Need need(const std::string& name) const { return policy.need(name, "GPU-0"); }
+
+    Actions receipt;
+};
+
+TEST_F(MemoryRanOut, InALoneLoadOfUnknownSizeItsRetryGetsTheWholeDevice) {
+    auto unknown = model("new", 0);
+    unknown.memory.reset();
+    auto pinned = model("pinned", gib);
+    pinned.pin = true;
+    declare({unknown, pinned}, {{"GPU-0", {.margin = gib}}});
+    load("pinned", gib);
+    ask("new");
+    EXPECT_EQ(all<action::Grant>()[0].device_bytes, 8 * gib);
+    run_out("new");
+    ASSERT_THAT(granted(), ElementsAre("new/0")) << "the device has no more, and the retry is made all the same";
+    EXPECT_EQ(all<action::Grant>()[0].device_bytes, 8 * gib);
+    send(event::Ended{{"new", 0}, true, std::nullopt, 1});
+    ASSERT_EQ(all<action::Refuse>().size(), 1U);
+    EXPECT_THAT(all<action::Refuse>()[0].error.text(), HasSubstr("memory ran out twice"));
+    send(event::Receipt{{"new", 0}, 100ms});
+
+    Policy next{Footprints::from_json(policy.footprints().to_json())};
+    (void)next.on(event::Device{"GPU-0", 10 * gib, false}, now);
+    (void)next.on(event::Declared{{unknown}, {}}, now);
+    EXPECT_EQ(next.plan("new", now).outcome, Plan::Outcome::fits) << "a later daemon refuses it no more than this one";
+    EXPECT_EQ(next.need("new", "GPU-0").device, 8 * gib);
+    ask("new");
+    EXPECT_THAT(granted(), ElementsAre("new/0"));
+}
+
+TEST_F(MemoryRanOut, TwentyTimesByALeakTheFigureAtMostDoubles) {
+    declare({model("leaky", gib), model("large", 8 * gib)});
+    load("large", 7 * gib);
+    send(event::Measured{{"large", 0}, {.serving_peak = 8 * gib}, {}});
+    for (int i = 0; i < 20; ++i) {
+        leak("leaky", gib / 2, 0);
+        ASSERT_THAT(evicted(), IsEmpty());
+    }
+    EXPECT_EQ(need("leaky").device, gib / 100 * 200);
+    EXPECT_EQ(need("leaky").basis, Basis::corrected);
+    EXPECT_THAT(policy.why("leaky", now), HasSubstr("it gets 2.0 GiB (if it needs more, declare its `memory`)"));
+}
+
+TEST_F(MemoryRanOut, TwentyTimesByALeakThatIsMeasuredItsPeaksAreNotItsFigure) {
+    declare({model("leaky", gib)});
+    for (int i = 0; i < 20; ++i) leak("leaky", gib / 2, need("leaky").device + gib);
+    EXPECT_EQ(need("leaky").device, gib / 100 * 200);
+}
+
+TEST_F(MemoryRanOut, TwentyTimesWithLoadsThatFailTheDeviceIsTheMost) {
+    declare({model("greedy", 7 * gib)}, {{"GPU-0", {.share_percent = 90}}});
+    for (int i = 0; i < 20; ++i) {
+        ask("greedy");
+        ASSERT_THAT(granted(), ElementsAre("greedy/0")) << i;
+        run_out("greedy");
+        ASSERT_THAT(granted(), ElementsAre("greedy/0")) << "the retry " << i;
+        run_out("greedy");
+    }
+    EXPECT_EQ(need("greedy").device, gpu().limit);
+}
+
+TEST_F(MemoryRanOut, AChangedDeclarationIsTheFigureAgain) {
+    declare({model("chat", 2 * gib)});
+    leak("chat", gib, 0);
+    EXPECT_EQ(need("chat").device, 2 * gib / 100 * 125);
+    declare({model("chat", 3 * gib)});
+    EXPECT_EQ(need("chat").device, 3 * gib);
+    EXPECT_EQ(need("chat").basis, Basis::declared);
+    declare({model("chat", gib + gib / 2)});
+    EXPECT_EQ(need("chat").device, gib + gib / 2) << "a smaller one too";
+}
+
+TEST_F(MemoryRanOut, WhatIsDeclaredThenCountsBesideAMeasurementAndAPackage) {
+    auto chat = model("chat", 0);
+    chat.memory.reset();
+    chat.package = Estimate{gib, gib};
+    declare({chat});
+    load("chat", gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = gib}, {}});
+    end("chat");
+    chat.memory = 4 * gib;
+    declare({chat});
+    EXPECT_EQ(need("chat").device, gib) << "nothing has run out";
+    leak("chat", gib, 0);
+    EXPECT_EQ(need("chat").device, gib / 100 * 125);
+    chat.memory = 5 * gib;
+    declare({chat});
+    EXPECT_EQ(need("chat").device, 5 * gib);
+}
+
+TEST_F(MemoryRanOut, ALoadThatServedWellEndsTheCorrection) {
+    declare({model("chat", 2 * gib)});
+    leak("chat", gib, 0);
+    ask("chat");
+    ready("chat", gib);
+    use("chat");
+    send(event::Measured{{"chat", 0}, {.serving_peak = gib + gib / 4}, {}});
+    use("chat", 0);
+    EXPECT_EQ(need("chat").device, 2 * gib / 100 * 125) << "it may still run out";
+    end("chat");
+    EXPECT_EQ(need("chat").device, gib + gib / 4);
+    EXPECT_EQ(need("chat").basis, Basis::measured);
+}
+
+TEST_F(MemoryRanOut, OfTheHostBesideAGpuTheRetryGetsMoreEvenIfNothingWasKnown) {
+    declare({model("chat", 2 * gib)});
+    ask("chat");
+    EXPECT_EQ(all<action::Grant>()[0].host_bytes, 0U);
+    run_out("chat", true);
+    ASSERT_THAT(granted(), ElementsAre("chat/0"));
+    EXPECT_GT(all<action::Grant>()[0].host_bytes, 0U);
+    EXPECT_EQ(all<action::Grant>()[0].device_bytes, 2 * gib);
+}
+
+}  // namespace
+}  // namespace bulkhead::simulation

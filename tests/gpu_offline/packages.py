@@ -1,9 +1,10 @@
 """Packages for a GPU of sm_90, made on a machine without one: python tests/gpu_offline/packages.py FOLDER [NAME ...]
 
 Writes FOLDER/NAME, a package as `python -m bulkhead.export` makes it with weights and manifest (mlp: the one file
-FOLDER/mlp.pt2), for each NAME, or for all (--list prints their names); checks it by `python -m bulkhead.export --check`; and prints
-a line each: name, functions, kernels, seconds, MB. A package that is there is kept until what makes it changes. Those of
-tests/gpu/make_models.py have its names and its options: a GPU machine to which FOLDER is carried need not compile them.
+FOLDER/mlp.pt2), for each NAME, or for all (--list prints their names); checks it by `python -m bulkhead.export --check`; opens the
+library of each function (wrappers.py); and prints a line each: name, functions, kernels, seconds, MB. A package that is there is
+kept until what makes it changes. Those of tests/gpu/make_models.py have its names and its options: a GPU machine to which FOLDER is
+carried need not compile them.
 
 Exits with 1 where one could not be made, and makes the others nevertheless; nothing is left of that one, and what its export
 said is on standard error.
@@ -78,6 +79,7 @@ def export(name: str, folder: Path) -> str:
         said(["-m", "bulkhead.export", "--check", str(folder / name)])
         files = sorted((folder / name).iterdir())
     functions = [file for file in files if file.suffix == ".pt2"]
+    said([str(Path(__file__).with_name("wrappers.py")), *map(str, functions)])
     size = sum(file.stat().st_size for file in files)
     return f"{len(functions):2} functions {sum(map(kernels, functions)):4} kernels {time.monotonic() - start:6.1f} s {size / 1e6:7.2f} MB"
 

@@ -19,13 +19,16 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
-_PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_POPULATE = 1, 2, 1, 0x8000
-_MADV_DONTFORK, _MADV_DONTDUMP = 10, 16
+_PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_PRIVATE, _MAP_NORESERVE, _MAP_POPULATE = 1, 2, 1, 2, 0x4000, 0x8000
+_MADV_DONTNEED, _MADV_DONTFORK, _MADV_DONTDUMP, _MADV_POPULATE_READ = 4, 10, 16, 22
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_WRITE, _SEAL_FUTURE_WRITE = 1, 2, 4, 8, 16
 _SEALED = "offer a memfd that is sealed as docs/channel.md says"
 
 ALIGNMENT = LIMITS["tensor_alignment"]
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+#: Highest bytes of entries of /proc/self/pagemap whose page is the file's (0x20), or neither in memory (0x80) nor swapped out (0x40).
+_UNWRITTEN = bytes(flags for flags in range(256) if flags & 0x20 or not flags & 0xC0)
 
 
 CPU = (1, 0)  #: kDLCPU and device number, as in DLPack
@@ -84,10 +87,10 @@ def check_room(size_bytes: int) -> None:
 class Mapping(Region):
     """A mapped memfd. Unmapped, and its descriptor closed, with its last view."""
 
-    def __init__(self, fd: int, size_bytes: int, *, writable: bool, populate: bool = False) -> None:
-        """Takes over ``fd``."""
-        protection = _PROT_READ | (_PROT_WRITE if writable else 0)
-        address = _libc.mmap(None, size_bytes, protection, _MAP_SHARED | (_MAP_POPULATE if populate else 0), fd, 0)
+    def __init__(self, fd: int, size_bytes: int, *, writable: bool, flags: int = _MAP_SHARED) -> None:
+        """Takes over ``fd``. A private mapping bears a write to a view that is marked read-only."""
+        protection = _PROT_READ | (_PROT_WRITE if writable or flags & _MAP_PRIVATE else 0)
+        address = _libc.mmap(None, size_bytes, protection, flags, fd, 0)
         if address in (None, ctypes.c_void_p(-1).value):
             number = ctypes.get_errno()
             os.close(fd)
@@ -134,7 +137,7 @@ class Mapping(Region):
             os.close(fd)
             raise Error("resources_exhausted", f"{size_bytes} bytes of shared memory: {error.strerror}",
                         "drop tensors that are no longer needed") from None  # fmt: skip
-        mapping = cls(fd, size_bytes, writable=True, populate=True)
+        mapping = cls(fd, size_bytes, writable=True, flags=_MAP_SHARED | _MAP_POPULATE)
         # After the mapping above: FUTURE_WRITE keeps it writable and forbids later ones.
         fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | (_SEAL_FUTURE_WRITE if only_we_write else 0))
         return mapping
@@ -159,7 +162,22 @@ class Mapping(Region):
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd, size_bytes, writable=False, populate=True)
+        # MAP_POPULATE would copy each page, and huge pages would be reserved for copies that are hardly ever made.
+        mapping = cls(fd, size_bytes, writable=False, flags=_MAP_PRIVATE | _MAP_NORESERVE)
+        _libc.madvise(mapping.address, size_bytes, _MADV_POPULATE_READ)  # before Linux 5.14 the first read does it
+        return mapping
+
+    def drop_writes(self, offset: int, size_bytes: int) -> None:
+        """Of a lent mapping: drops what this process wrote to these bytes. It would hide what their owner writes there next."""
+        first, end = (self.address + offset) // _PAGE_BYTES, -(-(self.address + offset + size_bytes) // _PAGE_BYTES)
+        try:
+            with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+                entries = os.pread(pagemap.fileno(), 8 * (end - first), 8 * first)
+        except OSError:
+            entries = b""
+        # A page that is dropped faults at its next read: in vain, that costs as much as a copy of it.
+        if len(entries) < 8 * (end - first) or entries[7::8].translate(None, _UNWRITTEN):
+            _libc.madvise(self.address, self.size_bytes, _MADV_DONTNEED)
 
     def view(self, offset: int, size_bytes: int, owner: object) -> memoryview:
         """Returns bytes of the slab. Every view of them, numpy arrays included, keeps ``owner`` alive."""

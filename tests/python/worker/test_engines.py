@@ -146,6 +146,16 @@ class Engines(unittest.TestCase):
         self.assertEqual(self.act("strided")["audio"].tolist(), [0.0, 2.0, 4.0, 6.0])
         self.assertEqual(self.act("list")["audio"].tolist(), [1.0, 2.0])
 
+    def test_what_an_engine_writes_to_another_models_result_is_seen_by_that_request_alone(self) -> None:
+        self.client.load("long")
+        pid = self.row("long")["pid"]
+        lent = self.client.infer("good", method="stream", parts=2000)["audio"]  # of several pages
+        for _ in range(2):
+            doubled = self.client.infer("long", method="double", x=lent)["audio"]
+            self.assertEqual(doubled.tolist(), [2.0 * sample for sample in range(2000)])
+            self.assertEqual(lent.tolist(), list(range(2000)))
+        self.assertEqual(self.row("long")["pid"], pid)
+
     def test_the_declaration_is_told(self) -> None:
         with self.client.open("good") as channel:
             act = channel.methods["act"]

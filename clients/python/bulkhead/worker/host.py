@@ -114,6 +114,7 @@ class Host:
             request.error = self.engine.error(error, f"running method \"{request.method.name}\"", "inference_failed")
         finally:
             self.context.request = None
+            request.session.slabs.drop_writes(request.tensors)
             request.ended = time.monotonic()
             self._end()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Callable, Iterator
+from typing import Callable, Iterable, Iterator
 
 from .. import layout
 from ..errors import Error
@@ -161,6 +161,14 @@ class ChannelSlabs:
             if tensor.event_id:
                 raise _unknown_event(tensor.event_id)
             return slab.memory.view(lease.offset, lease.size_bytes, slab.memory).toreadonly()
+
+    def drop_writes(self, tensors: Iterable[Tensor]) -> None:
+        """Drops what an engine wrote to inputs in loans."""
+        with self._lock:
+            for lease in (tensor.lease for tensor in tensors):
+                slab = self._slabs.get(lease.slab_id)
+                if slab is not None and slab.is_loan:
+                    slab.memory.drop_writes(lease.offset, lease.size_bytes)
 
     # --- outputs
 

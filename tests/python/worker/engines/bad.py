@@ -51,6 +51,13 @@ class Bad:
             yield Result(audio=numpy.full(2, part, "float32"), values={"part": part})
         return Result(audio=numpy.arange(parts, dtype="float32"), values={"parts": parts})
 
+    @method(inputs=[Tensor("x", "float32", ["samples=0.."])], outputs=SOUND)
+    def double(self, *, x: Any) -> Any:
+        """In place: as `torch.from_numpy(x).mul_(2)`, which does not heed that an array is read-only."""
+        memory = numpy.ctypeslib.as_array((ctypes.c_float * x.size).from_address(x.__array_interface__["data"][0]))
+        memory *= 2
+        return Result(audio=x)
+
     @method(outputs=SOUND)
     def endless(self) -> Any:
         """Until it is cancelled."""

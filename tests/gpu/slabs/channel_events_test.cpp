@@ -1,18 +1,25 @@
-/// Where a worker's stream stands among its waits for a client, which is another process here as ever.
+/// Where a worker's stream stands among its waits for a client, which is another process here as ever, and what follows
+/// when it stays there.
 
 #include <array>
 #include <chrono>
 #include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
 
-#include <gtest/gtest.h>
+#include <boost/asio/io_context.hpp>
+#include <gmock/gmock.h>
 
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/on_gpu.h"
 #include "worker/slabs/channel_events.h"
+#include "worker/slabs/held_stream_watch.h"
 
 namespace bulkhead::worker {
 namespace {
 
+using std::chrono::milliseconds;
 using test::CudaPeer;
 
 class WaitsForAClient : public test::OnGpu {
@@ -33,7 +40,7 @@ protected:
 
     static constexpr std::uint32_t event = limits::gpu_events + 1;  ///< the client's first
     CudaPeer client;
-    std::unique_ptr<ChannelEvents> events;
+    std::shared_ptr<ChannelEvents> events;
 };
 
 TEST_F(WaitsForAClient, AStreamThatIsBusyBeforeAWaitIsToldFromOneThatStandsAtIt) {
@@ -67,6 +74,79 @@ TEST_F(WaitsForAClient, MoreWaitsThanAreFollowedAreBehindThoseThatAre) {
     ASSERT_TRUE(make_wait()) << "room is free again";
     await([](const auto& held) { return !held.any; });
     synchronize();
+}
+
+class AHeldStream : public WaitsForAClient {
+protected:
+    void client_goes(milliseconds deadline) {
+        watch.emplace(io, deadline, [this](const Error& error) { stuck.push_back(error); });
+        watch->add(events, "rosa");
+    }
+    /// Until the watch looks no more, and for less time than a held stream is held.
+    void look() { io.run_for(test::StreamGate::bound / 2); }
+
+    boost::asio::io_context io;
+    std::optional<HeldStreamWatch> watch;
+    std::vector<Error> stuck;
+};
+
+TEST_F(AHeldStream, IsToldOnceAndNamesTheClient) {
+    ASSERT_EQ(client.ask("stream block"), "ok");
+    ASSERT_EQ(client.ask("event record"), "ok");
+    ASSERT_TRUE(make_wait());
+    client_goes(milliseconds{20});
+    EXPECT_TRUE(stuck.empty()) << "it has only just gone";
+    look();
+
+    ASSERT_EQ(stuck.size(), 1U);
+    EXPECT_EQ(stuck[0].code, ErrorCode::deadline_exceeded);
+    EXPECT_THAT(stuck[0].attempt, testing::HasSubstr("waits for an event of client \"rosa\""));
+    ASSERT_EQ(client.ask("stream unblock"), "ok");
+}
+
+TEST_F(AHeldStream, IsNotOneThatIsBusyBeforeItsWait) {
+    ASSERT_EQ(client.ask("event record"), "ok");
+    test::StreamGate gate;
+    {
+        const cuda::Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, test::StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
+    }
+    ASSERT_TRUE(make_wait());
+    client_goes(milliseconds{1});
+    for (int looks = 0; looks < 20; ++looks) io.run_one();  // a millisecond from one to the next
+    EXPECT_TRUE(stuck.empty());
+
+    gate.let_pass();
+    await([](const auto& held) { return !held.any; });
+    const std::weak_ptr<const ChannelEvents> watched = events;
+    events.reset();
+    look();
+    EXPECT_TRUE(stuck.empty());
+    EXPECT_TRUE(watched.expired()) << "events that no stream waits for are freed";
+}
+
+TEST_F(AHeldStream, HasTheWholeDeadlineAtEachWait) {
+    constexpr std::uint32_t second_event = event + 1;
+    constexpr milliseconds deadline{20};
+    CudaPeer second;
+    ASSERT_EQ(second.ask("event import " + test::to_text(events->offers().at(second_event - 1).handle)), "ok");
+    for (CudaPeer* peer : {&client, &second}) {
+        ASSERT_EQ(peer->ask("stream block"), "ok");
+        ASSERT_EQ(peer->ask("event record"), "ok");
+    }
+    ASSERT_TRUE(make_wait());
+    ASSERT_TRUE(events->make_wait(stream, std::array{second_event}));
+    await([](const auto& held) { return held.wait == 1; });
+    client_goes(deadline);
+    ASSERT_EQ(client.ask("stream unblock"), "ok");
+    const Clock::time_point passed = Clock::now() + deadline;
+    await([&](const auto& held) { return held.wait == 2 && Clock::now() >= passed; });
+    watch->look_now();
+    EXPECT_TRUE(stuck.empty()) << "the stream went on meanwhile";
+    look();
+
+    EXPECT_EQ(stuck.size(), 1U);
+    ASSERT_EQ(second.ask("stream unblock"), "ok");
 }
 
 }  // namespace

@@ -60,6 +60,14 @@ public:
             });
     }
 
+    /// As `run`, for a client. Errors  queue_full: `off_loop_requests_max` jobs wait
+    template <typename Job, typename Done>
+    void run_for_client(const std::string& what, Job job, Done done) {
+        if (waiting() >= limits::off_loop_requests_max)
+            return done(Error{ErrorCode::queue_full, what + ": too many wait for that", "ask again later"});
+        run(what, std::move(job), std::move(done));
+    }
+
     /// Jobs that wait or run, without those given up.
     [[nodiscard]] std::size_t waiting() const;
     /// Waits for the running job, at most for its deadline or `patience`, and drops the others.

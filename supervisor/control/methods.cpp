@@ -2,19 +2,13 @@
 
 #include <fmt/format.h>
 
-#include "supervisor/base/limits.h"
-
 namespace bulkhead::supervisor {
 
 rpc::MethodTable make_methods(Daemon& daemon) {
     rpc::MethodTable methods;
     add_fleet_methods(methods, daemon);
-    add_memory_methods(methods, daemon.fleet);
     add_model_methods(methods, daemon.fleet);
-    add_channel_methods(methods, daemon.fleet);
-    add_event_methods(methods, daemon.fleet);
-    add_log_methods(methods, daemon.fleet);
-    add_crash_methods(methods, daemon.fleet);
+    add_report_methods(methods, daemon.fleet);
     add_gpu_methods(methods, daemon.fleet);
     add_daemon_methods(methods, daemon);
     return methods;
@@ -69,9 +63,7 @@ json::array to_json(const std::vector<LoadedReplica>& loaded) {
 }
 
 void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>>)> done) {
-    if (context.off_loop.waiting() >= limits::off_loop_requests_max)
-        return done(Error{ErrorCode::queue_full, "reading the GPUs: too many wait for that", "ask again later"});
-    context.off_loop.run(
+    context.off_loop.run_for_client(
         "reading the GPUs", [&gpus = context.gpus] { return gpus.read(); }, std::move(done));
 }
 

@@ -49,13 +49,9 @@ struct Daemon {
 
 [[nodiscard]] rpc::MethodTable make_methods(Daemon& daemon);
 
-void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon);   // fleet.status reload
-void add_memory_methods(rpc::MethodTable& methods, Fleet& fleet);    // fleet.plan reclaim memory
-void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);     // model.load unload restart pin why
-void add_channel_methods(rpc::MethodTable& methods, Fleet& fleet);   // channel.open
-void add_event_methods(rpc::MethodTable& methods, Fleet& fleet);     // events.subscribe
-void add_log_methods(rpc::MethodTable& methods, Fleet& fleet);       // logs.tail
-void add_crash_methods(rpc::MethodTable& methods, Fleet& fleet);     // crashes.list
+void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon);   // fleet.status reload plan reclaim memory
+void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);     // model.load unload restart pin why, channel.open
+void add_report_methods(rpc::MethodTable& methods, Fleet& fleet);    // events.subscribe logs.tail crashes.list
 void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);       // gpu.status lift
 void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);  // daemon.info ping stop upgrade
 

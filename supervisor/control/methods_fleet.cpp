@@ -5,16 +5,12 @@
 namespace bulkhead::supervisor {
 namespace {
 
-void fleet_status(Fleet& fleet, rpc::Call call) {
-    fleet.status([answer = std::move(call.answer)](json::array rows) {
-        answer(rpc::Answer{{{"models", std::move(rows)}}, {}});
-    });
-}
+constexpr std::uint64_t bytes_max = std::uint64_t{1} << 40;
 
-json::array names(const std::vector<std::string>& models) {
-    json::array list;
-    for (const auto& model : models) list.emplace_back(model);
-    return list;
+void status(Fleet& fleet, rpc::Call call) {
+    fleet.status([answer = std::move(call.answer)](json::array rows) {
+        answer(json::object{{"models", std::move(rows)}});
+    });
 }
 
 rpc::Answer refusal(const std::string& file, const std::vector<config::Diagnostic>& errors) {
@@ -26,7 +22,7 @@ rpc::Answer refusal(const std::string& file, const std::vector<config::Diagnosti
                                     {"code", to_string(one.error.code)},
                                     {"attempt", one.error.attempt},
                                     {"remedy", one.error.remedy}});
-    rpc::Answer answer{{{"errors", std::move(list)}}, {}};
+    rpc::Answer answer{{{"errors", std::move(list)}}};
     answer.error = Error{ErrorCode::config_invalid,
                          fmt::format("reloading {}: {}{}", file, errors.front().text(),
                                      errors.size() > 1 ? fmt::format(", and {} more", errors.size() - 1) : ""),
@@ -39,20 +35,47 @@ void reload(const Daemon& daemon, rpc::Call call) {
         if (!reloaded.errors.empty()) return answer(refusal(file, reloaded.errors));
         if (reloaded.refused) return answer(*reloaded.refused);
         const FleetChange& change = reloaded.change;
-        answer(rpc::Answer{{{"added", names(change.added)},
-                            {"removed", names(change.removed)},
-                            {"changed", names(change.changed)},
-                            {"unchanged", names(change.unchanged)}},
-                           {}});
+        answer(json::object{{"added", json::value_from(change.added)},
+                            {"removed", json::value_from(change.removed)},
+                            {"changed", json::value_from(change.changed)},
+                            {"unchanged", json::value_from(change.unchanged)}});
     });
+}
+
+void plan(const Fleet& fleet, const rpc::Call& call) {
+    const std::string& name = selected_model(call.params, fleet).spec.name;
+    require_plan(fleet, name);
+    call.answer(fleet.admission().plan(name));
+}
+
+void reclaim(Fleet& fleet, rpc::Call call) {
+    const std::string device = rpc::required_string(call.params, "device");
+    const std::string client = rpc::required_string(call.params, "client");
+    const auto bytes = rpc::optional_count(call.params, "bytes", bytes_max);
+    if (!bytes)
+        throw ErrorException{
+            {ErrorCode::input_invalid, "parameter \"bytes\" is missing", "say how much room is needed"}};
+    const auto deadline = selected_deadline(call.params);
+    const auto ticket = fleet.admission().make_room(
+        device, *bytes, client, deadline, rpc::answer_of<Admission::MadeRoom>(call, [](const Admission::MadeRoom& made) {
+            return json::object{
+                {"freed", made.freed}, {"receipts", to_json(made.receipts)}, {"short_of", made.short_of}};
+        }));
+    *call.client_left = [&fleet, ticket] { fleet.admission().leave(ticket); };
+}
+
+void ledger(const Fleet& fleet, const rpc::Call& call) {
+    call.answer(json::object{{"devices", fleet.admission().ledger()}});
 }
 
 }  // namespace
 
 void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon) {
-    methods["fleet.status"] =
-        rpc::method({}, [&daemon](rpc::Call call) { fleet_status(daemon.fleet, std::move(call)); });
-    methods["fleet.reload"] = rpc::method({}, [&daemon](rpc::Call call) { reload(daemon, std::move(call)); });
+    rpc::add(methods, "fleet.status", {}, daemon.fleet, status);
+    rpc::add(methods, "fleet.reload", {}, daemon, reload);
+    rpc::add(methods, "fleet.plan", {"model"}, daemon.fleet, plan);
+    rpc::add(methods, "fleet.reclaim", {"device", "bytes", "client", "deadline_ms"}, daemon.fleet, reclaim);
+    rpc::add(methods, "fleet.memory", {}, daemon.fleet, ledger);
 }
 
 }  // namespace bulkhead::supervisor

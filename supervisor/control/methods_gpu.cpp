@@ -40,7 +40,7 @@ void gpu_status(Fleet& fleet, rpc::Call call) {
         if (gpus)
             for (const Gpu& gpu : *gpus) list.push_back(to_json(gpu, fleet.context().gpu_quarantine.reason(gpu.uuid)));
         result["gpus"] = std::move(list);
-        answer(rpc::Answer{std::move(result), {}});
+        answer(std::move(result));
     });
 }
 
@@ -51,7 +51,7 @@ void lift(Fleet& fleet, rpc::Call call) {
     if (const auto reason = context.gpu_quarantine.reason(uuid)) {
         context.gpu_quarantine.lift(uuid);
         spdlog::info("gpu={} quarantine lifted by a person; it was: {}", uuid, escaped(*reason));
-        return call.answer(rpc::Answer{{{"uuid", uuid}, {"was", *reason}}, {}});
+        return call.answer(json::object{{"uuid", uuid}, {"was", *reason}});
     }
     read_gpus(context, [uuid, answer = std::move(call.answer)](const Result<std::vector<Gpu>>& gpus) {
         const std::string attempt = fmt::format("lifting the quarantine of GPU {}", in_quotes(uuid));
@@ -71,8 +71,8 @@ void lift(Fleet& fleet, rpc::Call call) {
 }  // namespace
 
 void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet) {
-    methods["gpu.status"] = rpc::method({}, [&fleet](rpc::Call call) { gpu_status(fleet, std::move(call)); });
-    methods["gpu.lift"] = rpc::method({"uuid"}, [&fleet](rpc::Call call) { lift(fleet, std::move(call)); });
+    rpc::add(methods, "gpu.status", {}, fleet, gpu_status);
+    rpc::add(methods, "gpu.lift", {"uuid"}, fleet, lift);
 }
 
 }  // namespace bulkhead::supervisor

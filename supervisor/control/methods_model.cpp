@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 
+#include "ipc/base/text.h"
 #include "supervisor/control/methods.h"
 
 namespace bulkhead::supervisor {
 namespace {
+
+/// The limit in the channel's hello.
+constexpr std::size_t client_name_bytes_max = 47;
 
 void load(Fleet& fleet, rpc::Call call) {
     const Fleet::Models models = selected_models(call.params, fleet);
@@ -14,10 +18,8 @@ void load(Fleet& fleet, rpc::Call call) {
     (void)rpc::flag(call.params, "again");
     fleet.load(
         models, deadline,
-        [answer = std::move(call.answer)](Result<std::vector<LoadedReplica>> loaded) {
-            if (!loaded) return answer(loaded.error());
-            answer(rpc::Answer{{{"models", to_json(*loaded)}}, {}});
-        },
+        rpc::answer_of<std::vector<LoadedReplica>>(
+            call, [](const auto& loaded) { return json::object{{"models", to_json(loaded)}}; }),
         call.client_left.get());
 }
 
@@ -26,7 +28,7 @@ void pin(Fleet& fleet, const rpc::Call& call) {
     const bool shall = rpc::flag(call.params, "pin", true);
     require_plan(fleet, name);
     fleet.admission().pin(name, shall);
-    call.answer(rpc::Answer{{{"model", name}, {"pin", shall}}, {}});
+    call.answer(json::object{{"model", name}, {"pin", shall}});
 }
 
 void unload(Fleet& fleet, rpc::Call call) {
@@ -34,19 +36,16 @@ void unload(Fleet& fleet, rpc::Call call) {
     const bool again = rpc::flag(call.params, "again");
     fleet.unload(
         models,
-        [answer = std::move(call.answer)](Result<std::vector<Receipt>> receipts) {
-            if (!receipts) return answer(receipts.error());
-            answer(rpc::Answer{{{"receipts", to_json(*receipts)}}, {}});
-        },
+        rpc::answer_of<std::vector<Receipt>>(
+            call, [](const auto& receipts) { return json::object{{"receipts", to_json(receipts)}}; }),
         again);
 }
 
 void restart(Fleet& fleet, rpc::Call call) {
     const Fleet::Models models = selected_models(call.params, fleet);
-    fleet.restart(models, [answer = std::move(call.answer)](Result<Fleet::Restarted> restarted) {
-        if (!restarted) return answer(restarted.error());
-        answer(rpc::Answer{{{"models", to_json(restarted->loaded)}, {"receipts", to_json(restarted->receipts)}}, {}});
-    });
+    fleet.restart(models, rpc::answer_of<Fleet::Restarted>(call, [](const Fleet::Restarted& restarted) {
+        return json::object{{"models", to_json(restarted.loaded)}, {"receipts", to_json(restarted.receipts)}};
+    }));
 }
 
 /// `why` is asked about trouble: the first replica that does not serve speaks for the model.
@@ -60,19 +59,18 @@ std::string sentence_of(const std::string& memory, const Replica& speaks) {
     return memory.empty() ? speaks.sentence() : fmt::format("{} Memory: {}.", speaks.sentence(), memory);
 }
 
-rpc::Answer why_of(const Fleet& fleet, const Model& model) {
+json::object why_of(const Fleet& fleet, const Model& model) {
     const std::string& name = model.spec.name;
     json::array replicas;
     for (const auto& replica : model.replicas) replicas.push_back(replica->why());
     const Replica& speaks = spokesman(model);
-    return {{{"model", name},
-             {"state", to_string(speaks.state())},
-             {"sentence", sentence_of(fleet.admission().why(name), speaks)},
-             {"memory", fleet.admission().footprint(speaks)},
-             {"replicas", std::move(replicas)},
-             {"graphs", speaks.graphs()},
-             {"generate", speaks.generate()}},
-            {}};
+    return {{"model", name},
+            {"state", to_string(speaks.state())},
+            {"sentence", sentence_of(fleet.admission().why(name), speaks)},
+            {"memory", fleet.admission().footprint(speaks)},
+            {"replicas", std::move(replicas)},
+            {"graphs", speaks.graphs()},
+            {"generate", speaks.generate()}};
 }
 
 void why(Fleet& fleet, const rpc::Call& call) {
@@ -89,17 +87,41 @@ void why(Fleet& fleet, const rpc::Call& call) {
     });
 }
 
+void open(Fleet& fleet, rpc::Call call) {
+    const std::string client = rpc::required_string(call.params, "client");
+    if (client.empty() || client.size() > client_name_bytes_max || !is_printable(client))
+        throw ErrorException{{ErrorCode::input_invalid,
+                              fmt::format("parameter \"client\" has {} bytes", client.size()),
+                              fmt::format("give a printable name of 1 to {} bytes", client_name_bytes_max)}};
+    const auto deadline = selected_deadline(call.params);
+    Model& model = selected_model(call.params, fleet);
+    const bool stateful = model.spec.state != config::StateScope::none;
+    fleet.open_channel(
+        model, {client, call.peer.pid, call.peer.uid}, deadline,
+        rpc::answer_of<OpenedChannel>(call,
+                                      [stateful](OpenedChannel opened) {
+                                          rpc::Answer answer{{{"fds", 1},
+                                                              {"channel", opened.id},
+                                                              {"model", opened.worker.model},
+                                                              {"replica", opened.worker.replica},
+                                                              {"generation", opened.worker.generation},
+                                                              {"pid", opened.pid},
+                                                              {"stateful", stateful}}};
+                                          answer.fds.push_back(std::move(opened.client_end));
+                                          return answer;
+                                      }),
+        call.client_left.get());
+}
+
 }  // namespace
 
 void add_model_methods(rpc::MethodTable& methods, Fleet& fleet) {
-    methods["model.load"] = rpc::method({"model", "models", "all", "deadline_ms", "again"},
-                                        [&fleet](rpc::Call call) { load(fleet, std::move(call)); });
-    methods["model.unload"] =
-        rpc::method({"model", "models", "all", "again"}, [&fleet](rpc::Call call) { unload(fleet, std::move(call)); });
-    methods["model.restart"] =
-        rpc::method({"model", "models", "all"}, [&fleet](rpc::Call call) { restart(fleet, std::move(call)); });
-    methods["model.pin"] = rpc::method({"model", "pin"}, [&fleet](const rpc::Call& call) { pin(fleet, call); });
-    methods["model.why"] = rpc::method({"model"}, [&fleet](const rpc::Call& call) { why(fleet, call); });
+    rpc::add(methods, "model.load", {"model", "models", "all", "deadline_ms", "again"}, fleet, load);
+    rpc::add(methods, "model.unload", {"model", "models", "all", "again"}, fleet, unload);
+    rpc::add(methods, "model.restart", {"model", "models", "all"}, fleet, restart);
+    rpc::add(methods, "model.pin", {"model", "pin"}, fleet, pin);
+    rpc::add(methods, "model.why", {"model"}, fleet, why);
+    rpc::add(methods, "channel.open", {"model", "client", "deadline_ms"}, fleet, open);
 }
 
 }  // namespace bulkhead::supervisor

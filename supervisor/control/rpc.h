@@ -48,6 +48,8 @@ inline constexpr int failed = -32000;
 // --- methods
 
 struct Answer {
+    Answer(json::object members = {}, std::vector<UniqueFd> sent = {})
+        : result{std::move(members)}, fds{std::move(sent)} {}
     json::object result;
     std::vector<UniqueFd> fds;  ///< if not empty, `result` has a member `fds` with their count
     /// A failure with details: `result` then goes into `error.data`, beside code, attempt and remedy.
@@ -73,6 +75,21 @@ using MethodTable = std::map<std::string, Method, std::less<>>;
 
 /// Makes a method that accepts only these parameters. If `run` throws an ErrorException, that is the answer.
 [[nodiscard]] Method method(std::initializer_list<std::string_view> parameters, Method run);
+
+/// Adds the method that calls `run(subject, call)`. `subject` outlives the table.
+template <typename Subject, typename Run>
+void add(MethodTable& methods, const char* name, std::initializer_list<std::string_view> parameters, Subject& subject,
+         Run run) {
+    methods[name] = method(parameters, [&subject, run](Call call) { run(subject, std::move(call)); });
+}
+
+/// Returns a callback that answers the call: with the members that `tell` makes of the value, or with its error.
+template <typename Value, typename Tell>
+auto answer_of(Call& call, Tell tell) {
+    return [answer = std::move(call.answer), tell = std::move(tell)](Result<Value> value) {
+        value ? answer(tell(std::move(*value))) : answer(std::move(value.error()));
+    };
+}
 
 // --- parameters; all throw ErrorException: input_invalid, with the name of the parameter
 

@@ -12,8 +12,8 @@
 
 namespace bulkhead::worker_link {
 
-[[nodiscard]] boost::json::object to_json(ToDaemon message);
-[[nodiscard]] boost::json::object to_json(ToWorker message);
+[[nodiscard]] boost::json::object to_json(const ToDaemon& message);
+[[nodiscard]] boost::json::object to_json(const ToWorker& message);
 
 /// Texts are unescaped, as the sender wrote them.
 /// Errors  protocol_violation: not a JSON object, no type, or a required member is missing

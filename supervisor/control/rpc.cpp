@@ -55,9 +55,9 @@ std::variant<Request, Refusal> parse(std::string_view line) {
         request.id = *id;
     }
     const json::value id = request.id.value_or(nullptr);
-    if (string_member(object, "jsonrpc") != "2.0")
+    if (member<std::string>(object, "jsonrpc") != "2.0")
         return refuse(no_request, "reading a request: no \"jsonrpc\": \"2.0\"", id);
-    const auto method = string_member(object, "method");
+    const auto method = member<std::string>(object, "method");
     if (!method) return refuse(no_request, "reading a request: no method", id);
     request.method = *method;
     if (json::value* params = object.if_contains("params")) {
@@ -100,14 +100,14 @@ Method method(std::initializer_list<std::string_view> parameters, Method run) {
 }
 
 std::string required_string(const json::object& params, std::string_view name) {
-    if (auto value = string_member(params, name)) return std::move(*value);
+    if (auto value = member<std::string>(params, name)) return std::move(*value);
     throw ErrorException{
         invalid(fmt::format("parameter \"{}\" is missing or not a string", name), "give it as a string")};
 }
 
 std::optional<std::uint64_t> optional_count(const json::object& params, std::string_view name, std::uint64_t max) {
     if (!params.contains(name)) return std::nullopt;
-    const auto value = unsigned_member(params, name);
+    const auto value = member<std::uint64_t>(params, name);
     if (value && *value <= max) return value;
     throw ErrorException{
         invalid(fmt::format("parameter \"{}\" is {}", name, escaped(json::serialize(params.at(name)).substr(0, 64))),

@@ -242,8 +242,8 @@ json::array CrashReports::list(const std::string& model, std::size_t max) const 
         json::value document = json::parse(*text, ec);
         if (ec || !document.is_object()) continue;
         json::object& report = document.get_object();
-        const auto of = string_member(report, "model");
-        if (!of || !string_member(report, "cause") || (!model.empty() && *of != model)) continue;
+        const auto of = member<std::string>(report, "model");
+        if (!of || !member<std::string>(report, "cause") || (!model.empty() && *of != model)) continue;
         if ((bytes += text->size()) > bytes_max) break;
         report["report"] = path.string();
         reports.push_back(std::move(document));

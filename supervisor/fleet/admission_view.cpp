@@ -2,20 +2,13 @@
 
 #include <algorithm>
 
+#include "ipc/base/json_codec.h"
 #include "ipc/base/machine_memory.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/fleet/admission.h"
 
 namespace bulkhead::supervisor {
-namespace {
-
-json::object to_json(const memory::Usage& usage) {
-    return {{"at_ready", usage.at_ready},       {"load_peak", usage.load_peak}, {"serving_peak", usage.serving_peak},
-            {"graph_pools", usage.graph_pools}, {"slabs", usage.slabs},         {"mapped", usage.mapped}};
-}
-
-}  // namespace
 
 json::object Admission::plan(const std::string& model) const {
     const memory::Plan plan = policy_->plan(model, Deadline::Clock::now());
@@ -54,8 +47,8 @@ json::object Admission::footprint(const Replica& replica) const {
     else if (plans(spec.name) && spec.declared_bytes)
         result["estimated"] = *spec.declared_bytes;
     if (const memory::Footprint* known = footprint_of(spec.name, on_gpu); known != nullptr && known->count > 0)
-        result["measured"] = json::object{{"device", to_json(known->device)},
-                                          {"host", to_json(known->host)},
+        result["measured"] = json::object{{"device", json_codec::encode(known->device)},
+                                          {"host", json_codec::encode(known->host)},
                                           {"load_ms", known->load.count()},
                                           {"count", known->count},
                                           {"time", known->measured_ms}};

@@ -24,7 +24,7 @@ std::optional<config::Fleet> LastGoodFleet::load() const {
     const json::value* models = content ? content->if_contains("models") : nullptr;
     if (models == nullptr || !models->is_array()) return std::nullopt;
     config::Fleet fleet;
-    fleet.source = string_member(*content, "source").value_or("");
+    fleet.source = member<std::string>(*content, "source").value_or("");
     for (const json::value& one : models->get_array()) {
         auto model = one.is_object() ? config::model_from_json(one.get_object())
                                      : Result<config::ModelSpec>{Error{ErrorCode::config_invalid, "no object", {}}};

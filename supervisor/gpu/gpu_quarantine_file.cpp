@@ -52,19 +52,19 @@ bool lives(const std::string& identity) {
 
 /// Returns false if `one` is not in the format of `to_json`.
 bool take_reason(State& state, const std::string& uuid, const json::object& one) {
-    auto text = string_member(one, "text");
+    auto text = member<std::string>(one, "text");
     if (!text || text->empty()) return false;
-    const std::string process = string_member(one, "process").value_or("");
+    const std::string process = member<std::string>(one, "process").value_or("");
     if (process.empty() || lives(process)) state.reasons[uuid].push_back({std::move(*text), process});
     return true;
 }
 
 bool take_failure(State& state, const std::string& uuid, const json::object& one) {
-    auto model = string_member(one, "model");
-    const auto at = unsigned_member(one, "unix_ms");
-    if (!model || !at) return false;
+    auto model = member<std::string>(one, "model");
+    const auto at = member<std::int64_t>(one, "unix_ms");
+    if (!model || !at || *at < 0) return false;
     // If the clock was set back, the failure would lie in the future and count for too long.
-    const std::chrono::milliseconds age{unix_ms() - static_cast<std::int64_t>(*at)};
+    const std::chrono::milliseconds age{unix_ms() - *at};
     if (age >= std::chrono::milliseconds{0} && age <= limits::gpu_failures_window)
         state.failures[uuid].push_back({std::move(*model), GpuQuarantine::Clock::now() - age});
     return true;

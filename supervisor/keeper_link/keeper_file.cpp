@@ -46,7 +46,7 @@ std::optional<json::object> KeeperFile::load() const {
         spdlog::warn("{} is ignored: it is not a JSON object", path_.string());
         return std::nullopt;
     }
-    if (keeper_.empty() || string_member(content.get_object(), "keeper") != keeper_) return std::nullopt;
+    if (keeper_.empty() || member<std::string>(content.get_object(), "keeper") != keeper_) return std::nullopt;
     return std::move(content.get_object());
 }
 

@@ -1,94 +1,39 @@
 #include "supervisor/memory/footprint.h"
 
 #include <algorithm>
-#include <array>
-#include <utility>
 
+#include "ipc/base/json_codec.h"
 #include "supervisor/memory/limits.h"
 
 namespace bulkhead::supervisor::memory {
 namespace json = boost::json;
 namespace {
 
-constexpr std::array usage_members{std::pair{"at_ready", &Usage::at_ready},
-                                   std::pair{"load_peak", &Usage::load_peak},
-                                   std::pair{"serving_peak", &Usage::serving_peak},
-                                   std::pair{"graph_pools", &Usage::graph_pools},
-                                   std::pair{"slabs", &Usage::slabs},
-                                   std::pair{"mapped", &Usage::mapped}};
-
 /// Bounds a figure from a file or a worker so that sums cannot overflow.
 Bytes bounded(Bytes bytes) { return std::min<Bytes>(bytes, limits::bytes_max); }
 
 Usage bounded(Usage usage) {
-    for (const auto& [name, member] : usage_members) usage.*member = bounded(usage.*member);
+    Usage::members(usage, [](std::string_view, Bytes& bytes, bool) { bytes = bounded(bytes); });
     return usage;
 }
 
-json::object to_json(const Usage& usage) {
-    json::object out;
-    for (const auto& [name, member] : usage_members) out.emplace(name, usage.*member);
-    return out;
-}
-
-std::optional<std::uint64_t> number(const json::object& from, std::string_view key, std::uint64_t max) {
-    const json::value* value = from.if_contains(key);
-    if (value == nullptr || !value->is_number()) return std::nullopt;
-    boost::system::error_code wrong;
-    const auto read = value->to_number<std::uint64_t>(wrong);
-    if (wrong || read > max) return std::nullopt;
-    return read;
-}
-
-std::optional<Usage> usage_from(const json::object& from, std::string_view key) {
-    const json::value* value = from.if_contains(key);
-    if (value == nullptr || !value->is_object()) return std::nullopt;
-    Usage usage;
-    for (const auto& [name, member] : usage_members) {
-        const auto read = number(value->get_object(), name, limits::bytes_max);
-        if (!read) return std::nullopt;
-        usage.*member = *read;
-    }
-    return usage;
-}
-
-/// Returns no correction where the member is absent, nothing where it is not valid.
-std::optional<Correction> correction_from(const json::object& from) {
-    const json::value* value = from.if_contains("corrected");
-    if (value == nullptr) return Correction{};
-    if (!value->is_object()) return std::nullopt;
-    const auto device = number(value->get_object(), "device", limits::bytes_max);
-    const auto host_bytes = number(value->get_object(), "host", limits::bytes_max);
-    const auto memory = number(value->get_object(), "memory", limits::bytes_max);
-    if (!device || !host_bytes || !memory) return std::nullopt;
-    return Correction{*device, *host_bytes, *memory};
-}
-
-std::optional<Footprint> footprint_from(const json::value& value) {
-    if (!value.is_object()) return std::nullopt;
-    const json::object& from = value.get_object();
-    constexpr std::uint64_t ms_max = std::uint64_t{1} << 52;
-    const auto device = usage_from(from, "device");
-    const auto host_usage = usage_from(from, "host");
-    const auto load = number(from, "load_ms", ms_max);
-    const auto reclaim = number(from, "reclaim_ms", ms_max);
-    const auto count = number(from, "count", UINT32_MAX);
-    const auto date = number(from, "measured_ms", ms_max);
-    const auto corrected = correction_from(from);
-    if (!corrected || !device || !host_usage || !load || !reclaim || !count || !date) return std::nullopt;
-    return Footprint{*device,
-                     *host_usage,
-                     Millis{*load},
-                     Millis{*reclaim},
-                     static_cast<std::uint32_t>(*count),
-                     static_cast<std::int64_t>(*date),
-                     *corrected};
+bool is_sound(const Footprint& one) {
+    constexpr std::int64_t ms_max = std::int64_t{1} << 52;
+    const auto in_range = [](std::int64_t ms) { return ms >= 0 && ms <= ms_max; };
+    return one.device == bounded(one.device) && one.host == bounded(one.host) && in_range(one.load.count()) &&
+           in_range(one.reclaim.count()) && in_range(one.measured_ms) &&
+           std::max({one.corrected.device, one.corrected.host, one.corrected.memory}) <= limits::bytes_max;
 }
 
 }  // namespace
 
 void Usage::merge(const Usage& other) {
-    for (const auto& [name, member] : usage_members) this->*member = std::max(this->*member, other.*member);
+    at_ready = std::max(at_ready, other.at_ready);
+    load_peak = std::max(load_peak, other.load_peak);
+    serving_peak = std::max(serving_peak, other.serving_peak);
+    graph_pools = std::max(graph_pools, other.graph_pools);
+    slabs = std::max(slabs, other.slabs);
+    mapped = std::max(mapped, other.mapped);
 }
 
 std::string_view to_string(Basis basis) {
@@ -168,16 +113,7 @@ void Footprints::keep(std::size_t count) {
 
 json::object Footprints::to_json() const {
     json::object out;
-    for (const auto& [key, one] : by_key_)
-        out.emplace(key, json::object{{"device", memory::to_json(one.device)},
-                                      {"host", memory::to_json(one.host)},
-                                      {"load_ms", one.load.count()},
-                                      {"reclaim_ms", one.reclaim.count()},
-                                      {"count", one.count},
-                                      {"measured_ms", one.measured_ms},
-                                      {"corrected", json::object{{"device", one.corrected.device},
-                                                                 {"host", one.corrected.host},
-                                                                 {"memory", one.corrected.memory}}}});
+    for (const auto& [key, one] : by_key_) out[key] = json_codec::encode(one);
     return out;
 }
 
@@ -185,7 +121,7 @@ Footprints Footprints::from_json(const json::value& value) {
     Footprints out;
     if (!value.is_object()) return out;
     for (const auto& [key, member] : value.get_object())
-        if (const auto one = footprint_from(member)) out.by_key_.emplace(key, *one);
+        if (Footprint one; json_codec::decode(member, one) && is_sound(one)) out.by_key_.emplace(key, one);
     out.keep(limits::footprints_max);
     return out;
 }

@@ -29,6 +29,14 @@ struct Usage {
     [[nodiscard]] Bytes loading() const { return std::max(load_peak, resident()); }
     /// Keeps the larger value of each member.
     void merge(const Usage& other);
+    static void members(auto& self, auto&& visit) {
+        visit("at_ready", self.at_ready, true);
+        visit("load_peak", self.load_peak, true);
+        visit("serving_peak", self.serving_peak, true);
+        visit("graph_pools", self.graph_pools, true);
+        visit("slabs", self.slabs, true);
+        visit("mapped", self.mapped, true);
+    }
     friend bool operator==(const Usage&, const Usage&) = default;
 };
 
@@ -37,6 +45,11 @@ struct Correction {
     Bytes device = 0;  ///< 0: none
     Bytes host = 0;    ///< beside a GPU; 0: none
     Bytes memory = 0;  ///< as declared at that time; 0: not. Declaring another one ends the correction
+    static void members(auto& self, auto&& visit) {
+        visit("device", self.device, true);
+        visit("host", self.host, true);
+        visit("memory", self.memory, true);
+    }
     friend bool operator==(const Correction&, const Correction&) = default;
 };
 
@@ -51,6 +64,15 @@ struct Footprint {
     Correction corrected{};
     /// Was it ever measured while it served? Memory of requests and channels is unknown before that.
     [[nodiscard]] bool has_served() const { return device.serving_peak > 0; }
+    static void members(auto& self, auto&& visit) {
+        visit("device", self.device, true);
+        visit("host", self.host, true);
+        visit("load_ms", self.load, true);
+        visit("reclaim_ms", self.reclaim, true);
+        visit("count", self.count, true);
+        visit("measured_ms", self.measured_ms, true);
+        visit("corrected", self.corrected, false);
+    }
     friend bool operator==(const Footprint&, const Footprint&) = default;
 };
 

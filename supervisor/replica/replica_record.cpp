@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include <boost/json.hpp>
@@ -27,25 +28,20 @@ std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222
     return hash;
 }
 
-bool flag_member(const json::object& object, std::string_view name) {
-    const json::value* value = object.if_contains(name);
-    return value != nullptr && value->is_bool() && value->get_bool();
-}
-
-std::uint64_t count_member(const json::object& object, std::string_view name) {
-    return unsigned_member(object, name).value_or(0);
-}
-
-std::int64_t time_member(const json::object& object, std::string_view name) {
-    constexpr std::uint64_t max = INT64_MAX;
-    return static_cast<std::int64_t>(std::min(count_member(object, name), max));
+/// No time that a record names lies before 1970.
+template <typename T>
+void read_members(const json::object& from, T& to) {
+    json_codec::decode_members(from, to);
+    T::members(to, [](std::string_view, auto& value, bool) {
+        if constexpr (std::is_same_v<decltype(value), std::int64_t&>) value = std::max<std::int64_t>(value, 0);
+    });
 }
 
 /// Bounds a time of being ready: more than what forgives every crash has no effect, and sums cannot overflow.
-Millis readiness_of(std::uint64_t ms) {
-    constexpr std::chrono::milliseconds max = std::chrono::hours{24};
+Millis readiness_of(Millis ready) {
+    constexpr Millis max = std::chrono::hours{24};
     static_assert(max > limits::restart_forgiven_per * limits::restart_unforgiven_max);
-    return Millis{std::min<std::uint64_t>(ms, max.count())};
+    return std::clamp(ready, Millis{0}, max);
 }
 
 /// Returns the size of `text` as a JSON string, without quotes.
@@ -88,52 +84,17 @@ json::object to_json(const LastCrash& crash, std::size_t cause_bytes) {
 }
 
 std::optional<LastCrash> last_crash_of(const json::object& all) {
-    const json::value* value = all.if_contains("crash");
-    if (value == nullptr || !value->is_object()) return std::nullopt;
-    const json::object& object = value->get_object();
-    const auto number = [&](std::string_view name) {
-        constexpr std::uint64_t max = INT32_MAX;
-        return static_cast<std::int32_t>(std::min(count_member(object, name), max));
-    };
+    const auto object = member<json::object>(all, "crash");
+    if (!object) return std::nullopt;
     LastCrash crash;
-    crash.generation = count_member(object, "gen");
-    crash.pid = number("pid");
-    crash.by_signal = object.contains("sig");
-    crash.number = number(crash.by_signal ? "sig" : "code");
-    crash.unix_ms = time_member(object, "ms");
-    crash.cause = string_member(object, "cause").value_or("");
-    crash.report = string_member(object, "file").value_or("");
-    crash.report_due = flag_member(object, "due");
-    crash.lost = string_member(object, "lost").value_or("");
+    read_members(*object, crash);
+    crash.by_signal = object->contains("sig");
+    crash.number = member<std::int32_t>(*object, crash.by_signal ? "sig" : "code").value_or(0);
     return crash;
 }
 
-std::optional<WorkerName> name_of(const json::object& all) {
-    const json::value* value = all.if_contains("name");
-    if (value == nullptr || !value->is_array() || value->get_array().size() != 3) return std::nullopt;
-    const json::array& parts = value->get_array();
-    boost::system::error_code ec;
-    const auto replica = parts[1].to_number<std::uint32_t>(ec);
-    const auto generation = ec ? 0 : parts[2].to_number<std::uint64_t>(ec);
-    if (ec || !parts[0].is_string()) return std::nullopt;
-    return WorkerName{std::string{parts[0].get_string()}, replica, generation};
-}
-
-std::optional<HeldMemory> held_of(const json::object& all) {
-    const json::value* value = all.if_contains("held");
-    if (value == nullptr || !value->is_array() || value->get_array().size() != 4) return std::nullopt;
-    const json::array& parts = value->get_array();
-    HeldMemory held;
-    std::size_t read = 0;
-    for (std::uint64_t* bytes : {&held.device, &held.host, &held.mapped}) {
-        boost::system::error_code ec;
-        *bytes = parts[read++].to_number<std::uint64_t>(ec);
-        if (ec) return std::nullopt;
-    }
-    if (!parts[read].is_bool()) return std::nullopt;
-    held.measured = parts[read].get_bool();
-    return held;
-}
+using NameParts = std::tuple<std::string, std::uint32_t, std::uint64_t>;
+using HeldParts = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool>;
 
 constexpr std::size_t on_gpu_bytes_max = 128;
 
@@ -207,42 +168,21 @@ ReplicaRecord ReplicaRecord::of_replica() const {
 }
 
 std::string ReplicaRecord::to_text() const {
+    ReplicaRecord fixed = *this;
+    fixed.declaration = cut_for_json(declaration, declaration_bytes_max);
+    fixed.device = cut_for_json(device, device_bytes_max);
+    fixed.gpu_uuid = cut_for_json(gpu_uuid, gpu_uuid_bytes_max);
+    fixed.eager = cut_for_json(eager, eager_bytes_max);
     json::object all{{"v", record_version}};
-    const auto add = [&](std::string_view key, const auto& value, const auto& otherwise) {
-        if (value != otherwise) all[key] = value;
-    };
+    members(fixed, [&](std::string_view key, const auto& value, bool) {
+        if (value != std::remove_cvref_t<decltype(value)>{}) all[key] = json_codec::encode(value);
+    });
     if (name) all["name"] = json::array{name->model, name->replica, name->generation};
-    add("declaration", cut_for_json(declaration, declaration_bytes_max), "");
-    add("device", cut_for_json(device, device_bytes_max), "");
-    add("gpu", cut_for_json(gpu_uuid, gpu_uuid_bytes_max), "");
-    add("cgroup", has_cgroup, false);
-    add("eager", cut_for_json(eager, eager_bytes_max), "");
-    add("granted", granted, false);
-    add("capture", capturing, false);
-    add("ready_ms", ready_unix_ms, 0);
-    add("end_ms", end_began_unix_ms, 0);
-    add("abort", aborted, false);
-    add("escalation", static_cast<std::uint64_t>(escalation), 0U);
+    if (escalation != Escalation::none) all["escalation"] = static_cast<std::uint64_t>(escalation);
     if (host_bytes) all["host"] = *host_bytes;
     if (gpu_free_before) all["gpu_free"] = *gpu_free_before;
     if (held) all["held"] = json::array{held->device, held->host, held->mapped, held->measured};
-    add("used_ms", used_unix_ms, 0);
-    add("tried", adoptions_tried, 0U);
-    add("keep", keep_running, false);
-    add("unload", unload_asked, false);
-    add("replacing", replacing, false);
-    add("quarantined", quarantined, false);
-    add("over", over, false);
-    add("due_ms", restart_due_unix_ms, 0);
-    add("restarts", restarts, 0U);
-    add("requests", requests, 0U);
-    add("errors", errors, 0U);
-    if (!crashes.ready_before.empty()) {
-        json::array& list = all["crashes"].emplace_array();
-        for (const Millis ready_for : crashes.compacted().ready_before) list.push_back(ready_for.count());
-    }
-    add("by_count", gave_up_by_count, false);
-    add("withdrawn_ms", ready_before_withdrawn.count(), 0);
+    if (!crashes.ready_before.empty()) all["crashes"] = json_codec::encode(crashes.compacted().ready_before);
     const auto fits = [&] { return json::serialize(all).size() <= keeper_link::ledger_bytes_max; };
     if (json::array list = to_json(on_gpu); !list.empty()) all["on_gpu"] = std::move(list);
     if (!fits()) all.erase("on_gpu");
@@ -267,52 +207,30 @@ std::string ReplicaRecord::to_text() const {
 Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
     boost::system::error_code ec;
     const json::value document = json::parse(text, ec);
-    if (ec || !document.is_object() || unsigned_member(document.get_object(), "v") != record_version)
+    if (ec || !document.is_object() || member<std::uint64_t>(document.get_object(), "v") != record_version)
         return Error{ErrorCode::protocol_violation,
                      fmt::format("reading a former supervisor's record of {} bytes", text.size()),
                      {}};
     const json::object& all = document.get_object();
-    const auto string = [&](std::string_view name) { return string_member(all, name).value_or(""); };
     ReplicaRecord record;
-    record.name = name_of(all);
-    record.declaration = string("declaration");
-    record.device = string("device");
-    record.gpu_uuid = string("gpu");
-    record.has_cgroup = flag_member(all, "cgroup");
-    record.eager = string("eager");
-    record.granted = flag_member(all, "granted");
-    record.capturing = flag_member(all, "capture");
-    record.ready_unix_ms = time_member(all, "ready_ms");
-    record.end_began_unix_ms = time_member(all, "end_ms");
-    record.aborted = flag_member(all, "abort");
-    record.escalation = static_cast<Escalation>(std::min<std::uint64_t>(count_member(all, "escalation"), 2));
-    record.host_bytes = unsigned_member(all, "host");
-    record.gpu_free_before = unsigned_member(all, "gpu_free");
-    record.held = held_of(all);
-    record.used_unix_ms = time_member(all, "used_ms");
-    record.adoptions_tried = static_cast<std::uint32_t>(count_member(all, "tried"));
-    record.keep_running = flag_member(all, "keep");
-    record.unload_asked = flag_member(all, "unload");
-    record.replacing = flag_member(all, "replacing");
-    record.quarantined = flag_member(all, "quarantined");
-    record.over = flag_member(all, "over");
-    record.restart_due_unix_ms = time_member(all, "due_ms");
-    record.restarts = static_cast<std::uint32_t>(count_member(all, "restarts"));
-    record.requests = count_member(all, "requests");
-    record.errors = count_member(all, "errors");
-    record.reason = string("reason");
+    read_members(all, record);
+    record.ready_before_withdrawn = readiness_of(record.ready_before_withdrawn);
+    if (const auto parts = member<NameParts>(all, "name"))
+        record.name = std::apply([](const auto&... part) { return WorkerName{part...}; }, *parts);
+    if (const auto parts = member<HeldParts>(all, "held"))
+        record.held = {std::get<3>(*parts), std::get<0>(*parts), std::get<1>(*parts), std::get<2>(*parts)};
+    record.escalation =
+        static_cast<Escalation>(std::min<std::uint64_t>(member<std::uint64_t>(all, "escalation").value_or(0), 2));
+    record.host_bytes = member<std::uint64_t>(all, "host");
+    record.gpu_free_before = member<std::uint64_t>(all, "gpu_free");
+    record.reason = member<std::string>(all, "reason").value_or("");
     record.last_crash = last_crash_of(all);
-    record.gave_up_by_count = flag_member(all, "by_count");
-    record.ready_before_withdrawn = readiness_of(count_member(all, "withdrawn_ms"));
     record.on_gpu = crashes_on_gpu_of(all);
     // Only unforgiven crashes are kept: the last of them quarantines a replica, and `clear_crashes` forgets all.
     constexpr std::size_t crashes_max = limits::restart_unforgiven_max;
-    if (const json::value* list = all.if_contains("crashes"); list != nullptr && list->is_array())
-        for (const json::value& one : list->get_array()) {
-            const auto ready_for = one.to_number<std::int64_t>(ec);
-            if (ec || ready_for < 0 || record.crashes.ready_before.size() == crashes_max) continue;
-            record.crashes.ready_before.push_back(readiness_of(static_cast<std::uint64_t>(ready_for)));
-        }
+    for (const Millis ready_for : member<std::vector<Millis>>(all, "crashes").value_or(std::vector<Millis>{}))
+        if (ready_for >= Millis{0} && record.crashes.ready_before.size() < crashes_max)
+            record.crashes.ready_before.push_back(readiness_of(ready_for));
     return record;
 }
 

@@ -25,6 +25,16 @@ struct LastCrash {
     bool report_due = false;  ///< the report is being written
     std::string lost;         ///< why the report could not be written; cut to fit
 
+    /// Without `by_signal` and `number`, which share a member.
+    static void members(auto& self, auto&& visit) {
+        visit("gen", self.generation, false);
+        visit("pid", self.pid, false);
+        visit("ms", self.unix_ms, false);
+        visit("cause", self.cause, false);
+        visit("file", self.report, false);
+        visit("due", self.report_due, false);
+        visit("lost", self.lost, false);
+    }
     [[nodiscard]] ProcessExit exit() const { return {by_signal, number, true}; }
     friend bool operator==(const LastCrash&, const LastCrash&) = default;
 };
@@ -91,6 +101,32 @@ struct ReplicaRecord : ReplicaHistory {
     std::optional<LastCrash> last_crash;  ///< left out if it does not fit beside the reason
     std::string reason;                   ///< of a quarantine, a backoff or an unexpected end; cut to fit
 
+    /// Those that are written as they are.
+    static void members(auto& self, auto&& visit) {
+        visit("declaration", self.declaration, false);
+        visit("device", self.device, false);
+        visit("gpu", self.gpu_uuid, false);
+        visit("cgroup", self.has_cgroup, false);
+        visit("eager", self.eager, false);
+        visit("granted", self.granted, false);
+        visit("capture", self.capturing, false);
+        visit("ready_ms", self.ready_unix_ms, false);
+        visit("end_ms", self.end_began_unix_ms, false);
+        visit("abort", self.aborted, false);
+        visit("used_ms", self.used_unix_ms, false);
+        visit("tried", self.adoptions_tried, false);
+        visit("keep", self.keep_running, false);
+        visit("unload", self.unload_asked, false);
+        visit("replacing", self.replacing, false);
+        visit("quarantined", self.quarantined, false);
+        visit("over", self.over, false);
+        visit("due_ms", self.restart_due_unix_ms, false);
+        visit("restarts", self.restarts, false);
+        visit("requests", self.requests, false);
+        visit("errors", self.errors, false);
+        visit("by_count", self.gave_up_by_count, false);
+        visit("withdrawn_ms", self.ready_before_withdrawn, false);
+    }
     /// Copies the policy's knowledge. `unix_ms` is the same moment as `now`.
     void note(const RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms);
     void restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const;

@@ -291,9 +291,6 @@ void Admission::act(const action::Grant& grant) {
                      });
 }
 
-/// Answers at once: a process starts only with the grant, so there is nothing to end.
-void Admission::act(const action::Withdraw& withdraw) { tell(event::Ended{withdraw.who}); }
-
 void Admission::could_not_start(const memory::ReplicaId& who, const Error& error) {
     granted_.erase(who);
     tell(event::Ended{who, false, error, unix_ms()});

@@ -122,8 +122,6 @@ private:
     void tell_it_left(Ticket ticket, const Waiter& waiter, std::string_view how);
     void tell(memory::Event event);
     void work();
-    void act(const memory::action::Place&) {}  // its process starts with the grant
-    void act(const memory::action::Withdraw& withdraw);
     void act(const memory::action::Grant& grant);
     void act(const memory::action::Evict& evict);
     void act(const memory::action::Serve& serve);

@@ -19,26 +19,13 @@ enum class EvictCause : std::uint8_t {
 
 namespace action {
 
-/// Assigns a device. The process may start and its link may open; nothing large may be allocated before `Grant`.
-struct Place {
-    ReplicaId who;
-    DeviceId device;
-    Bytes device_bytes = 0;  ///< to be granted; for an unknown size all that is free: may change until `Grant`
-    Bytes host_bytes = 0;
-};
-/// The memory is free and reserved: the replica may load. Follows its `Place` at once, or after receipts.
+/// The memory is free and reserved: the replica may start and load.
 struct Grant {
     ReplicaId who;
     DeviceId device;
     Bytes device_bytes = 0;  ///< reserved
     Bytes host_bytes = 0;
     Basis basis{};
-};
-/// A placed replica without a grant is no longer wanted: end its process. Answered by `Ended`, even
-/// if no process was started; needs no `Receipt`.
-struct Withdraw {
-    ReplicaId who;
-    std::string why;
 };
 /// Drain the replica until `until` at most, then end it. Answered by `Ended` and `Receipt`.
 struct Evict {
@@ -74,8 +61,8 @@ struct Reclaimed {
 
 }  // namespace action
 
-using Action = std::variant<action::Place, action::Grant, action::Withdraw, action::Evict, action::Serve,
-                            action::Refuse, action::Queued, action::Reclaimed>;
+using Action = std::variant<action::Grant, action::Evict, action::Serve, action::Refuse, action::Queued,
+                            action::Reclaimed>;
 using Actions = std::vector<Action>;
 
 }  // namespace bulkhead::supervisor::memory

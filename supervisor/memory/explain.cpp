@@ -38,8 +38,7 @@ std::string state_text(const State& state, const Slot& slot, Time now) {
                               (slot.placed_why.empty() || slot.is_going() ? "" : fmt::format(" ({})", slot.placed_why));
     const std::string bytes = bytes_text(slot.device_bytes);
     switch (slot.phase) {
-    case Phase::none:
-    case Phase::leaving: break;
+    case Phase::none: break;
     case Phase::placed: return fmt::format("{} waits for {} on {} to come free", slot.id().text(), bytes, where);
     case Phase::loading: return fmt::format("{} loads on {} with {} reserved", slot.id().text(), where, bytes);
     case Phase::ready: {

@@ -51,7 +51,4 @@ struct Holding {
     friend bool operator==(const Holding&, const Holding&) = default;
 };
 
-/// Writes the sums of `holdings` into `devices`. The policy's running sums must always equal them.
-void sum_up(const std::vector<Holding>& holdings, std::vector<DeviceLedger>& devices);
-
 }  // namespace bulkhead::supervisor::memory

@@ -48,7 +48,7 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
             if (excluded && !contains(option.victims, other)) option.victims.push_back(other);
         }
         for (const Slot& sibling : model.slots)
-            if (sibling.is_there() && sibling.device == devices[i]) ++option.cost.together;
+            if (sibling.phase != Phase::none && sibling.device == devices[i]) ++option.cost.together;
         for (std::size_t j = 0; j < i; ++j)
             if (pieces[j].slot->model == &model && devices[j] == devices[i]) ++option.cost.together;
     }

@@ -92,11 +92,10 @@ public:
     [[nodiscard]] std::int64_t promised_room(std::size_t device) const;
     /// Room if every candidate went that may go within `reach`.
     [[nodiscard]] std::int64_t room_within(Reach reach, std::size_t device, int priority) const;
-    /// Returns whether there may be a place within `reach`. False is certain, and cheaper than a search.
-    [[nodiscard]] bool may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const;
-    [[nodiscard]] bool may_fit(const std::vector<Piece>& pieces, int priority, Reach reach) const;
 
 private:
+    /// Returns whether there may be a place within `reach`. False is certain, and cheaper than a search.
+    [[nodiscard]] bool may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const;
     [[nodiscard]] std::vector<std::size_t> devices_for(const Piece& piece, int priority, Reach reach) const;
     [[nodiscard]] std::optional<Option> try_devices(const std::vector<Piece>& pieces,
                                                     const std::vector<std::size_t>& devices, int priority,

@@ -87,8 +87,7 @@ void apply(State& state, const event::Declared& event, Time /*now*/) {
         }
     for (auto& [name, model] : state.models) {
         for (Slot& slot : model.slots)
-            if (slot.phase == Phase::placed && (elsewhere || !model.known))
-                withdraw(state, slot, model.known ? "the fleet file changed" : "the fleet has no such model any more");
+            if (slot.phase == Phase::placed && (elsewhere || !model.known)) state.enter(slot, Phase::none);
         if (model.known) continue;
         model.declared.priority = undeclared_priority;  // its declaration no longer holds
         model.declared.min_resident = Millis{0};
@@ -266,8 +265,6 @@ void apply(State& state, const event::Ended& event, Time now) {
                                                    fmt::format("loading {}: its process ended", event.who.model),
                                                    fmt::format("see `bulkhead logs {}`", event.who.model)});
     switch (slot->phase) {
-    case Phase::placed: state.enter(*slot, Phase::none); return fail_entry_of(state, *slot, error);
-    case Phase::leaving: return state.enter(*slot, Phase::none);
     case Phase::loading:
         event.out_of_memory ? ran_out(state, *slot, event, now) : fail_entry_of(state, *slot, error);
         break;
@@ -279,6 +276,7 @@ void apply(State& state, const event::Ended& event, Time now) {
             state.footprints.served_well(state.key_of(*slot->model, slot->device));
         break;
     case Phase::none:
+    case Phase::placed:  // it has no process before its grant
     case Phase::reclaiming: return;
     }
     slot->in_flight = 0;

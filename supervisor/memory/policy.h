@@ -69,6 +69,7 @@ public:
     [[nodiscard]] std::size_t waiting() const;  ///< tickets
     [[nodiscard]] std::size_t waiting(const std::string& model) const;
     [[nodiscard]] bool is_pinned(const std::string& model) const;
+    [[nodiscard]] const State& state() const { return *state_; }
 
 private:
     std::unique_ptr<State> state_;

@@ -24,10 +24,10 @@ bool has_its_room(const Unit& unit) {
     });
 }
 
-void withdraw_placed(State& state, Unit& unit, const std::string& why) {
+void withdraw_placed(State& state, Unit& unit) {
     for (Model* model : unit.models)
         for (Slot& slot : model->slots)
-            if (slot.phase == Phase::placed) withdraw(state, slot, why);
+            if (slot.phase == Phase::placed) state.enter(slot, Phase::none);
 }
 
 Error too_late(const Entry& entry, const Waiter& waiter) {
@@ -105,9 +105,8 @@ void repair_placements(State& state, Time now) {
                           "others took memory that had been made free", now);
             continue;
         }
-        const std::string why = is_lost ? "its GPU is lost" : "others took the memory that it was to get";
-        state.note(*last->model, why, now);
-        withdraw_placed(state, *last->model->unit, why);
+        state.note(*last->model, is_lost ? "its GPU is lost" : "others took the memory that it was to get", now);
+        withdraw_placed(state, *last->model->unit);
     }
 }
 
@@ -117,7 +116,7 @@ bool has_company(const State& state, const Slot& slot) {
     for (const auto& [name, model] : state.models) {
         if (&model == slot.model || model.declared.group != group) continue;
         for (const Slot& other : model.slots)
-            if (other.is_there() && other.phase != Phase::placed && other.device == slot.device) return true;
+            if (other.phase != Phase::none && other.phase != Phase::placed && other.device == slot.device) return true;
     }
     return false;
 }
@@ -209,8 +208,6 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
         slot.basis = pieces[i].need(slot.device).basis;
         slot.placed_as = ++state.placed_last;
         slot.placed_why = std::move(reasons[i]);
-        state.actions.emplace_back(
-            action::Place{slot.id(), state.devices[slot.device].books.id, slot.device_bytes, slot.host_bytes});
     }
 }
 
@@ -385,16 +382,11 @@ void fail(State& state, Entry& entry, const Error& error) {
         one->model->last_at.reset();
         forget(state, entry, one);
     }
-    withdraw_placed(state, *entry.unit, "the load was refused");
+    withdraw_placed(state, *entry.unit);
 }
 
 void abandon_if_unwanted(State& state, Entry& entry) {
-    if (entry.waiters.empty()) withdraw_placed(state, *entry.unit, "nobody waits for it any more");
-}
-
-void withdraw(State& state, Slot& slot, const std::string& why) {
-    state.actions.emplace_back(action::Withdraw{slot.id(), why});
-    state.enter(slot, Phase::leaving);
+    if (entry.waiters.empty()) withdraw_placed(state, *entry.unit);
 }
 
 void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_whom, const std::string& why, Time now) {

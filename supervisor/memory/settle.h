@@ -23,8 +23,6 @@ void unload_idle(State& state, Time now);
 void relieve_pressure(State& state, Time now);
 void answer_reclaims(State& state, Time now);
 
-/// Call for a placed slot without a grant.
-void withdraw(State& state, Slot& slot, const std::string& why);
 void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_whom, const std::string& why, Time now);
 void serve(State& state, Ticket ticket, Asker asker, Slot& slot, Time now);
 /// The ready replica with the least in flight; null without one.

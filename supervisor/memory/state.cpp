@@ -82,8 +82,7 @@ void State::book(const Slot& slot, bool add) {
         case Phase::draining: return &books.resident;
         case Phase::reclaiming: return &books.reclaiming;
         case Phase::none:
-        case Phase::placed:
-        case Phase::leaving: break;
+        case Phase::placed: break;
         }
         return nullptr;
     };
@@ -233,8 +232,7 @@ std::optional<Holding> State::holding(const Slot& slot) const {
     case Phase::draining: break;
     case Phase::reclaiming: one.holds = Holds::reclaiming; break;
     case Phase::none:
-    case Phase::placed:
-    case Phase::leaving: return std::nullopt;
+    case Phase::placed: return std::nullopt;
     }
     return one;
 }

@@ -17,7 +17,6 @@ namespace bulkhead::supervisor::memory {
 enum class Phase : std::uint8_t {
     none,
     placed,   ///< has its device; waits for receipts
-    leaving,  ///< was placed, no longer wanted
     loading,  ///< granted
     ready,
     draining,    ///< ending, by us or by others
@@ -50,8 +49,6 @@ struct Slot {
     std::optional<Time> awaited;  ///< until when the first request of a new channel is awaited
 
     [[nodiscard]] ReplicaId id() const;
-    /// On the books of its device, or about to be.
-    [[nodiscard]] bool is_there() const { return phase != Phase::none && phase != Phase::leaving; }
     [[nodiscard]] bool is_starting() const { return phase == Phase::placed || phase == Phase::loading; }
     [[nodiscard]] bool is_going() const { return phase == Phase::draining || phase == Phase::reclaiming; }
 };

@@ -193,9 +193,4 @@ std::vector<std::size_t> Survey::devices_for(const Piece& piece, int priority, R
     return devices;
 }
 
-bool Survey::may_fit(const std::vector<Piece>& pieces, int priority, Reach reach) const {
-    return std::ranges::none_of(pieces,
-                                [&](const Piece& piece) { return devices_for(piece, priority, reach).empty(); });
-}
-
 }  // namespace bulkhead::supervisor::memory

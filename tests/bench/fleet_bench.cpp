@@ -103,7 +103,7 @@ Records time_decisions() {
             all.push_back(took);
             wall.push_back(microseconds_by(CLOCK_MONOTONIC) - began_on_wall);
             const bool decides = std::ranges::any_of(actions, [](const Action& one) {
-                return std::holds_alternative<action::Place>(one) || std::holds_alternative<action::Evict>(one);
+                return std::holds_alternative<action::Grant>(one) || std::holds_alternative<action::Evict>(one);
             });
             if (decides) deciding.push_back(took);
             return actions;

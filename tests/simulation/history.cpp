@@ -261,8 +261,14 @@ private:
         Actions actions;
         const auto former = world_.check;
         bool first = true;
+        bool placed = false;
+        bool withdrawn = false;
         world_.check = [&](const Event& event, const Actions& all) {
-            if (std::exchange(first, false)) actions = all;
+            if (std::exchange(first, false)) {
+                actions = all;
+                placed = world_.placed;
+                withdrawn = world_.withdrew;
+            }
             former(event, all);
         };
         const bool others_wait = !world_.tickets.empty();
@@ -270,16 +276,12 @@ private:
         world_.check = former;
         if (others_wait) return;
         std::vector<ReplicaId> evicted;
-        bool placed = false;
         bool refused = false;
-        bool withdrawn = false;
         for (const Action& action : actions) {
             if (const auto* evict = std::get_if<action::Evict>(&action);
                 evict != nullptr && evict->cause == EvictCause::room)
                 evicted.push_back(evict->who);
-            placed = placed || std::holds_alternative<action::Place>(action);
             refused = refused || std::holds_alternative<action::Refuse>(action);
-            withdrawn = withdrawn || std::holds_alternative<action::Withdraw>(action);
         }
         auto planned = plan.victims;
         std::ranges::sort(planned);

@@ -11,6 +11,27 @@ namespace bulkhead::simulation {
 
 using At = Process::State;
 
+namespace {
+
+/// Writes the sums of `holdings` into `devices`.
+void sum_up(const std::vector<Holding>& holdings, std::vector<DeviceLedger>& devices) {
+    for (DeviceLedger& device : devices) device.reserved = device.resident = device.reclaiming = device.mapped = 0;
+    const auto add = [&](std::string_view id, Holds holds, Bytes bytes, Bytes mapped) {
+        const auto found = std::ranges::find(devices, id, &DeviceLedger::id);
+        if (found == devices.end()) return;
+        (holds == Holds::reserved   ? found->reserved
+         : holds == Holds::resident ? found->resident
+                                    : found->reclaiming) += bytes;
+        found->mapped += mapped;
+    };
+    for (const Holding& one : holdings) {
+        add(one.device, one.holds, one.device_bytes, 0);
+        add(host, one.holds, one.host_bytes, one.mapped_bytes);
+    }
+}
+
+}  // namespace
+
 Invariants::Invariants(World& world, OurPolicy& ours) : world_{world}, ours_{&ours} {
     world.check = [this](const Event& /*event*/, const Actions& actions) { check(actions); };
 }
@@ -192,9 +213,8 @@ bool Invariants::is_lone_load_placed() const {
 
 /// Whoever goes was allowed to go, and without any one of them there would be too little room.
 void Invariants::check_evictions(const Actions& actions) {
-    bool several = false;  // loads, or one that gave up: what one freed may have served the other
+    bool several = world_.withdrew;  // loads, or one that gave up: what one freed may have served the other
     for (const Action& one : actions) {
-        several = several || std::holds_alternative<action::Withdraw>(one);
         if (const auto* first = std::get_if<action::Evict>(&one))
             for (const Action& other : actions)
                 if (const auto* second = std::get_if<action::Evict>(&other))
@@ -268,7 +288,7 @@ std::vector<Invariants::Piece> Invariants::missing(const std::vector<std::string
                 pieces.push_back(piece_of(model));
             } else {
                 const At state = found->second.state;
-                ending = ending || state == At::draining || state == At::ended || state == At::leaving;
+                ending = ending || state == At::draining || state == At::ended;
             }
         }
     return pieces;

@@ -64,7 +64,6 @@ void Rival::settle(Actions& actions, Time now) {
         if (has_room(model)) {
             const Bytes bytes = declared_.at(model).memory.value_or(0);
             held_[model] = {Held::State::loading, bytes, 0, now, ++loads_};
-            actions.emplace_back(action::Place{{model, 0}, device_, bytes, 0});
             actions.emplace_back(action::Grant{{model, 0}, device_, bytes, 0, Basis::declared});
             return;
         }

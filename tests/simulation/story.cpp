@@ -52,14 +52,8 @@ struct Teller {
         return fmt::format("reclaim {} of {}", bytes_text(one.bytes), one.device);
     }
     std::string operator()(const event::Tick&) const { return "tick"; }
-    std::string operator()(const action::Place& one) const {
-        return fmt::format("  place {} on {} with {}", one.who.text(), one.device, bytes_text(one.device_bytes));
-    }
     std::string operator()(const action::Grant& one) const {
         return fmt::format("  grant {} on {} {}", one.who.text(), one.device, bytes_text(one.device_bytes));
-    }
-    std::string operator()(const action::Withdraw& one) const {
-        return fmt::format("  withdraw {}: {}", one.who.text(), one.why);
     }
     std::string operator()(const action::Evict& one) const {
         return fmt::format("  evict {} ({}): {}", one.who.text(), to_string(one.cause), one.why);

@@ -1,6 +1,7 @@
 #include "tests/simulation/world.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace bulkhead::simulation {
@@ -115,6 +116,7 @@ void World::pump() {
         to_send_.pop_front();
         ++events;
         const Actions actions = decider_->on(event, now);
+        take_placements(actions);
         for (const Action& action : actions) std::visit([&](const auto& one) { do_one(one); }, action);
         if (check) check(event, actions);
     }
@@ -157,19 +159,30 @@ Process* World::find(const ReplicaId& who, std::uint64_t generation) {
     return found == processes.end() || found->second.generation != generation ? nullptr : &found->second;
 }
 
-void World::do_one(const action::Place& place) {
-    Process& process = processes[place.who];
-    process = {};
-    process.state = State::placed;
-    process.generation = ++number_;
-    process.device = place.device;
-    process.device_bytes = place.device_bytes;
-    process.host_bytes = place.host_bytes;
+void World::take_placements(const Actions& actions) {
+    std::set<std::pair<ReplicaId, DeviceId>> before, after_it;
+    for (const auto& [who, one] : processes)
+        if (one.state == State::placed) before.insert({who, one.device});
+    std::erase_if(processes, [](const auto& one) { return one.second.state == State::placed; });
+    for (const Holding& one : decider_->placed()) {
+        Process& process = processes[one.who] = {};
+        process.state = State::placed;
+        process.device = one.device;
+        process.device_bytes = one.device_bytes;
+        process.host_bytes = one.host_bytes;
+        after_it.insert({one.who, one.device});
+    }
+    for (const Action& action : actions)
+        if (const auto* grant = std::get_if<action::Grant>(&action)) after_it.insert({grant->who, grant->device});
+    placed = !std::ranges::includes(before, after_it);
+    withdrew = !std::ranges::includes(after_it, before);
 }
 
 void World::do_one(const action::Grant& grant) {
-    Process& process = processes.at(grant.who);
+    Process& process = processes[grant.who] = {};
     process.state = State::loading;
+    process.generation = ++number_;
+    process.device = grant.device;
     process.device_bytes = grant.device_bytes;
     process.host_bytes = grant.host_bytes;
     ++loads;
@@ -179,7 +192,7 @@ void World::do_one(const action::Grant& grant) {
     std::int64_t room = static_cast<std::int64_t>(
         machines[grant.device].total - std::min(machines[grant.device].total, machines[grant.device].foreign));
     for (const auto& [who, one] : processes)
-        if (who != grant.who && one.device == grant.device && one.state != State::placed && one.state != State::leaving)
+        if (who != grant.who && one.device == grant.device && one.state != State::placed)
             room -= static_cast<std::int64_t>(one.device_bytes);
     const bool runs_out =
         !crashes && (chance < load_crashes + load_runs_out || static_cast<std::int64_t>(real.load_peak) > room);
@@ -212,16 +225,6 @@ void World::become_ready(const ReplicaId& who) {
     process.host_bytes = told.host.at_ready;
     send(event::Ready{who, told});
     begin_next(who);
-}
-
-void World::do_one(const action::Withdraw& withdraw) {
-    processes.at(withdraw.who).state = State::leaving;
-    after(Millis{static_cast<int>(random() % 20)},
-          [who = withdraw.who, generation = processes.at(withdraw.who).generation](World& world) {
-              if (world.find(who, generation) == nullptr) return;
-              world.processes.erase(who);
-              world.send(event::Ended{who, false, std::nullopt, 1});
-          });
 }
 
 void World::do_one(const action::Evict& evict) {
@@ -362,9 +365,7 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
         send(event::Device{id, machine.total, machine.lost});
         send(event::Foreign{id, machine.foreign});
     }
-    std::erase_if(processes, [](const auto& one) {
-        return one.second.state == State::placed || one.second.state == State::leaving;
-    });
+    std::erase_if(processes, [](const auto& one) { return one.second.state == State::placed; });
     for (const Holding& one : holdings) {
         Process& process = processes.at(one.who);
         const Bytes peak = served_peak[footprint_key(one.who.model, process.device != host)];

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "supervisor/memory/policy.h"
+#include "tests/simulation/placed.h"
 
 namespace bulkhead::simulation {
 
@@ -22,6 +23,7 @@ public:
     virtual ~Decider() = default;
     virtual Actions on(const Event& event, Time now) = 0;
     [[nodiscard]] virtual std::optional<Time> next_tick() const { return std::nullopt; }
+    [[nodiscard]] virtual std::vector<Holding> placed() const { return {}; }
 };
 
 class OurPolicy : public Decider {
@@ -29,6 +31,7 @@ public:
     explicit OurPolicy(Footprints known = {}) : policy{std::move(known)} {}
     Actions on(const Event& event, Time now) override { return policy.on(event, now); }
     [[nodiscard]] std::optional<Time> next_tick() const override { return policy.next_tick(); }
+    [[nodiscard]] std::vector<Holding> placed() const override { return simulation::placed(policy); }
     Policy policy;
 };
 
@@ -44,7 +47,7 @@ struct Truth {
 
 /// A simulated worker's process.
 struct Process {
-    enum class State : std::uint8_t { placed, leaving, loading, ready, draining, ended };
+    enum class State : std::uint8_t { placed, loading, ready, draining, ended };
     State state{};
     std::uint64_t generation = 0;
     DeviceId device;
@@ -124,6 +127,8 @@ public:
     std::map<DeviceId, Machine> machines;
     std::map<std::string, Bytes> served_peak;  ///< by key of a footprint
     std::map<std::string, bool> pinned;
+    bool placed = false;    ///< by the last event, a replica got a place
+    bool withdrew = false;  ///< by the last event, one lost its place before its grant
     std::uint64_t events = 0;
     std::uint64_t loads = 0;
     std::uint64_t evictions = 0;
@@ -152,9 +157,8 @@ private:
     };
     [[nodiscard]] Millis millis_since(Time when) const { return std::chrono::duration_cast<Millis>(now - when); }
     void pump();
-    void do_one(const action::Place& place);
+    void take_placements(const Actions& actions);
     void do_one(const action::Grant& grant);
-    void do_one(const action::Withdraw& withdraw);
     void do_one(const action::Evict& evict);
     void do_one(const action::Serve& serve);
     void do_one(const action::Refuse& refuse);

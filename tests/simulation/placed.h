@@ -1,0 +1,20 @@
+#pragma once
+
+#include <vector>
+
+#include "supervisor/memory/policy.h"
+#include "supervisor/memory/state.h"
+
+namespace bulkhead::simulation {
+
+/// Replicas that have their place and wait for their grant: no action tells of them.
+inline std::vector<supervisor::memory::Holding> placed(const supervisor::memory::Policy& policy) {
+    std::vector<supervisor::memory::Holding> all;
+    policy.state().each_slot([&](const supervisor::memory::Slot& slot) {
+        if (slot.phase == supervisor::memory::Phase::placed)
+            all.push_back({slot.id(), {}, false, policy.state().devices[slot.device].books.id, slot.device_bytes, slot.host_bytes});
+    });
+    return all;
+}
+
+}  // namespace bulkhead::simulation

@@ -12,6 +12,7 @@
 #include "config/limits.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
+#include "supervisor/fleet/footprint_file.h"
 #include "supervisor/fleet/stale_process.h"
 #include "supervisor/keeper_link/keeper_death.h"
 #include "supervisor/keeper_link/next_supervisor.h"
@@ -147,7 +148,7 @@ void Supervisor::read_former(const LogStore& logs, const keeper_link::KeeperHell
             });
             FormerLines lines;
             for (const std::string& model : models) lines[model] = ModelLog::read_back(folder, model, since);
-            return std::pair{std::move(lines), FootprintFile{{folder, writer}}.load()};
+            return std::pair{std::move(lines), read_footprints(folder)};
         },
         [this](Result<std::pair<FormerLines, memory::Footprints>> former) {
             if (former) former_lines_ = std::move(former->first);

@@ -11,6 +11,7 @@
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
+#include "supervisor/fleet/footprint_file.h"
 
 namespace bulkhead::supervisor {
 
@@ -71,11 +72,11 @@ bool Admission::needs_gpus(const config::Fleet& fleet) {
            });
 }
 
-void Admission::begin(const config::Fleet& fleet, std::optional<FootprintFile> file, Known known) {
+void Admission::begin(const config::Fleet& fleet, std::optional<LogStore> logs, Known known) {
     policy_ = std::make_unique<memory::Policy>(known.footprints);
     saved_ = std::move(known.footprints);
     files_ = std::move(known.files);
-    file_ = std::move(file);
+    logs_ = std::move(logs);
     keys_ = std::move(known.keys);
     devices_[std::string{memory::host}] = {"cpu", read_machine_memory().total, fleet.limits.contains("cpu")};
     event::Declared declared;
@@ -370,9 +371,11 @@ void Admission::act(const action::Reclaimed& reclaimed) {
 }
 
 void Admission::save() {
-    if (!file_ || policy_->footprints() == saved_) return;
+    if (!logs_ || policy_->footprints() == saved_) return;
     saved_ = policy_->footprints();
-    file_->save(saved_);
+    logs_->writer->save("footprints", [file = footprint_file(logs_->folder), footprints = saved_] {
+        file.save({{"footprints", footprints.to_json()}});
+    });
 }
 
 // --- what replicas say

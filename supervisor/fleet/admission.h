@@ -12,7 +12,6 @@
 #include "supervisor/base/deadline.h"
 #include "supervisor/fleet/blanks.h"
 #include "supervisor/fleet/file_facts.h"
-#include "supervisor/fleet/footprint_file.h"
 #include "supervisor/memory/policy.h"
 #include "supervisor/replica/replica.h"
 
@@ -51,8 +50,8 @@ public:
     [[nodiscard]] static bool needs_gpus(const config::Fleet& fleet);
     /// Call once, before anything else.
     /// `fleet`  outlives this
-    /// `file`   empty: nothing is written to disk
-    void begin(const config::Fleet& fleet, std::optional<FootprintFile> file, Known known);
+    /// `logs`   where measured footprints are written; empty: nowhere
+    void begin(const config::Fleet& fleet, std::optional<LogStore> logs, Known known);
     /// Books a former supervisor's process. Call before its replica adopts it.
     void adopt(const FoundWorker& found, const std::optional<ReplicaRecord>& record);
 
@@ -139,7 +138,7 @@ private:
     Blanks& blanks_;
     FindReplica find_;
     std::unique_ptr<memory::Policy> policy_ = std::make_unique<memory::Policy>();
-    std::optional<FootprintFile> file_;
+    std::optional<LogStore> logs_;
     std::map<std::string, const config::ModelSpec*> planned_;
     std::map<std::string, std::string> keys_;
     std::map<std::string, FileFacts> files_;

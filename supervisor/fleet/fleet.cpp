@@ -19,8 +19,7 @@ Model::Model(FleetContext& context, config::ModelSpec declared, const std::optio
 }
 
 Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs)
-    : context_{context}, declared_{declared}, footprints_{logs ? std::optional{FootprintFile{*logs}} : std::nullopt},
-      blanks_{context}, admission_{context, blanks_,
+    : context_{context}, declared_{declared}, logs_{logs}, blanks_{context}, admission_{context, blanks_,
                                    [this](const auto& name, std::uint32_t index) { return replica_of(name, index); }},
       near_{context.io, declared_, context.launch.cache, [this] { return near_candidates(); }}, status_deadline_{
                                                                                                     context.io} {
@@ -42,7 +41,7 @@ Replica* Fleet::replica_of(const std::string& name, std::uint32_t replica) const
 
 void Fleet::begin(Admission::Known known, std::function<void()> begun) {
     const auto begin = [this, begun = std::move(begun)](Admission::Known all) {
-        admission_.begin(declared_, footprints_, std::move(all));
+        admission_.begin(declared_, logs_, std::move(all));
         begun();
     };
     if (!Admission::needs_gpus(declared_)) return begin(std::move(known));

@@ -101,7 +101,7 @@ private:
 
     FleetContext& context_;
     const config::Fleet declared_;
-    std::optional<FootprintFile> footprints_;
+    const std::optional<LogStore> logs_;
     Blanks blanks_;
     Admission admission_;
     std::vector<std::unique_ptr<Model>> models_;

@@ -1,27 +1,20 @@
 #pragma once
 
-#include <filesystem>
-#include <memory>
-
 #include "supervisor/keeper_link/keeper_file.h"
-#include "supervisor/log/log_writer.h"
 #include "supervisor/memory/footprint.h"
 
 namespace bulkhead::supervisor {
 
 /// Measured footprints of models, in `footprints.json` beside the logs. Later daemons use them too.
-class FootprintFile {
-public:
-    explicit FootprintFile(const LogStore& logs);
+inline KeeperFile footprint_file(const std::filesystem::path& folder) {
+    return {folder / "footprints.json", "the next daemon measures again", KeeperFile::Of::every_keeper};
+}
 
-    /// Blocks for the disk.
-    [[nodiscard]] memory::Footprints load() const;
-    /// Writes later, on the log writer's thread. On a full disk, logs a line and loses the measurement.
-    void save(const memory::Footprints& footprints) const;
-
-private:
-    KeeperFile file_;
-    std::shared_ptr<LogWriter> writer_;
-};
+/// Blocks for the disk.
+inline memory::Footprints read_footprints(const std::filesystem::path& folder) {
+    const auto content = footprint_file(folder).load();
+    const json::value* known = content ? content->if_contains("footprints") : nullptr;
+    return known == nullptr ? memory::Footprints{} : memory::Footprints::from_json(*known);
+}
 
 }  // namespace bulkhead::supervisor

@@ -84,12 +84,10 @@ bool take_each(State& state, const json::object& content, const char* member,
 
 }  // namespace
 
-GpuQuarantineFile::GpuQuarantineFile(const std::filesystem::path& folder) : file_{folder / "gpu-quarantine.json"} {}
+GpuQuarantineFile::GpuQuarantineFile(const std::filesystem::path& folder)
+    : file_{folder / "gpu-quarantine.json", "a new supervisor will not know which GPUs are quarantined"} {}
 
-void GpuQuarantineFile::save(const State& state) const {
-    if (const auto saved = file_.save(to_json(state)); !saved)
-        spdlog::warn("{}; a new supervisor will not know which GPUs are quarantined", saved.error().attempt);
-}
+void GpuQuarantineFile::save(const State& state) const { file_.save(to_json(state)); }
 
 std::optional<State> GpuQuarantineFile::load() const {
     const auto content = file_.load();

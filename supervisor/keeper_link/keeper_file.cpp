@@ -11,16 +11,17 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "ipc/base/error.h"
 #include "ipc/base/unique_fd.h"
 #include "supervisor/base/proc_files.h"
 
 namespace bulkhead::supervisor {
 
-KeeperFile::KeeperFile(std::filesystem::path path, Of whose)
-    : path_{std::move(path)},
+KeeperFile::KeeperFile(std::filesystem::path path, const char* loss, Of whose)
+    : path_{std::move(path)}, loss_{loss},
       keeper_{whose == Of::every_keeper ? "every" : process_identity(::getppid()).value_or("")} {}
 
-Result<> KeeperFile::save(json::object content) const {
+void KeeperFile::save(json::object content) const {
     content["keeper"] = keeper_;
     const std::string text = json::serialize(content);
     const std::string fresh = path_.string() + ".new";
@@ -29,10 +30,9 @@ Result<> KeeperFile::save(json::object content) const {
     errno = file ? ENOSPC : errno;  // a short write means a full disk and sets no errno
     if (file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
         ::rename(fresh.c_str(), path_.c_str()) == 0)
-        return {};
-    Error error = system_error(fmt::format("writing {}", path_.string()), errno);
+        return;
+    spdlog::warn("{}; {}", system_error(fmt::format("writing {}", path_.string()), errno).attempt, loss_);
     ::unlink(fresh.c_str());
-    return error;
 }
 
 std::optional<json::object> KeeperFile::load() const {

@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 
-#include "ipc/base/error.h"
 #include "supervisor/base/json_members.h"
 
 namespace bulkhead::supervisor {
@@ -17,10 +16,12 @@ class KeeperFile {
 public:
     enum class Of : std::uint8_t { this_keeper, every_keeper };
     /// The keeper is the parent of the calling process.
-    explicit KeeperFile(std::filesystem::path path, Of whose = Of::this_keeper);
+    /// `loss`  what it means if the file cannot be written
+    KeeperFile(std::filesystem::path path, const char* loss, Of whose = Of::this_keeper);
 
-    /// Replaces the file whole or not at all. Survives a crash of the supervisor, but perhaps not a power failure.
-    [[nodiscard]] Result<> save(json::object content) const;
+    /// Replaces the file whole or not at all; logs a line if it cannot. Survives a crash of the supervisor, but perhaps
+    /// not a power failure.
+    void save(json::object content) const;
     /// Empty if there is no file, it is another keeper's, or it is unreadable (logs a warning).
     [[nodiscard]] std::optional<json::object> load() const;
 
@@ -28,6 +29,7 @@ public:
 
 private:
     std::filesystem::path path_;
+    const char* loss_;
     std::string keeper_;  ///< pid and start time, unchanged by an upgrade in place
 };
 

@@ -6,12 +6,40 @@
 
 namespace bulkhead::cuda {
 
+namespace {
+
+/// The cuMemCreate properties of memory that can be shared by file descriptor.
+CUmemAllocationProp shareable_on(const Gpu& gpu) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, gpu.device()};
+    return properties;
+}
+
+/// Rounds up to the allocation granularity of such memory. Errors  input_invalid: 0 bytes, or beyond 64 bits
+Result<std::uint64_t> whole_allocation(const Gpu& gpu, std::uint64_t size_bytes) {
+    const CUmemAllocationProp properties = shareable_on(gpu);
+    std::size_t granularity = 0;
+    const CUresult asked = gpu.driver().cuMemGetAllocationGranularity(&granularity, &properties,
+                                                                      CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    if (auto known = gpu.driver().check("cuMemGetAllocationGranularity", asked); !known) return known.error();
+    std::uint64_t rounded = 0;
+    if (granularity == 0 || size_bytes == 0 || __builtin_add_overflow(size_bytes, granularity - 1, &rounded))
+        return Error{ErrorCode::input_invalid, fmt::format("a size of {} bytes", size_bytes),
+                     "ask for at least one byte and at most the device has"};
+    return rounded / granularity * granularity;
+}
+
+}  // namespace
+
 VmmSlab::Mapping::~Mapping() {
     const Driver& driver = gpu->driver();
     if (mapped) gpu->synchronize();
     const Gpu::Current current{*gpu};
-    if (mapped) (void)driver.cuMemUnmap(addresses->pointer(), size_bytes);
+    if (mapped) (void)driver.cuMemUnmap(pointer, size_bytes);
     (void)driver.cuMemRelease(handle);
+    if (reserved_bytes > 0) (void)driver.cuMemAddressFree(pointer, reserved_bytes);
 }
 
 Result<VmmSlab> VmmSlab::create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes) {
@@ -51,10 +79,13 @@ Result<VmmSlab> VmmSlab::import(std::shared_ptr<const Gpu> gpu, int fd, std::uin
 Result<VmmSlab> VmmSlab::map(std::unique_ptr<Mapping> mapping, Access access) {
     const Driver& driver = mapping->gpu->driver();
     const std::uint64_t bytes = mapping->size_bytes;
-    Result<std::unique_ptr<const AddressRange>> reserved = AddressRange::reserve(mapping->gpu, bytes);
-    if (!reserved) return std::move(reserved).error();
-    mapping->addresses = std::move(*reserved);
-    const CUdeviceptr pointer = mapping->addresses->pointer();
+    const Result<std::uint64_t> whole = whole_allocation(*mapping->gpu, bytes);
+    if (!whole) return whole.error();
+    CUdeviceptr& pointer = mapping->pointer;
+    if (auto reserved = driver.check("cuMemAddressReserve", driver.cuMemAddressReserve(&pointer, *whole, 0, 0, 0));
+        !reserved)
+        return reserved.error();
+    mapping->reserved_bytes = *whole;
     if (auto mapped = driver.check("cuMemMap", driver.cuMemMap(pointer, bytes, 0, mapping->handle, 0)); !mapped)
         return mapped.error();
     mapping->mapped = true;

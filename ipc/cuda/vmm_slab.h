@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "ipc/base/unique_fd.h"
-#include "ipc/cuda/address_range.h"
 #include "ipc/cuda/gpu.h"
 
 namespace bulkhead::cuda {
@@ -35,7 +34,7 @@ public:
     /// Returns a new descriptor of the memory, to send as SCM_RIGHTS. Call on the creating side only.
     [[nodiscard]] Result<UniqueFd> export_fd() const;
 
-    [[nodiscard]] CUdeviceptr pointer() const noexcept { return mapping_->addresses->pointer(); }
+    [[nodiscard]] CUdeviceptr pointer() const noexcept { return mapping_->pointer; }
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return mapping_->size_bytes; }
     [[nodiscard]] const std::shared_ptr<const Gpu>& gpu() const noexcept { return mapping_->gpu; }
 
@@ -44,7 +43,8 @@ private:
         std::shared_ptr<const Gpu> gpu;
         std::uint64_t size_bytes = 0;
         CUmemGenericAllocationHandle handle = 0;
-        std::unique_ptr<const AddressRange> addresses;
+        CUdeviceptr pointer = 0;           ///< of reserved addresses; they cost no memory
+        std::uint64_t reserved_bytes = 0;  ///< 0: none
         bool mapped = false;
         Mapping(std::shared_ptr<const Gpu> owner, std::uint64_t bytes) : gpu{std::move(owner)}, size_bytes{bytes} {}
         Mapping(const Mapping&) = delete;

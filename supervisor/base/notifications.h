@@ -1,9 +1,9 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <boost/json.hpp>
 
@@ -21,20 +21,8 @@ public:
     virtual void subscribed() = 0;
 };
 
-/// The subscribed sinks. A destroyed sink drops out by itself.
-class Subscribers {
-public:
-    /// Adds a sink only once.
-    void add(std::weak_ptr<NotificationSink> sink) {
-        if (!contains(sink)) sinks_.push_back(std::move(sink));
-    }
-    [[nodiscard]] bool contains(const std::weak_ptr<NotificationSink>& sink) const;
-    /// Also drops destroyed sinks.
-    [[nodiscard]] bool empty();
-    void notify(std::string_view method, json::object params);
-
-private:
-    std::vector<std::weak_ptr<NotificationSink>> sinks_;
-};
+[[nodiscard]] inline std::string notification(std::string_view method, json::object params) {
+    return json::serialize(json::object{{"jsonrpc", "2.0"}, {"method", method}, {"params", std::move(params)}}) + "\n";
+}
 
 }  // namespace bulkhead::supervisor

@@ -34,18 +34,8 @@ struct Said {
     int status = 0;  ///< as waitid reports it
     bool by_signal = false;
     bool in_time = true;
-    std::string out, errors;
+    std::string text;  ///< what it printed, output and errors
 };
-
-struct Pipe {
-    UniqueFd ours, theirs;
-};
-
-std::optional<Pipe> make_pipe() {
-    std::array<int, 2> ends{};
-    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return std::nullopt;
-    return Pipe{UniqueFd{ends[0]}, UniqueFd{ends[1]}};
-}
 
 /// Returns false at the end of file. Drops what exceeds the bound.
 bool read_some(int fd, std::string& text) {
@@ -57,38 +47,33 @@ bool read_some(int fd, std::string& text) {
     return size > 0;
 }
 
-/// Reads until both ends are closed, or the deadline.
-bool read_all(UniqueFd out, UniqueFd errors, Said& said) {
-    const auto until = Clock::now() + limits::next_supervisor_deadline;
-    std::array<pollfd, 2> sources{{{out.get(), POLLIN, 0}, {errors.get(), POLLIN, 0}}};
-    const std::array texts{&said.out, &said.errors};
-    while (sources[0].fd >= 0 || sources[1].fd >= 0) {
+/// Reads until the other end is closed, or the deadline.
+bool read_all(const UniqueFd& output, Clock::time_point until, std::string& text) {
+    pollfd source{output.get(), POLLIN, 0};
+    while (true) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
         if (left <= 0) return false;
-        if (::poll(sources.data(), sources.size(), static_cast<int>(left)) < 0) continue;
-        for (std::size_t i = 0; i < sources.size(); ++i)
-            if (sources[i].revents != 0 && !read_some(sources[i].fd, *texts[i])) sources[i].fd = -1;
+        if (::poll(&source, 1, static_cast<int>(left)) > 0 && !read_some(source.fd, text)) return true;
     }
-    return true;
 }
 
 Result<Said> ask(const std::string& program, const std::string& fleet) {
-    auto out = make_pipe();
-    auto errors = make_pipe();
-    if (!out || !errors) return system_error(fmt::format("starting {}: a pipe for its words", program), errno);
-
-    const auto pid = start(
-        {program, {"bulkhead-supervisor", check_option, fleet}, out->theirs.get(), errors->theirs.get(), false});
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0)
+        return system_error(fmt::format("starting {}: a pipe for its words", program), errno);
+    const UniqueFd ours{ends[0]};
+    UniqueFd theirs{ends[1]};
+    const auto pid =
+        start({program, {"bulkhead-supervisor", check_option, fleet}, theirs.get(), theirs.get(), false});
     if (!pid)
         return Error{pid.error().code == ErrorCode::internal ? ErrorCode::load_failed : pid.error().code,
                      pid.error().attempt, pid.error().remedy};
 
     const auto until = Clock::now() + limits::next_supervisor_deadline;
-    out->theirs.reset();
-    errors->theirs.reset();
+    theirs.reset();
     Said said;
     const UniqueFd pidfd = pidfd_of(*pid);  // a process that has closed its output may still be ending
-    said.in_time = read_all(std::move(out->ours), std::move(errors->ours), said) &&
+    said.in_time = read_all(ours, until, said.text) &&
                    ends_within(pidfd, std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
     if (!said.in_time) ::kill(*pid, SIGKILL);
     siginfo_t ended{};
@@ -140,11 +125,13 @@ Result<> check_next(const std::string& program, const std::string& fleet, std::u
             fmt::format("no answer within {} s",
                         std::chrono::duration_cast<std::chrono::seconds>(limits::next_supervisor_deadline).count()));
     if (said->by_signal || said->status != 0) {
-        if (auto told = error_in(said->errors)) return std::move(*told).during(fmt::format("asking {}", program));
+        if (auto told = error_in(said->text)) return std::move(*told).during(fmt::format("asking {}", program));
         return refused(fmt::format("it ended with {} {}", said->by_signal ? "signal" : "status", said->status));
     }
-    const std::string_view line = std::string_view{said->out}.substr(0, said->out.find('\n'));
-    if (!line.starts_with(name)) return refused("it does not say that it is a supervisor");
+    const std::string_view all{said->text};
+    const auto begin = all.find(name);
+    if (begin == std::string_view::npos) return refused("it does not say that it is a supervisor");
+    const std::string_view line = all.substr(begin, all.find('\n', begin) - begin);
     if (!speaks_one_of(line, min, max))
         return refused(fmt::format("it says \"{}\", and the keeper speaks versions {} to {}", line, min, max));
     return {};

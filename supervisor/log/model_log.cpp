@@ -75,10 +75,13 @@ void ModelLog::restore(std::vector<LogLine> lines) {
 
 void ModelLog::append(LogLine line) {
     if (file_) writer_->append(file_, text_of(line));
+    std::erase_if(followers_, [](const auto& one) { return one.expired(); });
     if (!followers_.empty()) {
         json::object params = to_json(line);
         params["model"] = model_;
-        followers_.notify("log", std::move(params));
+        const std::string text = notification("log", std::move(params));
+        for (const auto& weak : followers_)
+            if (const auto sink = weak.lock()) sink->notify(text);
     }
     keep(std::move(line));
 }

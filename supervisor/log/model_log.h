@@ -39,7 +39,7 @@ public:
     /// Takes the result of `read_back`. Call before the first `append`.
     void restore(std::vector<LogLine> lines);
     [[nodiscard]] json::array tail(std::size_t lines) const;
-    void follow(std::weak_ptr<NotificationSink> sink) { followers_.add(std::move(sink)); }
+    void follow(std::weak_ptr<NotificationSink> sink) { followers_.insert(std::move(sink)); }
     /// Returns the last lines that a worker of this generation printed, oldest first.
     [[nodiscard]] std::vector<std::string> last_lines(std::uint32_t replica, std::uint64_t generation,
                                                       std::size_t max) const;
@@ -56,7 +56,7 @@ private:
     std::shared_ptr<LogWriter> writer_;
     std::deque<LogLine> lines_;
     std::size_t bytes_ = 0;
-    Subscribers followers_;
+    std::set<std::weak_ptr<NotificationSink>, std::owner_less<>> followers_;
 };
 
 }  // namespace bulkhead::supervisor

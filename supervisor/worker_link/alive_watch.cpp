@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -15,6 +14,8 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include <boost/asio/post.hpp>
@@ -106,7 +107,6 @@ struct WatchThread {
     WatchThread(boost::asio::io_context& loop, std::mutex& shared) : io{loop}, mutex{shared} {}
 
     bool start();
-    static void* run(void* self);
     void work();
     /// Makes the thread read its list again.
     void nudge() noexcept {
@@ -119,7 +119,7 @@ struct WatchThread {
     std::vector<Entry> entries;
     bool ending = false;
     std::atomic<std::uint32_t> changes{0};  ///< the thread's own futex word
-    pthread_t id{};
+    std::thread thread;
 };
 
 struct AliveWatch::State {
@@ -155,28 +155,17 @@ private:
 };
 
 bool WatchThread::start() {
-    constexpr std::size_t stack_bytes = 256 * 1024;
-    pthread_attr_t attributes;
-    ::pthread_attr_init(&attributes);
-    ::pthread_attr_setstacksize(&attributes, stack_bytes);
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the loop
-    const int failed = ::pthread_create(&id, &attributes, &WatchThread::run, this);
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    ::pthread_attr_destroy(&attributes);
-    if (failed != 0) spdlog::warn("starting a thread that watches for deaths: {}", std::strerror(failed));
-    return failed == 0;
-}
-
-void* WatchThread::run(void* self) {
-    ::pthread_setname_np(::pthread_self(), "alive-watch");
-    static_cast<WatchThread*>(self)->work();
-    return nullptr;
+    try {
+        thread = std::thread{[this] { work(); }};
+        return true;
+    } catch (const std::system_error& error) {
+        spdlog::warn("starting a thread that watches for deaths: {}", error.what());
+        return false;
+    }
 }
 
 void WatchThread::work() {
+    ::pthread_setname_np(::pthread_self(), "alive-watch");
     std::array<futex_waitv, words_max + 1> waiters;
     long woken = 0;  // index of the woken waiter; 0: our own word, negative: none
     while (true) {
@@ -228,7 +217,7 @@ AliveWatch::~AliveWatch() {
     }
     for (const auto& thread : state_->threads) {
         thread->nudge();
-        ::pthread_join(thread->id, nullptr);
+        thread->thread.join();
     }
 }
 

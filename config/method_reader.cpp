@@ -243,40 +243,30 @@ void read_buckets(const Value& list, MethodSpec& method) {
 
 }  // namespace
 
-MethodSpec read_method(Fields& fields, std::string name, const std::string& where) {
+MethodSpec read_method(Fields& fields, std::string name) {
     MethodSpec method;
     method.name = std::move(name);
-    const auto under_method = [&](const Value& value, std::string_view key) {
-        return Value{value.shared(), where + std::string{key}, value.report()};
-    };
     bool inputs_are_clear = true;  // false: keys that name inputs cannot be checked
-    if (const auto value = fields.take("inputs")) {
-        inputs_are_clear = value->node().kind == Node::Kind::map;
-        const Value inputs = under_method(*value, "inputs");
-        method.inputs = read_tensors(inputs, false);
-        check_dim_names(inputs, method.inputs);
+    if (const auto inputs = fields.take("inputs")) {
+        inputs_are_clear = inputs->node().kind == Node::Kind::map;
+        method.inputs = read_tensors(*inputs, false);
+        check_dim_names(*inputs, method.inputs);
     }
-    if (const auto value = fields.take("parameters"))
-        method.parameters = read_parameters(under_method(*value, "parameters"));
-    if (const auto value = fields.take("outputs")) {
-        const Value outputs = under_method(*value, "outputs");
-        method.outputs = read_tensors(outputs, true);
-        check_out(outputs, method);
+    if (const auto parameters = fields.take("parameters")) method.parameters = read_parameters(*parameters);
+    if (const auto outputs = fields.take("outputs")) {
+        method.outputs = read_tensors(*outputs, true);
+        check_out(*outputs, method);
     }
-    if (const auto value = fields.take("buckets"); value && inputs_are_clear)
-        read_buckets(under_method(*value, "buckets"), method);
-    if (const auto value = fields.take("padding"); value && inputs_are_clear) {
-        const Fields padding{under_method(*value, "padding"), where + "padding."};
-        for (const Fields::Member& member : padding.members())
+    if (const auto buckets = fields.take("buckets"); buckets && inputs_are_clear) read_buckets(*buckets, method);
+    if (const auto padding = fields.take("padding"); padding && inputs_are_clear)
+        for (const Fields::Member& member : Fields{*padding, padding->what() + "."}.members())
             if (const auto fill = member.value.number(); find_input(method, member) && fill)
                 method.padding[member.key] = *fill;
-    }
-    if (const auto value = fields.take("warmup"); value && inputs_are_clear) {
-        const Fields warmup{under_method(*value, "warmup"), where + "warmup."};
-        for (const Fields::Member& member : warmup.members())
+    if (const auto warmup = fields.take("warmup"); warmup && inputs_are_clear) {
+        for (const Fields::Member& member : Fields{*warmup, warmup->what() + "."}.members())
             if (const TensorSpec* input = find_input(method, member))
                 if (const auto shape = read_fixed_shape(member.value, *input)) method.warmup[member.key] = *shape;
-        check_named_sizes(under_method(*value, "warmup"), method, warmup_shapes(method),
+        check_named_sizes(*warmup, method, warmup_shapes(method),
                           "give it one size: an input without a warm-up shape has the smallest it may have");
     }
     return method;
@@ -294,7 +284,7 @@ std::vector<MethodSpec> read_methods(const Value& methods, const std::string& wh
             member.value.report().add(member.place, fmt::format("{}method {}", where, in_quotes(member.key)),
                                       "a method's name has 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or _");
         Fields keys{member.value, method_where};
-        all.push_back(read_method(keys, member.key, method_where));
+        all.push_back(read_method(keys, member.key));
         keys.finish();
     }
     return all;

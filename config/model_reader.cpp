@@ -7,7 +7,6 @@
 
 #include "config/limits.h"
 #include "config/method_reader.h"
-#include "config/python_reader.h"
 
 namespace bulkhead::config {
 namespace {
@@ -186,15 +185,11 @@ void read_state(const Value& map, ModelSpec& model) {
                    "name a method of the model");
 }
 
-std::optional<std::filesystem::path> read_path(const Value& value, const std::filesystem::path& folder, FileCheck check,
-                                               bool is_folder) {
-    const auto text = value.text();
-    if (!text) return std::nullopt;
-    if (text->empty()) {
-        value.refuse("write the path of the model file");
-        return std::nullopt;
-    }
-    std::filesystem::path path = (folder / *text).lexically_normal();
+/// Relative to the fleet file's folder. Keeps symlinks: a venv's interpreter finds its venv through its own symlink.
+std::optional<std::filesystem::path> read_path(const Value& value, const std::string& text,
+                                               const std::filesystem::path& folder, FileCheck check,
+                                               bool is_folder = false) {
+    std::filesystem::path path = (folder / text).lexically_normal();
     if (is_folder && !path.has_filename()) path = path.parent_path();  // the text ended in a slash
     if (check == FileCheck::none) return path;
     std::error_code failure;
@@ -227,7 +222,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
                                 "add file: for runtime torchscript, package: for runtimes aoti and generate");
         return;
     }
-    if (model.runtime == Runtime::python) return;  // read in python_reader.cpp
+    if (model.runtime == Runtime::python) return;  // read below
     const bool is_package = model.runtime != Runtime::torchscript;
     const bool is_folder = model.runtime == Runtime::generate;
     const auto& wanted = is_package ? package : file;
@@ -242,15 +237,16 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
                                           is_folder    ? "package's folder"
                                           : is_package ? ".pt2 package"
                                                        : "TorchScript file"));
-    if (wanted)
-        if (const auto path = read_path(*wanted, folder, check, is_folder)) model.file = *path;
+    const auto text = wanted ? wanted->text() : std::nullopt;
+    if (text && text->empty()) return wanted->refuse("write the path of the model file");
+    if (const auto path = text ? read_path(*wanted, *text, folder, check, is_folder) : std::nullopt) model.file = *path;
 }
 
 void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSpec& model) {
     const auto methods = fields.take("methods");
     const bool shorthand =
         std::any_of(method_keys.begin(), method_keys.end(), [&](std::string_view key) { return fields.has(key); });
-    MethodSpec forward = read_method(fields, "forward", where);
+    MethodSpec forward = read_method(fields, "forward");
     if (methods) {
         model.methods = read_methods(*methods, where);
         for (const std::string_view key : method_keys)
@@ -260,6 +256,20 @@ void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSp
     } else if (shorthand) {
         model.methods = {std::move(forward)};
     }
+}
+
+/// Refuses keys that the runtime has no use for; a state that comes from the defaults is dropped.
+void refuse_keys(const Fields& fields, const std::string& where, std::initializer_list<std::string_view> keys,
+                 std::string_view methods_remedy, std::string_view state_remedy, ModelSpec& model) {
+    const auto refuse = [&](std::string_view key, std::string_view remedy) {
+        if (const auto place = fields.location_of(key))
+            fields.report().add(*place, fmt::format("{}\"{}\" of runtime {}", where, key, word_of(model.runtime)), remedy);
+    };
+    for (const std::string_view key : keys) refuse(key, methods_remedy);
+    for (const std::string_view key : method_keys) refuse(key, methods_remedy);
+    if (model.state != StateScope::none) refuse("state", state_remedy);
+    model.state = StateScope::none;
+    model.methods.clear();
 }
 
 /// The package declares inputs and outputs of a generating model; each sequence starts from a fresh state.
@@ -272,15 +282,85 @@ void read_generating(Fields& fields, const std::string& where, ModelSpec& model)
         return;
     }
     if (generate) KeyReader::read(*generate, model.generate, rule::Group{});
-    const auto refuse = [&](std::string_view key, std::string_view remedy) {
-        if (const auto place = fields.location_of(key))
-            fields.report().add(*place, fmt::format("{}\"{}\" of runtime generate", where, key), std::string{remedy});
-    };
-    refuse("methods", "remove it: the package names its methods");
-    for (const std::string_view key : method_keys) refuse(key, "remove it: the package names its methods");
-    if (model.state != StateScope::none) refuse("state", "remove it: a slot is reset for each sequence");
-    model.state = StateScope::none;  // even if the defaults differ
-    model.methods.clear();
+    refuse_keys(fields, where, {"methods"}, "remove it: the package names its methods",
+                "remove it: a slot is reset for each sequence", model);
+}
+
+/// Returns the meaning of a value in YAML's core schema.
+boost::json::value meaning_of(const Node& node) {
+    switch (node.kind) {
+    case Node::Kind::null:
+    case Node::Kind::invalid: return nullptr;
+    case Node::Kind::scalar:
+        if (!node.is_plain) return boost::json::string{node.text};
+        if (const auto integer = parse_integer(node.text)) return *integer;
+        if (const auto boolean = parse_boolean(node.text)) return *boolean;
+        if (const auto number = parse_number(node.text)) return *number;
+        return boost::json::string{node.text};
+    case Node::Kind::sequence: {
+        boost::json::array items;
+        for (const NodeRef& item : node.items) items.push_back(meaning_of(*item));
+        return items;
+    }
+    case Node::Kind::map: {
+        boost::json::object members;
+        for (const Node::Entry& entry : node.entries) members[entry.key] = meaning_of(*entry.value);
+        return members;
+    }
+    }
+    return nullptr;
+}
+
+void read_engine(const Value& value, const std::filesystem::path& folder, FileCheck check, ModelSpec& model) {
+    const auto text = value.text();
+    if (!text) return;
+    const auto colon = text->rfind(':');
+    if (colon == std::string::npos || colon == 0 || colon + 1 == text->size())
+        return value.refuse("write module:Class, or file.py:Class for a file beside the fleet file");
+    const std::string module = text->substr(0, colon);
+    model.python.engine = *text;
+    if (!module.ends_with(".py")) return;
+    const auto file = read_path(value, module, folder, check);
+    if (!file) return;
+    model.file = *file;
+    model.python.engine = file->string() + text->substr(colon);
+}
+
+void read_interpreter(const Value& value, const std::filesystem::path& folder, FileCheck check, ModelSpec& model) {
+    const auto text = value.text();
+    if (!text) return;
+    if (text->empty()) return value.refuse("write the path of a Python, such as ../venv/bin/python");
+    if (auto path = read_path(value, *text, folder, check)) model.python.interpreter = std::move(*path);
+}
+
+void read_options(const Value& value, ModelSpec& model) {
+    const Fields fields{value, value.what() + "."};
+    if (!fields.is_map()) return;
+    model.python.options = std::move(meaning_of(value.node()).as_object());
+    const auto bytes = boost::json::serialize(model.python.options).size();
+    if (bytes > limits::options_bytes_max)
+        value.refuse(
+            fmt::format("{} has {} bytes", value.what(), bytes),
+            fmt::format("at most {} bytes as JSON: put what is larger into a file", limits::options_bytes_max));
+}
+
+/// An engine declares its methods itself.
+void read_python(Fields& fields, const std::string& where, const std::filesystem::path& folder, FileCheck check,
+                 ModelSpec& model) {
+    if (model.runtime != Runtime::python) {
+        for (const std::string_view key : {"engine", "interpreter", "options"})
+            if (fields.take(key))
+                fields.report().add(*fields.location_of(key),
+                                    fmt::format("{}\"{}\" of runtime {}", where, key, word_of(model.runtime)),
+                                    "remove it: it belongs to runtime python");
+        return;
+    }
+    if (const auto engine = fields.require("engine", "add engine: module:Class"))
+        read_engine(*engine, folder, check, model);
+    if (const auto interpreter = fields.take("interpreter")) read_interpreter(*interpreter, folder, check, model);
+    if (const auto options = fields.take("options")) read_options(*options, model);
+    refuse_keys(fields, where, {"file", "package", "methods"}, "remove it: the engine's class declares its methods",
+                "remove it: an engine keeps its state itself", model);
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 #include "config/scalars.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "config/limits.h"
 
@@ -24,27 +26,11 @@ std::optional<T> whole_number(std::string_view text, int base = 10) {
 
 bool only_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
 
-/// [0-9]+(\.[0-9]*)? or \.[0-9]+, then an optional exponent: the part of from_chars' grammar that YAML allows.
-bool looks_like_a_fraction(std::string_view text) {
-    std::size_t at = 0;
-    const auto digits = [&] {
-        const std::size_t from = at;
-        while (at < text.size() && is_digit(text[at])) ++at;
-        return at - from;
-    };
-    const std::size_t before = digits();
-    std::size_t after = 0;
-    if (at < text.size() && text[at] == '.') {
-        ++at;
-        after = digits();
-    }
-    if (before + after == 0) return false;
-    if (at < text.size() && (text[at] == 'e' || text[at] == 'E')) {
-        ++at;
-        if (at < text.size() && (text[at] == '+' || text[at] == '-')) ++at;
-        if (digits() == 0) return false;
-    }
-    return at == text.size();
+/// "30s" is 30 and "s". Empty without digits in front.
+std::optional<std::pair<std::uint64_t, std::string_view>> count_and_unit(std::string_view text) {
+    const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    const auto count = whole_number<std::uint64_t>(text.substr(0, digits));
+    return count ? std::optional{std::pair{*count, text.substr(digits)}} : std::nullopt;
 }
 
 bool matches_name(std::string_view text, std::string_view first_also, std::string_view rest_also, bool digit_first) {
@@ -76,11 +62,10 @@ std::optional<double> parse_number(std::string_view text) {
     }
     if (text == ".inf" || text == ".Inf" || text == ".INF") return sign * std::numeric_limits<double>::infinity();
     if (text == ".nan" || text == ".NaN" || text == ".NAN") return std::numeric_limits<double>::quiet_NaN();
-    if (!looks_like_a_fraction(text)) return std::nullopt;
-    double value{};
+    if (text.empty() || (!is_digit(text[0]) && text[0] != '.')) return std::nullopt;  // of from_chars, what YAML allows
+    double value = std::numeric_limits<double>::infinity();
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (failure == std::errc::result_out_of_range) return sign * std::numeric_limits<double>::infinity();
-    if (failure != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+    if (end != text.data() + text.size() || failure == std::errc::invalid_argument) return std::nullopt;
     return sign * value;
 }
 
@@ -96,32 +81,23 @@ bool is_plain_text(std::string_view text) {
 }
 
 std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
-    const std::size_t digits = text.find_first_not_of("0123456789");
-    if (digits == 0 || digits == std::string_view::npos) return std::nullopt;
-    const std::string_view unit = text.substr(digits);
-    std::int64_t factor = 0;
-    if (unit == "ms") factor = 1;
-    if (unit == "s") factor = 1000;
-    if (unit == "m") factor = 60'000;
-    if (unit == "h") factor = 3'600'000;
-    const auto count = whole_number<std::int64_t>(text.substr(0, digits));
-    if (factor == 0 || !count || *count < 1 || *count > limits::duration_max.count() / factor) return std::nullopt;
-    return std::chrono::milliseconds{*count * factor};
+    constexpr std::array<std::pair<std::string_view, std::uint64_t>, 4> units{
+        {{"ms", 1}, {"s", 1'000}, {"m", 60'000}, {"h", 3'600'000}}};
+    const auto parts = count_and_unit(text);
+    for (const auto& [unit, factor] : units)
+        if (parts && parts->second == unit && parts->first >= 1 &&
+            parts->first <= static_cast<std::uint64_t>(limits::duration_max.count()) / factor)
+            return std::chrono::milliseconds{parts->first * factor};
+    return std::nullopt;
 }
 
 std::optional<std::uint64_t> parse_size(std::string_view text) {
-    std::size_t digits = text.find_first_not_of("0123456789");
-    if (digits == 0) return std::nullopt;
-    if (digits == std::string_view::npos) digits = text.size();
-    const std::string_view unit = text.substr(digits);
-    int shift = -1;
-    if (unit.empty()) shift = 0;
-    if (unit == "KiB") shift = 10;
-    if (unit == "MiB") shift = 20;
-    if (unit == "GiB") shift = 30;
-    const auto count = whole_number<std::uint64_t>(text.substr(0, digits));
-    if (shift < 0 || !count || *count > (std::numeric_limits<std::uint64_t>::max() >> shift)) return std::nullopt;
-    return *count << shift;
+    constexpr std::array<std::pair<std::string_view, int>, 4> units{{{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}}};
+    const auto parts = count_and_unit(text);
+    for (const auto& [unit, shift] : units)
+        if (parts && parts->second == unit && parts->first <= (std::numeric_limits<std::uint64_t>::max() >> shift))
+            return parts->first << shift;
+    return std::nullopt;
 }
 
 std::optional<DimRange> parse_dim(std::string_view text) {

@@ -69,6 +69,7 @@ inline constexpr auto kill_repeated_grace = 1s;
 /// From the end of the keeper's link to the signal of its death; a living keeper kills sooner or waits longer.
 inline constexpr auto keeper_death_wait = 1s;
 inline constexpr std::size_t package_files_max = 1024;  ///< files looked at in a generating model's folder
+inline constexpr std::size_t keeper_file_bytes_max = 16 << 20;
 inline constexpr std::size_t manifest_bytes_max = 4 << 20;  ///< of a generating model
 inline constexpr auto progress_interval = 50ms;          ///< between events within one phase
 inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines about bad packets of one worker

@@ -62,23 +62,6 @@ std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, const std::
 /// Files that the kernel serves only while the process' memory map is not being changed.
 bool is_of_memory(std::string_view file) { return file == "environ" || file == "maps" || file == "smaps_rollup"; }
 
-/// Empty if unreadable, or larger than `bytes_max`.
-std::optional<std::string> read_file(const std::string& path, std::size_t bytes_max) {
-    const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-    if (!fd) return std::nullopt;
-    std::string text;
-    constexpr std::size_t step = 64 * 1024;
-    while (text.size() <= bytes_max) {
-        const std::size_t had = text.size();
-        text.resize(had + step);
-        const ssize_t count = ::read(fd.get(), text.data() + had, step);
-        text.resize(had + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
-        if (count == 0) return text;
-        if (count < 0 && errno != EINTR) return std::nullopt;
-    }
-    return std::nullopt;
-}
-
 /// Returns the numeric entries of a /proc folder.
 std::vector<pid_t> numbers_in(const std::string& folder) {
     std::vector<pid_t> numbers;
@@ -103,6 +86,34 @@ struct BeingRead {
 };
 
 }  // namespace
+
+std::optional<std::string> read_file(const std::string& path, std::size_t bytes_max, int flags) {
+    const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags)};
+    if (!fd) return std::nullopt;
+    std::string text;
+    constexpr std::size_t step = 64 * 1024;
+    while (text.size() <= bytes_max) {
+        const std::size_t had = text.size();
+        text.resize(had + step);
+        const ssize_t count = ::read(fd.get(), text.data() + had, step);
+        text.resize(had + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+        if (count == 0) return text;
+        if (count < 0 && errno != EINTR) return std::nullopt;
+    }
+    return std::nullopt;
+}
+
+int replace_file(const std::filesystem::path& path, const std::filesystem::path& fresh, std::string_view text) {
+    ::unlink(fresh.c_str());
+    UniqueFd file{::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)};
+    errno = file ? ENOSPC : errno;  // a short write means a full disk and sets no errno
+    if (file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+        ::rename(fresh.c_str(), path.c_str()) == 0)
+        return 0;
+    const int failed = errno;
+    ::unlink(fresh.c_str());
+    return failed;
+}
 
 ProcessBeingRead::ProcessBeingRead(pid_t pid) : pid_{pid} {
     BeingRead& all = BeingRead::all();

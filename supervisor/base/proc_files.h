@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <set>
@@ -14,6 +15,12 @@
 #include "ipc/base/unique_fd.h"
 
 namespace bulkhead::supervisor {
+
+/// Returns the content; empty if unreadable, or larger than `bytes_max`. `flags`: more of open()'s.
+[[nodiscard]] std::optional<std::string> read_file(const std::string& path, std::size_t bytes_max, int flags = 0);
+/// Replaces a file whole or not at all, by `fresh` beside it. Returns 0 or the errno.
+[[nodiscard]] int replace_file(const std::filesystem::path& path, const std::filesystem::path& fresh,
+                               std::string_view text);
 
 /// Reading /proc. Always off the loop: the maps of a large process take milliseconds.
 ///

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -18,8 +19,14 @@ struct WorkerName {
     /// "minilm/0#3"
     [[nodiscard]] std::string text() const { return place() + "#" + std::to_string(generation); }
 
-    [[nodiscard]] keeper_link::WorkerKey key() const;
-    [[nodiscard]] static WorkerName from(const keeper_link::WorkerKey& key);
+    [[nodiscard]] keeper_link::WorkerKey key() const {
+        keeper_link::WorkerKey key{{}, replica, 0, generation};
+        model.copy(key.model.data(), key.model.size() - 1);
+        return key;
+    }
+    [[nodiscard]] static WorkerName from(const keeper_link::WorkerKey& key) {
+        return {std::string{key.model.begin(), std::ranges::find(key.model, '\0')}, key.replica, key.generation};
+    }
     friend bool operator==(const WorkerName&, const WorkerName&) = default;
 };
 

@@ -19,6 +19,7 @@
 
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
+#include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
 #include "supervisor/reclaim/receipt.h"
 
@@ -30,32 +31,6 @@ constexpr std::size_t time_digits = 13;  ///< of unix ms until the year 2286: na
 bool is_report_name(std::string_view name) {
     return name.size() > time_digits && name.ends_with(".json") &&
            std::all_of(name.begin(), name.begin() + time_digits, [](char c) { return c >= '0' && c <= '9'; });
-}
-
-/// Empty if it is not a regular file, too big, or gone.
-std::optional<std::string> read_small_file(const std::string& path) {
-    const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
-    struct stat status {};
-    if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
-        status.st_size > static_cast<off_t>(limits::crash_report_bytes_max))
-        return std::nullopt;
-    std::string text(static_cast<std::size_t>(status.st_size), '\0');
-    const ssize_t size = ::read(file.get(), text.data(), text.size());
-    if (size != status.st_size) return std::nullopt;
-    return text;
-}
-
-/// Returns 0 or the errno.
-int write_whole(const std::string& path, std::string_view text) {
-    const UniqueFd file{::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600)};
-    if (!file) return errno;
-    while (!text.empty()) {
-        const ssize_t written = ::write(file.get(), text.data(), text.size());
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return written < 0 ? errno : ENOSPC;
-        text.remove_prefix(static_cast<std::size_t>(written));
-    }
-    return 0;
 }
 
 /// A symbol comes from the worker. Each 10 bytes of a hostile one can double its demangled size:
@@ -122,10 +97,7 @@ std::vector<std::string> oom_evidence(const OomCounters& counters, bool unexplai
 }
 
 std::optional<std::uint64_t> machine_oom_kills() {
-    const UniqueFd file{::open("/proc/vmstat", O_RDONLY | O_CLOEXEC)};
-    std::string text(32 * 1024, '\0');
-    const ssize_t size = file ? ::read(file.get(), text.data(), text.size()) : -1;
-    text.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+    const std::string text = read_file("/proc/vmstat", 1 << 20).value_or("");
     constexpr std::string_view name = "\noom_kill ";
     const std::size_t at = text.find(name);
     if (at == std::string::npos) return std::nullopt;
@@ -187,12 +159,8 @@ Result<std::filesystem::path> CrashReports::write(const CrashReport& report) {
             ErrorCode::resources_exhausted, "writing a crash report: the disk does not take the one before", {}};
     const auto path = folder_ / name_of(report);
     const auto unfinished = folder_ / ".unfinished";  // one name: overwrites what a killed supervisor left
-    int failed = make_folder() ? write_whole(unfinished, report.to_text()) : errno;
-    if (failed == 0 && ::rename(unfinished.c_str(), path.c_str()) != 0) failed = errno;
-    if (failed != 0) {
-        ::unlink(unfinished.c_str());
-        return system_error("writing " + path.string(), failed);
-    }
+    const int failed = make_folder() ? replace_file(path, unfinished, report.to_text()) : errno;
+    if (failed != 0) return system_error("writing " + path.string(), failed);
     remove_surplus();
     return path;
 }
@@ -236,7 +204,7 @@ json::array CrashReports::list(const std::string& model, std::size_t max) const 
     const auto all = names();
     for (auto name = all.rbegin(); name != all.rend() && reports.size() < max; ++name) {
         const auto path = folder_ / *name;
-        const auto text = read_small_file(path.string());
+        const auto text = read_file(path.string(), limits::crash_report_bytes_max, O_NOFOLLOW | O_NONBLOCK);
         if (!text) continue;
         boost::system::error_code ec;
         json::value document = json::parse(*text, ec);

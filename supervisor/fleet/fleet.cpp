@@ -103,10 +103,10 @@ void Fleet::preload() {
     near_.look();
 }
 
-std::vector<memory::NearCandidate> Fleet::near_candidates() const {
-    std::vector<memory::NearCandidate> all;
+std::vector<NearCandidate> Fleet::near_candidates() const {
+    std::vector<NearCandidate> all;
     for (const auto& model : models_) {
-        memory::NearCandidate one{model->spec.name, 0, model->spec.near};
+        NearCandidate one{model->spec.name, 0, model->spec.near};
         for (const auto& replica : model->replicas) {
             one.loaded = one.loaded || replica->process();
             one.unloaded_ms = std::max(one.unloaded_ms, replica->changed_ms());

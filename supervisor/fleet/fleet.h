@@ -96,7 +96,7 @@ private:
     void start_next(std::size_t index);
     void unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again);
     [[nodiscard]] Result<> refuse_when_stopping() const;
-    [[nodiscard]] std::vector<memory::NearCandidate> near_candidates() const;
+    [[nodiscard]] std::vector<NearCandidate> near_candidates() const;
     void tell_status();
 
     FleetContext& context_;

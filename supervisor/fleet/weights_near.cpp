@@ -1,6 +1,7 @@
 #include "supervisor/fleet/weights_near.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "ipc/base/machine_memory.h"
 #include "supervisor/base/limits.h"
@@ -11,6 +12,20 @@ namespace {
 constexpr std::size_t threads_stuck_max = 1;  ///< threads that a hanging disk may block
 
 }  // namespace
+
+std::vector<std::string> choose_near(std::vector<NearCandidate> candidates, memory::Bytes bound) {
+    std::erase_if(candidates, [](const auto& one) { return one.loaded || (!one.asked && one.unloaded_ms == 0); });
+    std::ranges::stable_sort(candidates, [](const auto& a, const auto& b) {
+        return std::tuple{a.asked, a.unloaded_ms} > std::tuple{b.asked, b.unloaded_ms};
+    });
+    std::vector<std::string> chosen;
+    for (const NearCandidate& one : candidates) {
+        if (one.bytes > bound) continue;
+        bound -= one.bytes;
+        chosen.push_back(one.model);
+    }
+    return chosen;
+}
 
 WeightsNear::WeightsNear(boost::asio::io_context& io, const config::Fleet& fleet, std::filesystem::path package_cache,
                          Candidates candidates)
@@ -41,7 +56,7 @@ void WeightsNear::look() {
             }
             bound = std::min(bound, read_machine_memory().available / 2);
             std::uint64_t left = limits::near_read_max;
-            for (const std::string& model : memory::choose_near(std::move(candidates), bound)) {
+            for (const std::string& model : choose_near(std::move(candidates), bound)) {
                 const std::uint64_t missing = seen[model].bytes - seen[model].cached;
                 if (missing > 0) (void)read_ahead(files[model], left);
                 left -= std::min(left, missing);

@@ -11,9 +11,23 @@
 #include "supervisor/base/deadline.h"
 #include "supervisor/base/off_loop.h"
 #include "supervisor/fleet/page_cache.h"
-#include "supervisor/memory/near.h"
+#include "supervisor/memory/declaration.h"
 
 namespace bulkhead::supervisor {
+
+/// A model whose files may be kept in the page cache.
+struct NearCandidate {
+    std::string model;
+    memory::Bytes bytes = 0;               ///< size of its files
+    bool asked = false;            ///< `preload: near`
+    bool loaded = false;           ///< or loading: its files are not needed before its next load
+    std::int64_t unloaded_ms = 0;  ///< unix time; 0: not loaded since this supervisor started
+};
+
+/// Returns the models whose files to keep, most important first: of the models not loaded, those
+/// with `preload: near`, then the last unloaded. Skips a model that no longer fits within `bound`,
+/// and one that neither asked nor was loaded.
+[[nodiscard]] std::vector<std::string> choose_near(std::vector<NearCandidate> candidates, memory::Bytes bound);
 
 /// Keeps the files of the models likely to be loaded next in the page cache: at most the fleet's `near`,
 /// and half of the machine's available memory, so that the kernel does not evict what was just read.
@@ -24,7 +38,7 @@ namespace bulkhead::supervisor {
 /// Thread  the loop
 class WeightsNear {
 public:
-    using Candidates = std::function<std::vector<memory::NearCandidate>()>;
+    using Candidates = std::function<std::vector<NearCandidate>()>;
 
     /// `fleet`       outlives this
     /// `candidates`  all models, without the sizes of their files

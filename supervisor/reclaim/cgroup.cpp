@@ -22,11 +22,6 @@
 namespace bulkhead::supervisor {
 namespace {
 
-bool write_file(const std::filesystem::path& path, std::string_view text) {
-    const UniqueFd fd{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
-    return fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
-}
-
 constexpr std::string_view keeper_folder_prefix = "bulkhead-";  ///< the keeper's pid follows
 constexpr auto socket_attribute = "user.bulkhead.socket";
 
@@ -53,15 +48,23 @@ bool is_of_socket(const std::filesystem::path& folder, std::string_view socket) 
 
 /// Returns the own cgroup, if folders can be created in it.
 std::optional<std::filesystem::path> own_writable_cgroup() {
-    const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
-    const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
-    if (!mountinfo || !cgroup) return std::nullopt;
-    auto own = own_cgroup(*mountinfo, *cgroup);
+    auto own = own_cgroup_folder();
     if (own && !is_writable_folder(*own)) own.reset();
     return own;
 }
 
 }  // namespace
+
+bool write_file(const std::filesystem::path& path, std::string_view text) {
+    const UniqueFd fd{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
+    return fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+std::optional<std::filesystem::path> own_cgroup_folder(std::string_view controller) {
+    const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
+    const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
+    return mountinfo && cgroup ? own_cgroup(*mountinfo, *cgroup, controller) : std::nullopt;
+}
 
 std::filesystem::path keeper_folder(const std::filesystem::path& parent, pid_t keeper) {
     return parent / fmt::format("{}{}", keeper_folder_prefix, keeper);

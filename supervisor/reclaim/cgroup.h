@@ -18,6 +18,10 @@
 
 namespace bulkhead::supervisor {
 
+/// Writes a file of cgroupfs. False, with errno: the kernel refused.
+bool write_file(const std::filesystem::path& path, std::string_view text);
+/// Returns this process' folder; see `own_cgroup`.
+[[nodiscard]] std::optional<std::filesystem::path> own_cgroup_folder(std::string_view controller = {});
 /// The folder for one keeper's workers; contains one folder per worker.
 [[nodiscard]] std::filesystem::path keeper_folder(const std::filesystem::path& parent, pid_t keeper);
 [[nodiscard]] std::string worker_folder_name(const WorkerName& worker);

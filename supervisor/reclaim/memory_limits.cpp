@@ -1,6 +1,5 @@
 #include "supervisor/reclaim/memory_limits.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,9 +9,6 @@
 
 #include <fmt/format.h>
 
-#include "ipc/base/own_cgroup.h"
-#include "ipc/base/unique_fd.h"
-#include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
 
 namespace bulkhead::supervisor {
@@ -22,8 +18,7 @@ constexpr std::uint64_t unbounded_min = std::uint64_t{1} << 62U;  ///< version 1
 
 Result<> write_number(const std::filesystem::path& path, std::uint64_t number) {
     const std::string text = fmt::format("{}", number);
-    const UniqueFd fd{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
-    if (fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return {};
+    if (write_file(path, text)) return {};
     return system_error(fmt::format("writing {} to {}", text, path.string()), errno);
 }
 
@@ -32,9 +27,7 @@ Result<> write_number(const std::filesystem::path& path, std::uint64_t number) {
 std::unique_ptr<MemoryLimits> MemoryLimits::make(const Cgroups* cgroups, pid_t keeper) {
     if (cgroups != nullptr && ::access((cgroups->path() / "memory.max").c_str(), W_OK) == 0)
         return std::unique_ptr<MemoryLimits>{new MemoryLimits{cgroups, {}}};
-    const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
-    const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
-    const auto own = mountinfo && cgroup ? own_cgroup(*mountinfo, *cgroup, "memory") : std::nullopt;
+    const auto own = own_cgroup_folder("memory");
     if (!own || ::access(own->c_str(), W_OK | X_OK) != 0) return nullptr;
     const auto path = keeper_folder(*own, keeper);
     for (const auto& former : folders_of_gone_keepers(*own, keeper)) remove_empty(former);

@@ -163,7 +163,7 @@ Result<OpenedChannel> Replica::open_channel(const Client& client) {
     const std::uint64_t id = ++context_.channel_last;
     std::vector<UniqueFd> fds;
     fds.push_back(std::move(pair->second));
-    process_->send(worker_link::channel(id, client.pid, client.uid), std::move(fds));
+    process_->send(worker_link::Channel{id, client.pid, client.uid}, std::move(fds));
     process_->channels.emplace(id, std::move(duplicate));
     if (context_.gate != nullptr) context_.gate->channels_changed(*this);
     ask_whether_it_lives();  // the answer to `channel` depends on the client too

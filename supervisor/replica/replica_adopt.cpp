@@ -152,7 +152,7 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
     }
     remember();
     adoption.nonce = make_nonce();
-    process_->send(worker_link::hello_asked(adoption.nonce));
+    process_->send(worker_link::HelloAsked{adoption.nonce});
     const auto running =
         worker.record != nullptr && !process_->ready_at ? spec_.deadlines.load : spec_.deadlines.request;
     const auto budget = process_->answer_budget(running, limits::adoption_deadline);
@@ -214,7 +214,7 @@ void Replica::adopt_loading(const worker_link::Hello& hello) {
         if (!configuration) return refuse(configuration.error());
         transition(WorkerEvent::said_hello, "adopted before it was told what to load");
         begin_load_budget();
-        return process_->send(std::move(*configuration));
+        return process_->link->send(std::move(*configuration));
     }
     transition(WorkerEvent::said_hello, "adopted while it loads");
     if (hello.state.phase == "capturing") transition(WorkerEvent::capture_began, "adopted while it captures");
@@ -224,7 +224,7 @@ void Replica::adopt_loading(const worker_link::Hello& hello) {
     switch (process_->turn.state()) {
     case AsyncMutex::Turn::State::none: return on_message(worker_link::GrantAsked{});
     case AsyncMutex::Turn::State::waiting: process_->grant = Grant::owed; return;
-    case AsyncMutex::Turn::State::held: return process_->send(worker_link::grant());
+    case AsyncMutex::Turn::State::held: return process_->send(worker_link::Grant{});
     }
 }
 

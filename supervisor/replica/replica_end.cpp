@@ -32,7 +32,7 @@ void Replica::sample_then(void (Replica::*next)()) {
 void Replica::begin_drain() {
     process_->drain_until = Clock::now() + spec_.deadlines.drain;
     remember();
-    process_->send(worker_link::drain(spec_.deadlines.drain));
+    process_->send(worker_link::Drain{static_cast<std::uint32_t>(spec_.deadlines.drain.count())});
     if (state_ != WorkerState::draining) return;  // the link was full, so it was closed
     arm_drain_deadline();
 }

@@ -221,7 +221,7 @@ void Replica::on_message(worker_link::Hello& message) {
     if (declaration_.empty())
         process_->configuration = std::move(*configuration);
     else
-        process_->send(std::move(*configuration));
+        process_->link->send(std::move(*configuration));
 }
 
 /// Fails the load if the file's disk does not answer: the worker would hang on it too.
@@ -229,7 +229,7 @@ void Replica::on_file_seen(Result<std::string> declaration) {
     if (declaration) {
         declaration_ = std::move(*declaration);
         remember();
-        if (!process_->configuration.empty()) process_->send(std::exchange(process_->configuration, {}));
+        if (!process_->configuration.empty()) process_->link->send(std::exchange(process_->configuration, {}));
     } else if (is_live(state_)) {
         fail(declaration.error());
         if (process_->pid != 0) process_->termination.kill();
@@ -245,7 +245,7 @@ void Replica::on_message(worker_link::Progress& message) {
 void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
     if (process_->turn.state() != AsyncMutex::Turn::State::none)
         return process_->complain("grant_asked, a second time");
-    if (!process_->device.is_gpu()) return process_->send(worker_link::grant());
+    if (!process_->device.is_gpu()) return process_->send(worker_link::Grant{});
     process_->grant = Grant::awaited;
     process_->load_budget.pause(Clock::now());
     deadline_.cancel();
@@ -273,7 +273,7 @@ void Replica::on_turn() {
     }
     process_->grant = Grant::given;
     remember();
-    process_->send(worker_link::grant());
+    process_->send(worker_link::Grant{});
 }
 
 void Replica::on_message(worker_link::Ready& message) {

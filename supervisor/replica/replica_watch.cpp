@@ -109,7 +109,7 @@ void Replica::look_at_it() {
 
 /// Sends one question at a time, so that a hung worker does not collect them.
 void Replica::ask_whether_it_lives() {
-    if (process_->watch.ask(Clock::now())) process_->send(worker_link::statistics_asked());
+    if (process_->watch.ask(Clock::now())) process_->send(worker_link::StatisticsAsked{});
     arm_watch();
 }
 

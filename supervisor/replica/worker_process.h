@@ -114,8 +114,8 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     std::optional<ProcessExit> exit;  ///< set when reaped
     Ended ended{};                    ///< set with `exit`
 
-    void send(std::string packet, std::vector<UniqueFd> fds = {}) const {
-        if (link) link->send(std::move(packet), std::move(fds));
+    void send(const worker_link::packets::ToWorker& message, std::vector<UniqueFd> fds = {}) const {
+        if (link) link->send(worker_link::packet_of(message), std::move(fds));
     }
     /// Call after it was reaped. Reads the rest of its output and nothing else.
     void close();

@@ -51,10 +51,6 @@ Message of(T&& message) {
     return std::forward<T>(message);
 }
 
-std::string packet_of(packets::ToWorker message) {
-    return boost::json::serialize(packets::to_json(std::move(message)));
-}
-
 }  // namespace
 
 Result<Message> parse(std::string_view packet) {
@@ -74,18 +70,11 @@ std::string Progress::text() const {
                            : fmt::format("{}, {} of {} {}", phase, done, total, unit);
 }
 
+std::string packet_of(const packets::ToWorker& message) { return boost::json::serialize(packets::to_json(message)); }
+
 std::string configure(const config::ModelSpec& model, const WorkerName& worker, bool cuda) {
     return packet_of(packets::Configure{config::worker_json(model), cuda ? "cuda" : "cpu", packets::version,
                                         worker.replica, worker.generation});
 }
-std::string grant() { return packet_of(packets::Grant{}); }
-std::string channel(std::uint64_t id, std::int64_t client_pid, std::int64_t client_uid) {
-    return packet_of(packets::Channel{id, client_pid, client_uid});
-}
-std::string drain(std::chrono::milliseconds deadline) {
-    return packet_of(packets::Drain{static_cast<std::uint32_t>(deadline.count())});
-}
-std::string statistics_asked() { return packet_of(packets::StatisticsAsked{}); }
-std::string hello_asked(std::uint64_t nonce) { return packet_of(packets::HelloAsked{nonce}); }
 
 }  // namespace bulkhead::supervisor::worker_link

@@ -2,7 +2,6 @@
 
 /// The messages on the link to a worker (ipc/links/worker_link.json), bounded and safe to print.
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -19,9 +18,10 @@
 namespace bulkhead::supervisor::worker_link {
 
 namespace packets = bulkhead::worker_link;
-using packets::Backtrace, packets::Busy, packets::ChannelClosed, packets::ChannelOpened, packets::Drained,
-    packets::Dying, packets::GrantAsked, packets::Idle, packets::Importer, packets::Overrun, packets::Ready,
-    packets::Statistics, packets::Unknown;
+using packets::Backtrace, packets::Busy, packets::Channel, packets::ChannelClosed, packets::ChannelOpened,
+    packets::Drain, packets::Drained, packets::Dying, packets::Grant, packets::GrantAsked, packets::HelloAsked,
+    packets::Idle, packets::Importer, packets::Overrun, packets::Ready, packets::Statistics, packets::StatisticsAsked,
+    packets::Unknown;
 
 /// Carries the worker's full state, so that a new supervisor can adopt it.
 struct Hello : packets::Hello {
@@ -50,11 +50,7 @@ using Message = std::variant<Hello, Progress, GrantAsked, Ready, Failed, Channel
 /// Errors  protocol_violation: not a JSON object, no type, or a required member is missing
 [[nodiscard]] Result<Message> parse(std::string_view packet);
 
+[[nodiscard]] std::string packet_of(const packets::ToWorker& message);
 [[nodiscard]] std::string configure(const config::ModelSpec& model, const WorkerName& worker, bool cuda);
-[[nodiscard]] std::string grant();
-[[nodiscard]] std::string channel(std::uint64_t id, std::int64_t client_pid, std::int64_t client_uid);
-[[nodiscard]] std::string drain(std::chrono::milliseconds deadline);
-[[nodiscard]] std::string statistics_asked();
-[[nodiscard]] std::string hello_asked(std::uint64_t nonce);
 
 }  // namespace bulkhead::supervisor::worker_link

@@ -1,11 +1,12 @@
 /// What the manifest of a package says of its memory, and how the first load is planned by it.
 
-#include "supervisor/memory/limits.h"
-#include "supervisor/memory/package.h"
+#include "supervisor/fleet/file_facts.h"
 #include "tests/simulation/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {
+
+using supervisor::package_size, supervisor::PackageSize;
 
 /// SmolLM2-135M's, less what nobody reads here.
 constexpr const char* manifest = R"({"dtypes": {"weights": "float32", "kv": "float32"}, "rows": 1, "length": 2048,

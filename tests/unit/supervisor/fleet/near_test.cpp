@@ -1,10 +1,12 @@
 /// Whose files are kept in the page cache.
 
-#include "supervisor/memory/near.h"
+#include "supervisor/fleet/weights_near.h"
 #include "tests/simulation/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {
+
+using supervisor::choose_near, supervisor::NearCandidate;
 
 NearCandidate used(const std::string& name, Bytes bytes, std::int64_t unloaded_ms) {
     return {name, bytes, false, false, unloaded_ms};

@@ -12,12 +12,6 @@ namespace json = boost::json;
 
 std::string duration_text(std::chrono::milliseconds duration) { return fmt::format("{}ms", duration.count()); }
 
-json::array to_json(const std::vector<std::int64_t>& dims) {
-    json::array array;
-    for (const std::int64_t dim : dims) array.push_back(dim);
-    return array;
-}
-
 json::object to_json(const std::vector<TensorSpec>& tensors) {
     json::object all;
     for (const TensorSpec& tensor : tensors) {
@@ -47,16 +41,15 @@ json::object to_json(const MethodSpec& method) {
     for (const Bucket& bucket : method.buckets) {
         json::object shapes;
         for (std::size_t i = 0; i < bucket.shapes.size(); ++i)
-            shapes[method.inputs[i].name] = to_json(bucket.shapes[i]);
+            shapes[method.inputs[i].name] = json::value_from(bucket.shapes[i]);
         buckets.push_back(std::move(shapes));
     }
-    json::object padding;
-    for (const auto& [input, fill] : method.padding) padding[input] = fill;
-    json::object warmup;
-    for (const auto& [input, dims] : method.warmup) warmup[input] = to_json(dims);
-    return {{"inputs", to_json(method.inputs)},   {"parameters", to_json(method.parameters)},
-            {"outputs", to_json(method.outputs)}, {"buckets", std::move(buckets)},
-            {"padding", std::move(padding)},      {"warmup", std::move(warmup)}};
+    return {{"inputs", to_json(method.inputs)},
+            {"parameters", to_json(method.parameters)},
+            {"outputs", to_json(method.outputs)},
+            {"buckets", std::move(buckets)},
+            {"padding", json::value_from(method.padding)},
+            {"warmup", json::value_from(method.warmup)}};
 }
 
 template <typename Struct>
@@ -98,8 +91,6 @@ json::object keys_to_json(const Struct& from) {
 }  // namespace
 
 json::object to_json(const ModelSpec& model) {
-    json::object environment;
-    for (const auto& [name, value] : model.environment) environment[name] = value;
     json::object state{{"scope", word_of(model.state)}};
     if (!model.reset_method.empty()) state["reset"] = model.reset_method;
 
@@ -125,7 +116,7 @@ json::object to_json(const ModelSpec& model) {
     else
         all["replicas"] = json::object{{"min", model.replicas_min}, {"max", model.replicas}};
     if (model.group) all["group"] = json::object{{"name", model.group->name}, {"kind", word_of(model.group->kind)}};
-    all["environment"] = std::move(environment);
+    all["environment"] = json::value_from(model.environment);
     all["state"] = std::move(state);
     if (model.runtime == Runtime::generate) all["generate"] = keys_to_json(model.generate);
     if (!model.methods.empty()) {

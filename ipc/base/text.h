@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -38,5 +39,8 @@ struct Character {
 
 /// "350 ms", "12.5 s", "3 min"
 [[nodiscard]] std::string duration_text(std::int64_t milliseconds);
+[[nodiscard]] inline std::string duration_text(std::chrono::nanoseconds duration) {
+    return duration_text(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
+}
 
 }  // namespace bulkhead

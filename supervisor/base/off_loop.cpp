@@ -162,7 +162,7 @@ void OffLoop::look() {
     const Error error{
         ErrorCode::deadline_exceeded,
         fmt::format("{}: no end within {}", job->what,
-                    duration_text(std::chrono::duration_cast<std::chrono::milliseconds>(deadline_).count())),
+                    duration_text(deadline_)),
         fmt::format("it waits in the kernel, for a disk, a network file system or a process: see "
                     "/proc/{}/task/{}/stack",
                     ::getpid(), tid)};

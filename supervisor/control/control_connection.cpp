@@ -97,7 +97,7 @@ void ControlConnection::take_lines() {
             refuse_and_close(
                 {ErrorCode::deadline_exceeded,
                  fmt::format("reading a request: {} bytes without a newline after {}", buffer_.size(),
-                             duration_text(std::chrono::milliseconds{limits::control_line_deadline}.count())),
+                             duration_text(limits::control_line_deadline)),
                  "end each request with a newline"});
         });
     }

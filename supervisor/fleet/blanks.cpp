@@ -107,7 +107,7 @@ std::optional<Blank> Blanks::take(const SpawnRequest& request) {
         }
         if (now - blank->started_at > limits::blank_start_deadline)
             end(blank, fmt::format("it did not say hello within {}",
-                                   duration_text(std::chrono::milliseconds{limits::blank_start_deadline}.count())));
+                                   duration_text(limits::blank_start_deadline)));
         else if (best == waiting_.end())
             best = blank;
     }

@@ -29,7 +29,7 @@ void ContextStart::watch(const SpawnedProcess& process, OnMade made) {
         std::exchange(made_, nullptr)(
             Error{ErrorCode::deadline_exceeded,
                     fmt::format("it did not say hello within {}",
-                                duration_text(std::chrono::milliseconds{limits::blank_start_deadline}.count())),
+                                duration_text(limits::blank_start_deadline)),
                     {}});
     });
     const int link = ::fcntl(process.link.get(), F_DUPFD_CLOEXEC, 0);

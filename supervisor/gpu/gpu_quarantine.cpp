@@ -99,9 +99,8 @@ bool GpuQuarantine::model_failed(const std::string& uuid, const std::string& mod
     }
     std::string models;
     for (const Failure& failure : failures) models += (models.empty() ? "" : ", ") + failure.model;
-    const auto window = std::chrono::milliseconds{limits::gpu_failures_window}.count();
     std::string reason =
-        fmt::format("{} different models failed on it within {}: {}", failures.size(), duration_text(window), models);
+        fmt::format("{} different models failed on it within {}: {}", failures.size(), duration_text(limits::gpu_failures_window), models);
     state_.failures.erase(uuid);
     add(uuid, std::move(reason));
     return true;

@@ -92,7 +92,7 @@ Result<std::vector<Gpu>> Gpus::read() {
     const auto no_answer = [] {
         return Error{ErrorCode::deadline_exceeded,
                      fmt::format("asking NVML for the GPUs: no answer within {}",
-                                 duration_text(std::chrono::milliseconds{limits::gpu_answer_deadline}.count())),
+                                 duration_text(limits::gpu_answer_deadline)),
                      "the driver hangs: `dmesg` may tell why; CPU models go on"};
     };
     std::unique_lock lock{reader.mutex};

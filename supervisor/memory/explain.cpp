@@ -44,11 +44,11 @@ std::string state_text(const State& state, const Slot& slot, Time now) {
     case Phase::ready: {
         const std::string use = slot.in_flight > 0 ? fmt::format("has {} in flight", slot.in_flight)
                                                    : fmt::format("has been idle for {}",
-                                                                 duration_text(millis(now - slot.idle_since).count()));
+                                                                 duration_text(now - slot.idle_since));
         const auto until = unload_time(slot);
         return fmt::format(
             "{} holds {} on {} and {}{}", slot.id().text(), bytes, where, use,
-            until ? fmt::format("; it goes in {}", duration_text(millis(std::max(*until, now) - now).count())) : "");
+            until ? fmt::format("; it goes in {}", duration_text(std::max(*until, now) - now)) : "");
     }
     case Phase::draining: return fmt::format("{} on {} ends", slot.id().text(), where);
     case Phase::reclaiming:
@@ -96,7 +96,7 @@ std::string loads_text(const State& state, const Model& model) {
 /// ", for about 2.4 s"; empty if not known.
 std::string remaining(const Entry& entry, Time now) {
     if (!entry.expected) return {};
-    return fmt::format(", for about {}", duration_text(millis(std::max(*entry.expected, now) - now).count()));
+    return fmt::format(", for about {}", duration_text(std::max(*entry.expected, now) - now));
 }
 
 }  // namespace
@@ -196,7 +196,7 @@ std::string waits_for(const Survey& survey, const Option& option, Time now) {
         return fmt::format("waits for the room of {}; {} has a higher priority and stays while it is in use", all,
                            survey.candidates()[*busy].slots.front()->id().text());
     }
-    const std::string in = duration_text(millis(option.when - now).count());
+    const std::string in = duration_text(option.when - now);
     const std::string first = last->slots.front()->id().text();
     if (last->starting) return fmt::format("waits for the room of {}; {} is being loaded", all, first);
     if (last->protected_until >= option.when)
@@ -287,7 +287,7 @@ std::string Policy::why(const std::string& model, Time now) const {
         sentences.push_back(
             !known->last_at
                 ? known->last
-                : fmt::format("{} ago: {}", duration_text(millis(now - *known->last_at).count()), known->last));
+                : fmt::format("{} ago: {}", duration_text(now - *known->last_at), known->last));
     return fmt::format("{}", fmt::join(sentences, "; "));
 }
 

@@ -296,7 +296,7 @@ void apply(State& state, const event::Receipt& event, Time now) {
     if (!model.last.empty() && model.last_at)
         state.note(model,
                    fmt::format("{}, its receipt came after {}", model.last.substr(0, model.last.find(", its receipt")),
-                               duration_text(event.reclaim.count())),
+                               duration_text(event.reclaim)),
                    now);
     state.enter(*slot, Phase::none);
     if (model.known) return make_slots(model, model.declared.replicas_max);

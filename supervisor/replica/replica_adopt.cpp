@@ -159,7 +159,7 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
     deadline_.arm(budget, [this, budget] {
         if (process_->link) process_->link->receive_waiting();  // read arrived packets before judging by the clock
         if (process_ && state_ == WorkerState::adopting)
-            hang(fmt::format("it did not answer a new supervisor within {}", duration_text(budget.count())),
+            hang(fmt::format("it did not answer a new supervisor within {}", duration_text(budget)),
                  "it was stopped, or its event loop hangs");
     });
 }

@@ -46,7 +46,7 @@ void Replica::arm_drain_deadline() {
 
 void Replica::end_undrained() {
     transition(WorkerEvent::stop_asked,
-               fmt::format("not drained within {}", duration_text(spec_.deadlines.drain.count())));
+               fmt::format("not drained within {}", duration_text(spec_.deadlines.drain)));
 }
 
 /// Gives the process time to exit by itself before SIGTERM.
@@ -161,7 +161,7 @@ void Replica::apply(const ExitOutcome& outcome) {
     process_->statistics_are_known();
     if (outcome.gives_up_graphs)
         history_.eager = process->evidence.first_sign == FirstSign::hung
-                             ? fmt::format("capture hung for {}", duration_text(spec_.deadlines.capture.count()))
+                             ? fmt::format("capture hung for {}", duration_text(spec_.deadlines.capture))
                              : "capture crashed with " + exit->text();
     if (outcome.fails_loads) load_waiters_.fail(process->failure ? *process->failure : process->load_error());
     history_.requests += std::exchange(process->statistics.requests, 0);
@@ -291,7 +291,7 @@ void Replica::follow(const RestartPlan& plan) {
                        ? fmt::format("{}; not counted, for its GPU is quarantined: {}", reason,
                                      context_.gpu_quarantine.reason(process_->device.uuid).value_or(""))
                        : fmt::format("{}; restart {} of {} in {}", reason, decision.unforgiven,
-                                     limits::restart_unforgiven_max - 1, duration_text(decision.delay.count())),
+                                     limits::restart_unforgiven_max - 1, duration_text(decision.delay)),
                    hint);
         // Without a delay, use the same device again: asking the driver takes longer than starting a process.
         if (decision.delay == Millis{0} && how == Ending::crashed) same_device_ = process_->device;

@@ -12,14 +12,6 @@ namespace bulkhead::supervisor {
 
 using Clock = Deadline::Clock;
 
-namespace {
-
-std::string text_of(Clock::duration duration) {
-    return duration_text(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
-}
-
-}  // namespace
-
 // --- the budgets of a load
 
 /// Called at the start and at each progress: a load may go on as long as it makes progress.
@@ -40,7 +32,7 @@ void Replica::load_deadline_passed() {
     if (had_stopped(until, Clock::now())) return begin_load_budget();
     if (until > Clock::now()) return arm_load_deadline();
     const bool capturing = state_ == WorkerState::capturing;
-    const std::int64_t budget = (capturing ? spec_.deadlines.capture : spec_.deadlines.load).count();
+    const auto budget = capturing ? spec_.deadlines.capture : spec_.deadlines.load;
     const std::string last = process_->last_progress();
     const bool may_run_eagerly = spec_.graphs == config::Graphs::preferred && history_.eager.empty();
     if (capturing && may_run_eagerly)  // the next process runs without graphs and may succeed
@@ -95,12 +87,12 @@ void Replica::look_at_it() {
     const std::string request = process_->page ? process_->page->request() : "";
     switch (watch.look(now, process_->reading())) {
     case HangWatch::Verdict::unanswered:
-        return hang(fmt::format("it does not answer, for {} now{}", text_of(watch.unanswered_for(now)),
+        return hang(fmt::format("it does not answer, for {} now{}", duration_text(watch.unanswered_for(now)),
                                 state_ == WorkerState::busy && !request.empty() ? " while it ran " + request : ""),
                     fmt::format("it was stopped, or its event loop hangs: see `bulkhead crashes {}`", spec_.name));
     case HangWatch::Verdict::no_step:
         return hang(fmt::format("{} made no step for {}, budget {}", request.empty() ? "what it runs" : request,
-                                text_of(watch.still_for(now)), duration_text(spec_.deadlines.request.count())),
+                                duration_text(watch.still_for(now)), duration_text(spec_.deadlines.request)),
                     fmt::format("raise deadlines.request of {}, or see `bulkhead crashes {}`", spec_.name, spec_.name));
     case HangWatch::Verdict::ask: return ask_whether_it_lives();
     case HangWatch::Verdict::nothing: return arm_watch();

@@ -159,7 +159,7 @@ std::vector<Fields::Member> Fields::members() const {
 
 void Fields::finish() {
     for (const Node::Entry& entry : map_.node().entries)
-        if (std::find(asked_.begin(), asked_.end(), entry.key) == asked_.end())
+        if (std::ranges::find(asked_, entry.key) == asked_.end())
             map_.report().add(entry.place,
                               fmt::format("{}unknown key {}", before_sentence(where_), in_quotes(entry.key)),
                               suggestion(entry.key, asked_));

@@ -234,7 +234,7 @@ void read_buckets(const Value& list, MethodSpec& method) {
     for (const Value& item : list.items(limits::buckets_max)) {
         const auto bucket = read_bucket(item, method);
         if (!bucket || !check_named_sizes(item, method, bucket->shapes, "give it one size in a bucket")) continue;
-        if (std::find(method.buckets.begin(), method.buckets.end(), *bucket) != method.buckets.end())
+        if (std::ranges::find(method.buckets, *bucket) != method.buckets.end())
             item.refuse(fmt::format("{} stands there twice", item.what()), "keep one bucket of each shape");
         else
             method.buckets.push_back(*bucket);

@@ -61,7 +61,7 @@ struct KeyReader {
         for (const Value& item : value.items(bounds.count_max))
             if (const auto number = item.integer(bounds.min, bounds.max))
                 to.push_back(static_cast<std::uint32_t>(*number));
-        const auto falls = std::adjacent_find(to.begin(), to.end(), std::greater_equal<>{});
+        const auto falls = std::ranges::adjacent_find(to, std::greater_equal<>{});
         if (falls != to.end())
             value.refuse(fmt::format("{}: {} stands before {}", value.what(), *falls, *std::next(falls)),
                          "name each attention length once, the smallest first");
@@ -244,8 +244,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
 
 void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSpec& model) {
     const auto methods = fields.take("methods");
-    const bool shorthand =
-        std::any_of(method_keys.begin(), method_keys.end(), [&](std::string_view key) { return fields.has(key); });
+    const bool shorthand = std::ranges::any_of(method_keys, [&](std::string_view key) { return fields.has(key); });
     MethodSpec forward = read_method(fields, "forward");
     if (methods) {
         model.methods = read_methods(*methods, where);
@@ -263,7 +262,8 @@ void refuse_keys(const Fields& fields, const std::string& where, std::initialize
                  std::string_view methods_remedy, std::string_view state_remedy, ModelSpec& model) {
     const auto refuse = [&](std::string_view key, std::string_view remedy) {
         if (const auto place = fields.location_of(key))
-            fields.report().add(*place, fmt::format("{}\"{}\" of runtime {}", where, key, word_of(model.runtime)), remedy);
+            fields.report().add(*place, fmt::format("{}\"{}\" of runtime {}", where, key, word_of(model.runtime)),
+                                remedy);
     };
     for (const std::string_view key : keys) refuse(key, methods_remedy);
     for (const std::string_view key : method_keys) refuse(key, methods_remedy);

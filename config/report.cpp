@@ -32,7 +32,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::vector<Diagnostic> in_order_of_file(std::vector<Diagnostic> all) {
     const auto key = [](const Diagnostic& d) { return std::tie(d.line, d.column); };
-    std::stable_sort(all.begin(), all.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+    std::ranges::stable_sort(all, [&](const auto& a, const auto& b) { return key(a) < key(b); });
     const auto same = [&](const auto& a, const auto& b) { return key(a) == key(b) && a.error == b.error; };
     all.erase(std::unique(all.begin(), all.end(), same), all.end());
     return all;
@@ -71,7 +71,7 @@ int Report::column_in_characters(SourceLocation place) const {
     }
     if (place.line == 0 || start == std::string_view::npos) return place.column;
     const std::string_view before = text_.substr(start, static_cast<std::size_t>(std::max(place.column - 1, 0)));
-    return 1 + static_cast<int>(std::count_if(before.begin(), before.end(), [](char c) {
+    return 1 + static_cast<int>(std::ranges::count_if(before, [](char c) {
                return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // not a UTF-8 continuation byte
            }));
 }

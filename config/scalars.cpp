@@ -24,7 +24,7 @@ std::optional<T> whole_number(std::string_view text, int base = 10) {
     return value;
 }
 
-bool only_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
+bool only_digits(std::string_view text) { return !text.empty() && std::ranges::all_of(text, is_digit); }
 
 /// "30s" is 30 and "s". Empty without digits in front.
 std::optional<std::pair<std::uint64_t, std::string_view>> count_and_unit(std::string_view text) {
@@ -142,7 +142,7 @@ bool is_method_name(std::string_view text) { return matches_name(text, "_", "._-
 
 bool is_tensor_name(std::string_view text) {
     return !text.empty() && text.size() <= limits::tensor_name_bytes_max &&
-           std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+           std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
 }
 
 bool is_dim_name(std::string_view text) {
@@ -151,7 +151,7 @@ bool is_dim_name(std::string_view text) {
 
 bool is_environment_name(std::string_view text) {
     return !text.empty() && !is_digit(text[0]) &&
-           std::all_of(text.begin(), text.end(), [](char c) { return is_letter(c) || is_digit(c) || c == '_'; });
+           std::ranges::all_of(text, [](char c) { return is_letter(c) || is_digit(c) || c == '_'; });
 }
 
 }  // namespace bulkhead::config

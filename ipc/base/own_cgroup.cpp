@@ -19,7 +19,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 
 bool lists(std::string_view list, std::string_view name) {
     const auto parts = split(list, ',');
-    return std::find(parts.begin(), parts.end(), name) != parts.end();
+    return std::ranges::find(parts, name) != parts.end();
 }
 
 /// mountinfo writes a space in a path as \040, and so on.

@@ -21,8 +21,8 @@ CUmemAllocationProp shareable_on(const Gpu& gpu) {
 Result<std::uint64_t> whole_allocation(const Gpu& gpu, std::uint64_t size_bytes) {
     const CUmemAllocationProp properties = shareable_on(gpu);
     std::size_t granularity = 0;
-    const CUresult asked = gpu.driver().cuMemGetAllocationGranularity(&granularity, &properties,
-                                                                      CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    const CUresult asked =
+        gpu.driver().cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
     if (auto known = gpu.driver().check("cuMemGetAllocationGranularity", asked); !known) return known.error();
     std::uint64_t rounded = 0;
     if (granularity == 0 || size_bytes == 0 || __builtin_add_overflow(size_bytes, granularity - 1, &rounded))

@@ -51,8 +51,9 @@ struct Parser<std::variant<Message...>> {
                 if (*type != One::type) return;
                 One one;
                 const std::string_view missing = json_codec::decode_members(object, one);
-                parsed = missing.empty() ? Result<Direction>{Direction{std::move(one)}}
-                                         : Result<Direction>{violation(fmt::format("{} without {}", One::type, missing))};
+                parsed = missing.empty()
+                             ? Result<Direction>{Direction{std::move(one)}}
+                             : Result<Direction>{violation(fmt::format("{} without {}", One::type, missing))};
             }
         };
         (try_one(std::type_identity<Message>{}), ...);

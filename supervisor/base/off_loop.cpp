@@ -159,13 +159,11 @@ void OffLoop::look() {
     }
     watch();
     if (!job) return;
-    const Error error{
-        ErrorCode::deadline_exceeded,
-        fmt::format("{}: no end within {}", job->what,
-                    duration_text(deadline_)),
-        fmt::format("it waits in the kernel, for a disk, a network file system or a process: see "
-                    "/proc/{}/task/{}/stack",
-                    ::getpid(), tid)};
+    const Error error{ErrorCode::deadline_exceeded,
+                      fmt::format("{}: no end within {}", job->what, duration_text(deadline_)),
+                      fmt::format("it waits in the kernel, for a disk, a network file system or a process: see "
+                                  "/proc/{}/task/{}/stack",
+                                  ::getpid(), tid)};
     spdlog::error("{}", error.text());
     job->answer(&error);
     for (const JobPointer& one : refused) refuse(one);

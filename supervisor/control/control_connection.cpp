@@ -94,11 +94,10 @@ void ControlConnection::take_lines() {
         line_deadline_.cancel();
     } else if (!line_is_partial_) {
         line_deadline_.arm(limits::control_line_deadline, [this] {
-            refuse_and_close(
-                {ErrorCode::deadline_exceeded,
-                 fmt::format("reading a request: {} bytes without a newline after {}", buffer_.size(),
-                             duration_text(limits::control_line_deadline)),
-                 "end each request with a newline"});
+            refuse_and_close({ErrorCode::deadline_exceeded,
+                              fmt::format("reading a request: {} bytes without a newline after {}", buffer_.size(),
+                                          duration_text(limits::control_line_deadline)),
+                              "end each request with a newline"});
         });
     }
     line_is_partial_ = !buffer_.empty();

@@ -103,8 +103,7 @@ void ControlServer::finish(std::function<void()> done) {
     boost::system::error_code ignored;
     listener_.close(ignored);
     pause_.cancel();
-    const bool flushed =
-        std::all_of(connections_.begin(), connections_.end(), [](const auto& one) { return one->is_flushed(); });
+    const bool flushed = std::ranges::all_of(connections_, [](const auto& one) { return one->is_flushed(); });
     if (flushed) return done();
     flush_deadline_.arm(limits::control_flush_deadline, std::move(done));
 }

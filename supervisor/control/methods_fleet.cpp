@@ -56,11 +56,10 @@ void reclaim(Fleet& fleet, rpc::Call call) {
         throw ErrorException{
             {ErrorCode::input_invalid, "parameter \"bytes\" is missing", "say how much room is needed"}};
     const auto deadline = selected_deadline(call.params);
-    const auto ticket = fleet.admission().make_room(
-        device, *bytes, client, deadline, rpc::answer_of<Admission::MadeRoom>(call, [](const Admission::MadeRoom& made) {
-            return json::object{
-                {"freed", made.freed}, {"receipts", to_json(made.receipts)}, {"short_of", made.short_of}};
-        }));
+    auto answer = rpc::answer_of<Admission::MadeRoom>(call, [](const Admission::MadeRoom& made) {
+        return json::object{{"freed", made.freed}, {"receipts", to_json(made.receipts)}, {"short_of", made.short_of}};
+    });
+    const auto ticket = fleet.admission().make_room(device, *bytes, client, deadline, std::move(answer));
     *call.client_left = [&fleet, ticket] { fleet.admission().leave(ticket); };
 }
 

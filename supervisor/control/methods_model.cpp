@@ -16,11 +16,9 @@ void load(Fleet& fleet, rpc::Call call) {
     const auto deadline = selected_deadline(call.params);
     // A repeated load shares the one under way: `again` changes nothing.
     (void)rpc::flag(call.params, "again");
-    fleet.load(
-        models, deadline,
-        rpc::answer_of<std::vector<LoadedReplica>>(
-            call, [](const auto& loaded) { return json::object{{"models", to_json(loaded)}}; }),
-        call.client_left.get());
+    auto answer = rpc::answer_of<std::vector<LoadedReplica>>(
+        call, [](const auto& loaded) { return json::object{{"models", to_json(loaded)}}; });
+    fleet.load(models, deadline, std::move(answer), call.client_left.get());
 }
 
 void pin(Fleet& fleet, const rpc::Call& call) {
@@ -34,11 +32,9 @@ void pin(Fleet& fleet, const rpc::Call& call) {
 void unload(Fleet& fleet, rpc::Call call) {
     const Fleet::Models models = selected_models(call.params, fleet);
     const bool again = rpc::flag(call.params, "again");
-    fleet.unload(
-        models,
-        rpc::answer_of<std::vector<Receipt>>(
-            call, [](const auto& receipts) { return json::object{{"receipts", to_json(receipts)}}; }),
-        again);
+    auto answer = rpc::answer_of<std::vector<Receipt>>(
+        call, [](const auto& receipts) { return json::object{{"receipts", to_json(receipts)}}; });
+    fleet.unload(models, std::move(answer), again);
 }
 
 void restart(Fleet& fleet, rpc::Call call) {
@@ -50,8 +46,8 @@ void restart(Fleet& fleet, rpc::Call call) {
 
 /// `why` is asked about trouble: the first replica that does not serve speaks for the model.
 const Replica& spokesman(const Model& model) {
-    const auto troubled = std::find_if(model.replicas.begin(), model.replicas.end(),
-                                       [](const auto& replica) { return !is_serving(replica->state()); });
+    const auto troubled =
+        std::ranges::find_if(model.replicas, [](const auto& replica) { return !is_serving(replica->state()); });
     return troubled == model.replicas.end() ? *model.replicas.front() : **troubled;
 }
 
@@ -90,27 +86,24 @@ void why(Fleet& fleet, const rpc::Call& call) {
 void open(Fleet& fleet, rpc::Call call) {
     const std::string client = rpc::required_string(call.params, "client");
     if (client.empty() || client.size() > client_name_bytes_max || !is_printable(client))
-        throw ErrorException{{ErrorCode::input_invalid,
-                              fmt::format("parameter \"client\" has {} bytes", client.size()),
+        throw ErrorException{{ErrorCode::input_invalid, fmt::format("parameter \"client\" has {} bytes", client.size()),
                               fmt::format("give a printable name of 1 to {} bytes", client_name_bytes_max)}};
     const auto deadline = selected_deadline(call.params);
     Model& model = selected_model(call.params, fleet);
     const bool stateful = model.spec.state != config::StateScope::none;
-    fleet.open_channel(
-        model, {client, call.peer.pid, call.peer.uid}, deadline,
-        rpc::answer_of<OpenedChannel>(call,
-                                      [stateful](OpenedChannel opened) {
-                                          rpc::Answer answer{{{"fds", 1},
-                                                              {"channel", opened.id},
-                                                              {"model", opened.worker.model},
-                                                              {"replica", opened.worker.replica},
-                                                              {"generation", opened.worker.generation},
-                                                              {"pid", opened.pid},
-                                                              {"stateful", stateful}}};
-                                          answer.fds.push_back(std::move(opened.client_end));
-                                          return answer;
-                                      }),
-        call.client_left.get());
+    auto answer = rpc::answer_of<OpenedChannel>(call, [stateful](OpenedChannel opened) {
+        rpc::Answer told{{{"fds", 1},
+                          {"channel", opened.id},
+                          {"model", opened.worker.model},
+                          {"replica", opened.worker.replica},
+                          {"generation", opened.worker.generation},
+                          {"pid", opened.pid},
+                          {"stateful", stateful}}};
+        told.fds.push_back(std::move(opened.client_end));
+        return told;
+    });
+    fleet.open_channel(model, {client, call.peer.pid, call.peer.uid}, deadline, std::move(answer),
+                       call.client_left.get());
 }
 
 }  // namespace

@@ -182,7 +182,7 @@ std::vector<std::string> CrashReports::names() const {
     std::error_code ec;
     for (std::filesystem::directory_iterator entry{folder_, ec}, end; !ec && entry != end; entry.increment(ec))
         if (const std::string name = entry->path().filename().string(); is_report_name(name)) names.push_back(name);
-    std::sort(names.begin(), names.end());
+    std::ranges::sort(names);
     return names;
 }
 

@@ -423,7 +423,8 @@ void Admission::measured(Replica& replica) {
     device.slabs = process->statistics.slabs.bytes;
     device.graph_pools = member<std::uint64_t>(graphs, "pool_bytes").value_or(0);
     // Where the driver reports no memory by process, as in WSL2 and some containers, ask the worker's allocator.
-    const auto reserved = on_gpu && device.loading() == 0 ? member<std::uint64_t>(graphs, "reserved_bytes") : std::nullopt;
+    const auto reserved =
+        on_gpu && device.loading() == 0 ? member<std::uint64_t>(graphs, "reserved_bytes") : std::nullopt;
     const auto own_word = reserved.value_or(0) == 0 ? 0 : *reserved + limits::blank_context_bytes;
     const memory::Usage host = on_gpu ? seen.host_usage : memory::Usage{};
     std::uint64_t& told = told_ready_[who];

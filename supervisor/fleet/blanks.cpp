@@ -106,8 +106,7 @@ std::optional<Blank> Blanks::take(const SpawnRequest& request) {
             break;
         }
         if (now - blank->started_at > limits::blank_start_deadline)
-            end(blank, fmt::format("it did not say hello within {}",
-                                   duration_text(limits::blank_start_deadline)));
+            end(blank, fmt::format("it did not say hello within {}", duration_text(limits::blank_start_deadline)));
         else if (best == waiting_.end())
             best = blank;
     }

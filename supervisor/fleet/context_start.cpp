@@ -28,9 +28,8 @@ void ContextStart::watch(const SpawnedProcess& process, OnMade made) {
     deadline_.arm(limits::blank_start_deadline, [this] {
         std::exchange(made_, nullptr)(
             Error{ErrorCode::deadline_exceeded,
-                    fmt::format("it did not say hello within {}",
-                                duration_text(limits::blank_start_deadline)),
-                    {}});
+                  fmt::format("it did not say hello within {}", duration_text(limits::blank_start_deadline)),
+                  {}});
     });
     const int link = ::fcntl(process.link.get(), F_DUPFD_CLOEXEC, 0);
     if (link < 0) {  // fail now: the deadline would hold the turn much longer

@@ -19,8 +19,8 @@ Model::Model(FleetContext& context, config::ModelSpec declared, const std::optio
 }
 
 Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs)
-    : context_{context}, declared_{declared}, logs_{logs}, blanks_{context}, admission_{context, blanks_,
-                                   [this](const auto& name, std::uint32_t index) { return replica_of(name, index); }},
+    : context_{context}, declared_{declared}, logs_{logs}, blanks_{context},
+      admission_{context, blanks_, [this](const auto& name, std::uint32_t index) { return replica_of(name, index); }},
       near_{context.io, declared_, context.launch.cache, [this] { return near_candidates(); }}, status_deadline_{
                                                                                                     context.io} {
     for (const auto& spec : declared_.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
@@ -76,8 +76,7 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
         }
     }
     for (auto& [replica, workers] : by_replica) {
-        std::sort(workers.begin(), workers.end(),
-                  [](const FoundWorker& a, const FoundWorker& b) { return a.name.generation < b.name.generation; });
+        std::ranges::sort(workers, {}, [](const FoundWorker& one) { return one.name.generation; });
         FoundWorker newest = std::move(workers.back());
         workers.pop_back();
         auto ledger = ReplicaRecord::parse(newest.ledger);
@@ -148,8 +147,7 @@ void Fleet::start_next(std::size_t index) {
 void Fleet::retire(const config::Fleet& next, std::function<void()> retired) {
     std::vector<Replica*> surplus;
     for (const auto& model : models_) {
-        const auto kept = std::find_if(next.models.begin(), next.models.end(),
-                                       [&](const auto& spec) { return spec.name == model->spec.name; });
+        const auto kept = std::ranges::find(next.models, model->spec.name, &config::ModelSpec::name);
         model->retired = kept == next.models.end();
         for (const auto& replica : model->replicas)
             if (model->retired || replica->index() >= kept->replicas) surplus.push_back(replica.get());
@@ -163,7 +161,7 @@ std::vector<std::string> Fleet::differing_from(const std::map<std::string, std::
     for (const auto& model : models_) {
         const auto declaration = declarations.find(model->spec.name);
         if (declaration == declarations.end()) continue;
-        const bool differs = std::any_of(model->replicas.begin(), model->replicas.end(), [&](const auto& replica) {
+        const bool differs = std::ranges::any_of(model->replicas, [&](const auto& replica) {
             // A stopped replica looks at the file when it is loaded.
             return replica->state() != WorkerState::stopped && !replica->declaration().empty() &&
                    replica->declaration() != declaration->second;
@@ -175,7 +173,7 @@ std::vector<std::string> Fleet::differing_from(const std::map<std::string, std::
 
 bool Fleet::is_spawning() const {
     const auto replicas = replicas_of(all());
-    return std::any_of(replicas.begin(), replicas.end(), [](const Replica* replica) {
+    return std::ranges::any_of(replicas, [](const Replica* replica) {
         return replica->process() && (replica->process()->pid == 0 || replica->declaration().empty());
     });
 }
@@ -313,7 +311,7 @@ void Fleet::open_channel(Model& model, const Client& client, std::optional<std::
         if (is_loading(replica.state()) || replica.state() == WorkerState::adopting) return 1;
         return replica.state() == WorkerState::quarantined ? 3 : 2;
     };
-    const auto best = std::min_element(model.replicas.begin(), model.replicas.end(), [&](const auto& a, const auto& b) {
+    const auto best = std::ranges::min_element(model.replicas, [&](const auto& a, const auto& b) {
         return std::pair{rank(*a), a->channels()} < std::pair{rank(*b), b->channels()};
     });
     Replica& replica = **best;

@@ -6,8 +6,7 @@ namespace bulkhead::supervisor {
 namespace {
 
 const config::ModelSpec* find(const config::Fleet& fleet, const std::string& name) {
-    const auto found = std::find_if(fleet.models.begin(), fleet.models.end(),
-                                    [&](const config::ModelSpec& model) { return model.name == name; });
+    const auto found = std::ranges::find(fleet.models, name, &config::ModelSpec::name);
     return found == fleet.models.end() ? nullptr : &*found;
 }
 
@@ -22,8 +21,7 @@ FleetChange compare(const config::Fleet& from, const config::Fleet& to,
         if (find(to, model.name) == nullptr) change.removed.push_back(model.name);
     for (const config::ModelSpec& model : to.models) {
         const config::ModelSpec* former = find(from, model.name);
-        const bool replaced =
-            std::find(replaced_files.begin(), replaced_files.end(), model.name) != replaced_files.end();
+        const bool replaced = std::ranges::find(replaced_files, model.name) != replaced_files.end();
         if (former == nullptr)
             change.added.push_back(model.name);
         else if (*former != model || replaced)

@@ -18,7 +18,7 @@ namespace bulkhead::supervisor {
 /// A model whose files may be kept in the page cache.
 struct NearCandidate {
     std::string model;
-    memory::Bytes bytes = 0;               ///< size of its files
+    memory::Bytes bytes = 0;       ///< size of its files
     bool asked = false;            ///< `preload: near`
     bool loaded = false;           ///< or loading: its files are not needed before its next load
     std::int64_t unloaded_ms = 0;  ///< unix time; 0: not loaded since this supervisor started

@@ -22,7 +22,7 @@ std::string joined(const std::vector<GpuQuarantine::Reason>& reasons) {
 }
 
 bool add_unless_known(std::vector<GpuQuarantine::Reason>& all, GpuQuarantine::Reason reason) {
-    const bool is_known = std::any_of(all.begin(), all.end(), [&](const GpuQuarantine::Reason& one) {
+    const bool is_known = std::ranges::any_of(all, [&](const GpuQuarantine::Reason& one) {
         return one.text == reason.text || (!reason.process.empty() && one.process == reason.process);
     });
     if (!is_known) all.push_back(std::move(reason));
@@ -99,8 +99,8 @@ bool GpuQuarantine::model_failed(const std::string& uuid, const std::string& mod
     }
     std::string models;
     for (const Failure& failure : failures) models += (models.empty() ? "" : ", ") + failure.model;
-    std::string reason =
-        fmt::format("{} different models failed on it within {}: {}", failures.size(), duration_text(limits::gpu_failures_window), models);
+    std::string reason = fmt::format("{} different models failed on it within {}: {}", failures.size(),
+                                     duration_text(limits::gpu_failures_window), models);
     state_.failures.erase(uuid);
     add(uuid, std::move(reason));
     return true;

@@ -90,10 +90,10 @@ Gpus::~Gpus() {
 Result<std::vector<Gpu>> Gpus::read() {
     Reader& reader = *reader_;
     const auto no_answer = [] {
-        return Error{ErrorCode::deadline_exceeded,
-                     fmt::format("asking NVML for the GPUs: no answer within {}",
-                                 duration_text(limits::gpu_answer_deadline)),
-                     "the driver hangs: `dmesg` may tell why; CPU models go on"};
+        return Error{
+            ErrorCode::deadline_exceeded,
+            fmt::format("asking NVML for the GPUs: no answer within {}", duration_text(limits::gpu_answer_deadline)),
+            "the driver hangs: `dmesg` may tell why; CPU models go on"};
     };
     std::unique_lock lock{reader.mutex};
     if (reader.asked != reader.answered && reader.late) return no_answer();
@@ -112,7 +112,7 @@ std::optional<Gpu> Gpus::read(const std::string& uuid) {
     const auto all = read();
     if (!all) return std::nullopt;
     const auto found =
-        std::find_if(all->begin(), all->end(), [&](const Gpu& gpu) { return gpu.uuid == uuid && gpu.trouble.empty(); });
+        std::ranges::find_if(*all, [&](const Gpu& gpu) { return gpu.uuid == uuid && gpu.trouble.empty(); });
     return found == all->end() ? std::nullopt : std::optional{*found};
 }
 

@@ -18,8 +18,7 @@ using Clock = std::chrono::steady_clock;
 struct Nvml::Functions : nvml::Functions {};
 
 const GpuProcess* Gpu::find(std::int64_t pid) const {
-    const auto found =
-        std::find_if(processes.begin(), processes.end(), [&](const GpuProcess& process) { return process.pid == pid; });
+    const auto found = std::ranges::find(processes, pid, &GpuProcess::pid);
     return found == processes.end() ? nullptr : &*found;
 }
 
@@ -129,9 +128,9 @@ Result<std::vector<Gpu>> Nvml::gpus() {
 void Nvml::name_the_lost(std::vector<Gpu>& gpus) {
     for (const auto& [uuid, known] : known_) {
         const auto is_seen = [&](const Gpu& gpu) { return gpu.uuid == uuid; };
-        if (std::any_of(gpus.begin(), gpus.end(), is_seen)) continue;
-        const auto nameless = std::find_if(
-            gpus.begin(), gpus.end(), [&](const Gpu& gpu) { return gpu.uuid.empty() && gpu.index == known.index; });
+        if (std::ranges::any_of(gpus, is_seen)) continue;
+        const auto nameless =
+            std::ranges::find_if(gpus, [&](const Gpu& gpu) { return gpu.uuid.empty() && gpu.index == known.index; });
         if (nameless != gpus.end()) {
             nameless->uuid = uuid;
             nameless->name = known.name;

@@ -12,8 +12,9 @@
 namespace bulkhead::supervisor {
 
 KeeperFile::KeeperFile(std::filesystem::path path, const char* loss, Of whose)
-    : path_{std::move(path)}, loss_{loss},
-      keeper_{whose == Of::every_keeper ? "every" : process_identity(::getppid()).value_or("")} {}
+    : path_{std::move(path)}, loss_{loss}, keeper_{whose == Of::every_keeper
+                                                       ? "every"
+                                                       : process_identity(::getppid()).value_or("")} {}
 
 void KeeperFile::save(json::object content) const {
     content["keeper"] = keeper_;

@@ -63,8 +63,7 @@ Result<Said> ask(const std::string& program, const std::string& fleet) {
         return system_error(fmt::format("starting {}: a pipe for its words", program), errno);
     const UniqueFd ours{ends[0]};
     UniqueFd theirs{ends[1]};
-    const auto pid =
-        start({program, {"bulkhead-supervisor", check_option, fleet}, theirs.get(), theirs.get(), false});
+    const auto pid = start({program, {"bulkhead-supervisor", check_option, fleet}, theirs.get(), theirs.get(), false});
     if (!pid)
         return Error{pid.error().code == ErrorCode::internal ? ErrorCode::load_failed : pid.error().code,
                      pid.error().attempt, pid.error().remedy};

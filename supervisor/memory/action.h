@@ -61,8 +61,8 @@ struct Reclaimed {
 
 }  // namespace action
 
-using Action = std::variant<action::Grant, action::Evict, action::Serve, action::Refuse, action::Queued,
-                            action::Reclaimed>;
+using Action =
+    std::variant<action::Grant, action::Evict, action::Serve, action::Refuse, action::Queued, action::Reclaimed>;
 using Actions = std::vector<Action>;
 
 }  // namespace bulkhead::supervisor::memory

@@ -48,8 +48,7 @@ void unload_idle(State& state, Time now) {
             }
             const bool alone = is_surplus(slot) || !model.unit->together;
             const EvictCause cause = is_surplus(slot) ? EvictCause::surplus : EvictCause::keep_alive;
-            const std::string why =
-                fmt::format("it was idle for {}", duration_text(now - slot.idle_since));
+            const std::string why = fmt::format("it was idle for {}", duration_text(now - slot.idle_since));
             for (Model* member : model.unit->models)
                 for (Slot& other : member->slots)
                     if (other.phase == Phase::ready && (&other == &slot || !alone))

@@ -42,13 +42,12 @@ std::string state_text(const State& state, const Slot& slot, Time now) {
     case Phase::placed: return fmt::format("{} waits for {} on {} to come free", slot.id().text(), bytes, where);
     case Phase::loading: return fmt::format("{} loads on {} with {} reserved", slot.id().text(), where, bytes);
     case Phase::ready: {
-        const std::string use = slot.in_flight > 0 ? fmt::format("has {} in flight", slot.in_flight)
-                                                   : fmt::format("has been idle for {}",
-                                                                 duration_text(now - slot.idle_since));
+        const std::string use = slot.in_flight > 0
+                                    ? fmt::format("has {} in flight", slot.in_flight)
+                                    : fmt::format("has been idle for {}", duration_text(now - slot.idle_since));
         const auto until = unload_time(slot);
-        return fmt::format(
-            "{} holds {} on {} and {}{}", slot.id().text(), bytes, where, use,
-            until ? fmt::format("; it goes in {}", duration_text(std::max(*until, now) - now)) : "");
+        return fmt::format("{} holds {} on {} and {}{}", slot.id().text(), bytes, where, use,
+                           until ? fmt::format("; it goes in {}", duration_text(std::max(*until, now) - now)) : "");
     }
     case Phase::draining: return fmt::format("{} on {} ends", slot.id().text(), where);
     case Phase::reclaiming:
@@ -284,10 +283,9 @@ std::string Policy::why(const std::string& model, Time now) const {
             sentences.push_back(fmt::format("{} wait for it at place {} of the queue{}: {}", entry.waiters.size(),
                                             entry.waiters.front().told_position, remaining(entry, now), entry.why));
     if (!known->last.empty())
-        sentences.push_back(
-            !known->last_at
-                ? known->last
-                : fmt::format("{} ago: {}", duration_text(now - *known->last_at), known->last));
+        sentences.push_back(!known->last_at
+                                ? known->last
+                                : fmt::format("{} ago: {}", duration_text(now - *known->last_at), known->last));
     return fmt::format("{}", fmt::join(sentences, "; "));
 }
 

@@ -193,8 +193,7 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
         const Candidate& one = survey.candidates()[victim];
         const std::string why =
             fmt::format("{} needs its place; {}", for_whom,
-                        one.in_use_until <= now
-                            ? fmt::format("it was idle for {}", duration_text(now - one.idle_since))
+                        one.in_use_until <= now ? fmt::format("it was idle for {}", duration_text(now - one.idle_since))
                         : one.priority < priority_of(*pieces.front().slot->model->unit) ? "it has a lower priority"
                                                                                         : "its turn is over");
         for (const Slot* slot : one.slots) evict(state, *state.find(slot->id()), EvictCause::room, for_whom, why, now);

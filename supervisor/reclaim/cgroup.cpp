@@ -122,7 +122,7 @@ std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, c
     std::vector<std::filesystem::path> kept;
     for (const WorkerName& worker : keep) kept.push_back(cgroups->folder(worker));
     for (const auto& worker : folders_in(path))
-        if (std::find(kept.begin(), kept.end(), worker) == kept.end()) write_file(worker / "cgroup.kill", "1");
+        if (std::ranges::find(kept, worker) == kept.end()) write_file(worker / "cgroup.kill", "1");
     for (const auto& worker : folders_in(path)) ::rmdir(worker.c_str());
 
     for (const auto& former : folders_of_gone_keepers(parent, owner.keeper)) {
@@ -206,7 +206,7 @@ bool cgroup_is_populated(const std::filesystem::path& folder) {
 bool cgroup_has(const std::filesystem::path& folder, pid_t pid) {
     const std::set<pid_t> members = threads_in(folder);
     const auto threads = threads_of(pid);
-    return std::any_of(threads.begin(), threads.end(), [&](pid_t thread) { return members.contains(thread); });
+    return std::ranges::any_of(threads, [&](pid_t thread) { return members.contains(thread); });
 }
 
 bool Cgroups::remove(const WorkerName& worker) {

@@ -24,7 +24,7 @@ std::uint64_t distance(std::uint64_t a, std::uint64_t b) { return a > b ? a - b 
 
 template <typename T>
 bool contains(const std::vector<T>& values, T value) {
-    return std::find(values.begin(), values.end(), value) != values.end();
+    return std::ranges::find(values, value) != values.end();
 }
 
 void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains) {
@@ -96,7 +96,7 @@ GpuShare share_of(const Gpu& gpu, pid_t worker, const std::string& marker) {
 }
 
 bool Remains::holds(std::string_view what) const {
-    return std::any_of(held_by.begin(), held_by.end(), [&](const Holder& holder) { return holder.what == what; });
+    return std::ranges::find(held_by, what, &Holder::what) != held_by.end();
 }
 
 std::uint64_t Remains::bytes_held(std::string_view what) const {
@@ -167,9 +167,9 @@ void Reclamation::judge(Remains remains) {
     }
 
     const bool settled = gpu_has_settled(remains);
-    const bool only_slabs =
-        remains.group_empty && std::all_of(remains.held_by.begin(), remains.held_by.end(),
-                                           [](const Holder& holder) { return holder.what == "slab"; });
+    const bool only_slabs = remains.group_empty && std::ranges::all_of(remains.held_by, [](const Holder& holder) {
+                                return holder.what == "slab";
+                            });
     const bool enough = settled && (wait_for_slabs_ ? remains.nothing_held() : only_slabs);
     const Deadline::Clock::duration patience =
         remains.holds("gpu") ? limits::settle_gpu_deadline : limits::settle_deadline;

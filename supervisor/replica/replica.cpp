@@ -72,8 +72,8 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
                             fmt::format("see `bulkhead why {}`, and ask later", spec_.name)});
     load_waiters_.add(std::move(loaded), urgency, deadline, [this, deadline] {
         return Error{ErrorCode::deadline_exceeded,
-                     fmt::format("waiting {} for {} to be ready: it is {}{}", duration_text(*deadline),
-                                 name().place(), to_string(state_),
+                     fmt::format("waiting {} for {} to be ready: it is {}{}", duration_text(*deadline), name().place(),
+                                 to_string(state_),
                                  is_loading(state_) && process_ && !process_->progress.phase.empty()
                                      ? " (" + process_->progress.text() + ")"
                                      : ""),

@@ -45,8 +45,7 @@ void Replica::arm_drain_deadline() {
 }
 
 void Replica::end_undrained() {
-    transition(WorkerEvent::stop_asked,
-               fmt::format("not drained within {}", duration_text(spec_.deadlines.drain)));
+    transition(WorkerEvent::stop_asked, fmt::format("not drained within {}", duration_text(spec_.deadlines.drain)));
 }
 
 /// Gives the process time to exit by itself before SIGTERM.

@@ -57,8 +57,7 @@ void Termination::give_up() {
     const bool is_stuck = pid != 0 && !has_ended(pidfd);
     const auto keeper = ::getppid();
     const std::string what =
-        is_stuck   ? fmt::format("process {} is alive {} after SIGKILL", pid,
-                                 duration_text(limits::killed_alive_max))
+        is_stuck   ? fmt::format("process {} is alive {} after SIGKILL", pid, duration_text(limits::killed_alive_max))
         : pid == 0 ? fmt::format("the keeper (pid {}) does not answer its spawn", keeper)
                    : fmt::format("process {} has ended, and the keeper (pid {}) does not say so", pid, keeper);
     given_up_ = Error{ErrorCode::deadline_exceeded, fmt::format("ending {}: {}", name.text(), what),

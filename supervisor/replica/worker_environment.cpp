@@ -41,8 +41,7 @@ constexpr std::array inherited_names{"PATH",
                                      "LSAN_OPTIONS"};
 
 bool may_pass(std::string_view name) {
-    return name.starts_with("LC_") ||
-           std::find(inherited_names.begin(), inherited_names.end(), name) != inherited_names.end();
+    return name.starts_with("LC_") || std::ranges::find(inherited_names, name) != inherited_names.end();
 }
 
 std::filesystem::path cache_home() {

@@ -124,8 +124,7 @@ void WorkerProcess::statistics_are_known() {
 }
 
 std::string WorkerProcess::last_progress() const {
-    const auto ago =
-        duration_text(Clock::now() - progressed_at);
+    const auto ago = duration_text(Clock::now() - progressed_at);
     return progress.phase.empty() ? fmt::format("it has reported nothing since its start {} ago", ago)
                                   : fmt::format("its last progress was \"{}\" {} ago", progress.text(), ago);
 }

@@ -12,7 +12,12 @@ inline std::vector<supervisor::memory::Holding> placed(const supervisor::memory:
     std::vector<supervisor::memory::Holding> all;
     policy.state().each_slot([&](const supervisor::memory::Slot& slot) {
         if (slot.phase == supervisor::memory::Phase::placed)
-            all.push_back({slot.id(), {}, false, policy.state().devices[slot.device].books.id, slot.device_bytes, slot.host_bytes});
+            all.push_back({slot.id(),
+                           {},
+                           false,
+                           policy.state().devices[slot.device].books.id,
+                           slot.device_bytes,
+                           slot.host_bytes});
     });
     return all;
 }

@@ -83,8 +83,10 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
         for (FoundWorker& older : workers) {
             // The supervisor of the newest process died before it wrote a record: take the
             // replica's part from the record of the process before.
-            if (auto former = ReplicaRecord::parse(older.ledger); former && newest.ledger.empty())
-                ledger = former->of_replica();
+            if (auto former = ReplicaRecord::parse(older.ledger); former && newest.ledger.empty()) {
+                ledger = ReplicaRecord{};
+                static_cast<ReplicaPart&>(*ledger) = *former;
+            }
             std::string gpu = gpu_of(older);
             OrphanWorker::end(context_, std::move(older), std::move(gpu), "a later process has taken its place");
         }

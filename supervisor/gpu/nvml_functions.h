@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <type_traits>
-
 /// The part of nvml.h in use. NVML keeps the ABI of a versioned function forever.
 namespace bulkhead::supervisor::nvml {
 
@@ -44,58 +42,47 @@ struct Utilization {
     unsigned gpu, memory;
 };
 
-/// The library's functions. Those from `graphics_processes` on may be null: an older driver lacks them.
+// clang-format off
+/// The library's functions, with their symbols. Those with `may` are null if an older driver lacks them.
+#define BULKHEAD_NVML_FUNCTIONS(need, may)                                                                    \
+    need(int, init, "nvmlInit_v2")                                                                            \
+    need(int, shutdown, "nvmlShutdown")                                                                       \
+    need(const char*, error_string, "nvmlErrorString", int)                                                   \
+    need(int, count, "nvmlDeviceGetCount_v2", unsigned*)                                                      \
+    need(int, handle, "nvmlDeviceGetHandleByIndex_v2", unsigned, Device*)                                     \
+    need(int, uuid, "nvmlDeviceGetUUID", Device, char*, unsigned)                                             \
+    need(int, name, "nvmlDeviceGetName", Device, char*, unsigned)                                             \
+    need(int, memory, "nvmlDeviceGetMemoryInfo", Device, Memory*)                                             \
+    need(int, compute_processes, "nvmlDeviceGetComputeRunningProcesses_v3", Device, unsigned*, ProcessInfo*)  \
+    may(int, graphics_processes, "nvmlDeviceGetGraphicsRunningProcesses_v3", Device, unsigned*, ProcessInfo*) \
+    may(int, clock, "nvmlDeviceGetClockInfo", Device, int type, unsigned* mhz)                                \
+    may(int, power, "nvmlDeviceGetPowerUsage", Device, unsigned* milliwatts)                                  \
+    may(int, temperature, "nvmlDeviceGetTemperature", Device, int sensor, unsigned* celsius)                  \
+    may(int, utilization, "nvmlDeviceGetUtilizationRates", Device, Utilization*)                              \
+    may(int, throttle_reasons, "nvmlDeviceGetCurrentClocksThrottleReasons", Device, unsigned long long*)      \
+    may(int, events_create, "nvmlEventSetCreate", EventSet*)                                                  \
+    may(int, events_register, "nvmlDeviceRegisterEvents", Device, unsigned long long, EventSet)               \
+    may(int, events_wait, "nvmlEventSetWait_v2", EventSet, Event*, unsigned)                                  \
+    may(int, events_free, "nvmlEventSetFree", EventSet)
+// clang-format on
+
 struct Functions {
-    int (*init)() = nullptr;
-    int (*shutdown)() = nullptr;
-    const char* (*error_string)(int) = nullptr;
-    int (*count)(unsigned*) = nullptr;
-    int (*handle)(unsigned, Device*) = nullptr;
-    int (*uuid)(Device, char*, unsigned) = nullptr;
-    int (*name)(Device, char*, unsigned) = nullptr;
-    int (*memory)(Device, Memory*) = nullptr;
-    int (*compute_processes)(Device, unsigned*, ProcessInfo*) = nullptr;
+#define BULKHEAD_NVML_MEMBER(result, name, symbol, ...) result (*name)(__VA_ARGS__) = nullptr;
+    BULKHEAD_NVML_FUNCTIONS(BULKHEAD_NVML_MEMBER, BULKHEAD_NVML_MEMBER)
+#undef BULKHEAD_NVML_MEMBER
 
-    int (*graphics_processes)(Device, unsigned*, ProcessInfo*) = nullptr;
-    int (*clock)(Device, int type, unsigned* mhz) = nullptr;
-    int (*power)(Device, unsigned* milliwatts) = nullptr;
-    int (*temperature)(Device, int sensor, unsigned* celsius) = nullptr;
-    int (*utilization)(Device, Utilization*) = nullptr;
-    int (*throttle_reasons)(Device, unsigned long long*) = nullptr;
-    int (*events_create)(EventSet*) = nullptr;
-    int (*events_register)(Device, unsigned long long, EventSet) = nullptr;
-    int (*events_wait)(EventSet, Event*, unsigned) = nullptr;
-    int (*events_free)(EventSet) = nullptr;
-
-    /// Loads them. Returns the name of the first required function that the library lacks; null if there is none.
+    /// Loads them. Returns the symbol of the first required function that the library lacks; null if there is none.
     const char* load(void* library) {
-        const auto find = [&](auto& function, const char* symbol) {
-            function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, symbol));
-            return function != nullptr;
-        };
         const char* missing = nullptr;
-        const auto need = [&](auto& function, const char* symbol) {
-            if (!find(function, symbol) && missing == nullptr) missing = symbol;
-        };
-        need(init, "nvmlInit_v2");
-        need(shutdown, "nvmlShutdown");
-        need(error_string, "nvmlErrorString");
-        need(count, "nvmlDeviceGetCount_v2");
-        need(handle, "nvmlDeviceGetHandleByIndex_v2");
-        need(uuid, "nvmlDeviceGetUUID");
-        need(name, "nvmlDeviceGetName");
-        need(memory, "nvmlDeviceGetMemoryInfo");
-        need(compute_processes, "nvmlDeviceGetComputeRunningProcesses_v3");
-        find(graphics_processes, "nvmlDeviceGetGraphicsRunningProcesses_v3");
-        find(clock, "nvmlDeviceGetClockInfo");
-        find(power, "nvmlDeviceGetPowerUsage");
-        find(temperature, "nvmlDeviceGetTemperature");
-        find(utilization, "nvmlDeviceGetUtilizationRates");
-        find(throttle_reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");
-        const bool has_events = find(events_create, "nvmlEventSetCreate") &&
-                                find(events_register, "nvmlDeviceRegisterEvents") &&
-                                find(events_wait, "nvmlEventSetWait_v2") && find(events_free, "nvmlEventSetFree");
-        if (!has_events) events_create = nullptr;
+#define BULKHEAD_NVML_MAY(result, name, symbol, ...)                                                                   \
+    name = reinterpret_cast<result (*)(__VA_ARGS__)>(::dlsym(library, symbol));
+#define BULKHEAD_NVML_NEED(result, name, symbol, ...)                                                                  \
+    BULKHEAD_NVML_MAY(result, name, symbol, __VA_ARGS__)                                                               \
+    if (name == nullptr && missing == nullptr) missing = symbol;
+        BULKHEAD_NVML_FUNCTIONS(BULKHEAD_NVML_NEED, BULKHEAD_NVML_MAY)
+#undef BULKHEAD_NVML_NEED
+#undef BULKHEAD_NVML_MAY
+        if (events_register == nullptr || events_wait == nullptr || events_free == nullptr) events_create = nullptr;
         return missing;
     }
 };

@@ -117,9 +117,8 @@ std::vector<std::string> ModelLog::last_lines(std::uint32_t replica, std::uint64
 }
 
 std::string ModelLog::last_line(std::uint32_t replica, std::uint64_t generation) const {
-    for (auto line = lines_.rbegin(); line != lines_.rend(); ++line)
-        if (!line->by_daemon && line->replica == replica && line->generation == generation) return line->text;
-    return {};
+    const auto lines = last_lines(replica, generation, 1);
+    return lines.empty() ? std::string{} : lines.front();
 }
 
 json::object ModelLog::to_json(const LogLine& line) {

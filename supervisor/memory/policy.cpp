@@ -419,7 +419,6 @@ std::vector<DeviceLedger> Policy::ledger() const {
 
 std::vector<Holding> Policy::holdings() const { return state_->holdings(); }
 const Footprints& Policy::footprints() const { return state_->footprints; }
-std::size_t Policy::waiting() const { return state_->tickets; }
 
 std::size_t Policy::waiting(const std::string& model) const {
     std::size_t tickets = 0;

@@ -66,8 +66,7 @@ public:
     [[nodiscard]] std::optional<Holding> holding(const ReplicaId& who) const;
     /// When an idle replica will be unloaded by `keep_alive` or as surplus; empty: not by time.
     [[nodiscard]] std::optional<Time> unload_at(const ReplicaId& who) const;
-    [[nodiscard]] std::size_t waiting() const;  ///< tickets
-    [[nodiscard]] std::size_t waiting(const std::string& model) const;
+    [[nodiscard]] std::size_t waiting(const std::string& model) const;  ///< tickets
     [[nodiscard]] bool is_pinned(const std::string& model) const;
     [[nodiscard]] const State& state() const { return *state_; }
 

@@ -10,18 +10,8 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
-/// Is a replica of the unit placed or loading?
-bool any_starting(const Unit& unit) {
-    return std::ranges::any_of(
-        unit.models, [](const Model* model) { return std::ranges::any_of(model->slots, &Slot::is_starting); });
-}
-
 bool has_its_room(const Unit& unit) {
-    return std::ranges::any_of(unit.models, [](const Model* model) {
-        return std::ranges::any_of(model->slots, [](const Slot& slot) {
-            return slot.phase == Phase::loading || slot.phase == Phase::ready;
-        });
-    });
+    return unit.any([](const Slot& slot) { return slot.phase == Phase::loading || slot.phase == Phase::ready; });
 }
 
 void withdraw_placed(State& state, Unit& unit) {
@@ -47,7 +37,8 @@ void meet_deadlines(State& state, Time now) {
             forget(state, *entry, one);
         }
         abandon_if_unwanted(state, *entry);
-        entry = entry->waiters.empty() && !any_starting(*entry->unit) ? state.entries.erase(entry) : std::next(entry);
+        entry = entry->waiters.empty() && !entry->unit->any(&Slot::is_starting) ? state.entries.erase(entry)
+                                                                                : std::next(entry);
     }
     for (Device& device : state.devices) {
         if (!device.promise_until || *device.promise_until > now) continue;
@@ -149,11 +140,9 @@ void give_grants(State& state) {
 }
 
 bool is_complete(State& state, const Unit& unit) {
-    return state.missing(unit).empty() && std::ranges::none_of(unit.models, [](const Model* model) {
-               return std::ranges::any_of(model->slots, [model](const Slot& slot) {
-                   return slot.is_starting() && slot.replica < model->declared.replicas_min;
-               });
-           });
+    return state.missing(unit).empty() && !unit.any([](const Slot& slot) {
+        return slot.is_starting() && slot.replica < slot.model->declared.replicas_min;
+    });
 }
 
 void answer_waiters(State& state, Time now) {
@@ -166,7 +155,8 @@ void answer_waiters(State& state, Time now) {
             serve(state, one->ticket, one->asker, *slot, now);
             forget(state, *entry, one);
         }
-        entry = entry->waiters.empty() && !any_starting(*entry->unit) ? state.entries.erase(entry) : std::next(entry);
+        entry = entry->waiters.empty() && !entry->unit->any(&Slot::is_starting) ? state.entries.erase(entry)
+                                                                                : std::next(entry);
     }
 }
 
@@ -289,14 +279,12 @@ void place_entries(State& state, Time now) {
             state.queued_for = {};
         }
         const Settled settled = place_entry(state, survey, *entry, now);
-        if (settled == Settled::refused && !any_starting(*entry->unit)) state.entries.erase(entry);
+        if (settled == Settled::refused && !entry->unit->any(&Slot::is_starting)) state.entries.erase(entry);
         entry = settled == Settled::as_it_was ? std::next(entry) : state.entries.begin();
     }
     std::size_t position = 0;
     for (Entry& entry : state.entries) {
-        const bool is_placed = std::ranges::any_of(entry.unit->models, [](const Model* model) {
-            return std::ranges::any_of(model->slots, [](const Slot& slot) { return slot.phase == Phase::placed; });
-        });
+        const bool is_placed = entry.unit->any([](const Slot& slot) { return slot.phase == Phase::placed; });
         if (is_placed || !state.missing(*entry.unit).empty()) tell_positions(state, entry, ++position, now);
     }
     if (!survey) return;

@@ -4,6 +4,22 @@
 
 namespace bulkhead::supervisor::memory {
 
+std::int64_t DeviceLedger::free() const {
+    if (lost) return -static_cast<std::int64_t>(used());
+    const auto of_share = static_cast<std::int64_t>(limit);
+    const auto of_total = static_cast<std::int64_t>(total) - static_cast<std::int64_t>(margin + foreign + promised);
+    return std::min(of_share, of_total) - static_cast<std::int64_t>(used());
+}
+
+std::string_view to_string(Holds holds) {
+    switch (holds) {
+    case Holds::reserved: return "reserved";
+    case Holds::resident: return "resident";
+    case Holds::reclaiming: break;
+    }
+    return "reclaiming";
+}
+
 ReplicaId Slot::id() const { return {model->declared.model, replica}; }
 
 int priority_of(const Unit& unit) {
@@ -57,11 +73,6 @@ Model* State::find(const std::string& model) {
     return found == models.end() ? nullptr : &found->second;
 }
 
-const Model* State::find(const std::string& model) const {
-    const auto found = models.find(model);
-    return found == models.end() ? nullptr : &found->second;
-}
-
 Entry* State::entry_of(const Unit& unit) {
     const auto found = std::ranges::find(entries, &unit, [](const Entry& one) -> const Unit* { return one.unit; });
     return found == entries.end() ? nullptr : &*found;
@@ -69,9 +80,7 @@ Entry* State::entry_of(const Unit& unit) {
 
 bool State::is_being_loaded(const Unit& unit) const {
     const auto found = std::ranges::find(entries, &unit, [](const Entry& one) -> const Unit* { return one.unit; });
-    return found != entries.end() && !found->waiters.empty() && std::ranges::any_of(unit.models, [](const Model* one) {
-               return std::ranges::any_of(one->slots, &Slot::is_starting);
-           });
+    return found != entries.end() && !found->waiters.empty() && unit.any(&Slot::is_starting);
 }
 
 void State::book(const Slot& slot, bool add) {

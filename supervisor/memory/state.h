@@ -2,6 +2,7 @@
 
 /// The policy's books, and the operations that change them together with the ledger. Internal to this folder.
 
+#include <algorithm>
 #include <deque>
 #include <list>
 #include <map>
@@ -70,6 +71,11 @@ struct Model {
 struct Unit {
     std::vector<Model*> models;
     bool together = false;
+    /// Does it hold for any replica?
+    template <typename Is>
+    [[nodiscard]] bool any(Is is) const {
+        return std::ranges::any_of(models, [&](const Model* one) { return std::ranges::any_of(one->slots, is); });
+    }
 };
 
 struct Waiter {
@@ -140,7 +146,6 @@ struct State {
     [[nodiscard]] static std::int64_t free_for_others(const Device& device);
     [[nodiscard]] Slot* find(const ReplicaId& who);
     [[nodiscard]] Model* find(const std::string& model);
-    [[nodiscard]] const Model* find(const std::string& model) const;
     [[nodiscard]] Entry* entry_of(const Unit& unit);
     /// A unit with waiters whose load is under way: its ready parts stay until it is complete.
     [[nodiscard]] bool is_being_loaded(const Unit& unit) const;

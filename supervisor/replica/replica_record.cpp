@@ -155,18 +155,6 @@ void ReplicaRecord::restore(RestartPolicy& policy, RestartPolicy::Time now, std:
     policy.restore(std::move(blame));
 }
 
-ReplicaRecord ReplicaRecord::of_replica() const {
-    ReplicaRecord result;
-    static_cast<ReplicaHistory&>(result) = *this;
-    result.keep_running = keep_running;
-    result.crashes = crashes;
-    result.gave_up_by_count = gave_up_by_count;
-    result.ready_before_withdrawn = ready_before_withdrawn;
-    result.on_gpu = on_gpu;
-    result.last_crash = last_crash;
-    return result;
-}
-
 std::string ReplicaRecord::to_text() const {
     ReplicaRecord fixed = *this;
     fixed.declaration = cut_for_json(declaration, declaration_bytes_max);

@@ -65,10 +65,21 @@ struct ReplicaHistory {
     friend bool operator==(const ReplicaHistory&, const ReplicaHistory&) = default;
 };
 
+/// What outlives each process of a replica.
+struct ReplicaPart : ReplicaHistory {
+    bool keep_running = false;  ///< a crash leads to a restart
+    CrashHistory crashes;
+    bool gave_up_by_count = false;        ///< the count of crashes led to the quarantine
+    Millis ready_before_withdrawn{};      ///< counts for the next crash
+    std::vector<CrashOnGpu> on_gpu;       ///< oldest first; the oldest are left out if they do not fit
+    std::optional<LastCrash> last_crash;  ///< left out if it does not fit beside the reason
+    friend bool operator==(const ReplicaPart&, const ReplicaPart&) = default;
+};
+
 /// What one supervisor leaves to the next about one replica: a JSON object of at most `ledger_bytes_max`,
 /// opaque to the keeper that stores it. Written at each change, before the supervisor acts on the change.
 /// Stored with the present generation, or with the last one while the replica has no process.
-struct ReplicaRecord : ReplicaHistory {
+struct ReplicaRecord : ReplicaPart {
     // The process.
     std::optional<WorkerName> name;  ///< its name, where the keeper knows it by another: it was spawned as a blank
     std::string declaration;  ///< `fingerprint` of its configuration
@@ -88,18 +99,12 @@ struct ReplicaRecord : ReplicaHistory {
     std::uint32_t adoptions_tried = 0;  ///< supervisors that died while they adopted it
 
     // The replica.
-    bool keep_running = false;             ///< a crash leads to a restart
     bool unload_asked = false;             ///< an unload was requested: go on with it
     bool replacing = false;                ///< it is drained so that one with another declaration takes its place
     bool quarantined = false;              ///< `reason` says why
     bool over = false;                     ///< stopped until the next request; its end was reported
     std::int64_t restart_due_unix_ms = 0;  ///< end of a backoff; 0: none
-    CrashHistory crashes;
-    bool gave_up_by_count = false;        ///< the count of crashes led to the quarantine
-    Millis ready_before_withdrawn{};      ///< counts for the next crash
-    std::vector<CrashOnGpu> on_gpu;       ///< oldest first; the oldest are left out if they do not fit
-    std::optional<LastCrash> last_crash;  ///< left out if it does not fit beside the reason
-    std::string reason;                   ///< of a quarantine, a backoff or an unexpected end; cut to fit
+    std::string reason;                    ///< of a quarantine, a backoff or an unexpected end; cut to fit
 
     /// Those that are written as they are.
     static void members(auto& self, auto&& visit) {
@@ -131,8 +136,6 @@ struct ReplicaRecord : ReplicaHistory {
     void note(const RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms);
     void restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const;
 
-    /// Returns only the replica's part, for a successor that was spawned but not yet recorded.
-    [[nodiscard]] ReplicaRecord of_replica() const;
     [[nodiscard]] std::string to_text() const;
     /// Errors  protocol_violation: another release, cut off, or not an object; the process is then replaced
     [[nodiscard]] static Result<ReplicaRecord> parse(std::string_view text);

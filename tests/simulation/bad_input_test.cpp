@@ -81,7 +81,7 @@ TEST_F(MemoryBadInput, ClientsThatOpenAndLeaveTenThousandTimesChangeNothingForWh
         send(event::Left{one});
         ASSERT_THAT(all<action::Queued>(), IsEmpty());
     }
-    EXPECT_EQ(policy.waiting(), 1U);
+    EXPECT_EQ(policy.state().tickets, 1U);
     now += 10s;
     send(event::Tick{});
     end("guarded");

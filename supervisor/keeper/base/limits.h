@@ -63,7 +63,5 @@ inline constexpr int oom_score_worker = +1;
 inline constexpr std::size_t log_line_bytes_max = 512;
 /// One status message to the service manager.
 inline constexpr std::size_t status_bytes_max = 256;
-/// A path in the state that the keeper passes to its next program.
-inline constexpr std::size_t path_bytes_max = 4096;
 
 }  // namespace bulkhead::keeper::limits

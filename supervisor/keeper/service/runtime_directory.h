@@ -13,7 +13,6 @@ namespace bulkhead::keeper {
 [[nodiscard]] Result<std::string> control_socket_path(std::string given);
 
 /// The folder of the control socket, which belongs to one daemon, and the listening socket in it.
-/// The folder of the control socket, which belongs to one daemon, and the listening socket in it.
 /// The lock is an flock on the directory itself: no lock file, and nothing stale after SIGKILL. A
 /// daemon whose directory was removed is found by its claim.
 /// Owns    directory, lock, claim and socket file; the destructor does not remove the file, `remove_socket` does

@@ -1,6 +1,5 @@
 #include "config/fleet_json.h"
 
-#include "config/limit_reader.h"
 #include "config/model_reader.h"
 #include "config/yaml_tree.h"
 #include "ipc/channel/dtype.h"

@@ -1,4 +1,4 @@
-#include "config/limit_reader.h"
+#include "config/model_reader.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "config/method_reader.h"
+#include "config/model_reader.h"
 
 #include <algorithm>
 

@@ -6,7 +6,6 @@
 #include <system_error>
 
 #include "config/limits.h"
-#include "config/method_reader.h"
 
 namespace bulkhead::config {
 namespace {

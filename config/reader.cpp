@@ -5,7 +5,6 @@
 #include <fstream>
 #include <set>
 
-#include "config/limit_reader.h"
 #include "config/limits.h"
 #include "config/model_reader.h"
 #include "config/yaml_tree.h"

@@ -13,7 +13,7 @@
 
 #include "ipc/base/error.h"
 #include "ipc/base/unique_fd.h"
-#include "supervisor/base/notifications.h"
+#include "supervisor/base/event_bus.h"
 
 /// JSON-RPC 2.0 as docs/control.md restricts it: one object per line, no batches, parameters by name.
 namespace bulkhead::supervisor::rpc {

@@ -31,14 +31,9 @@ bool add_unless_known(std::vector<GpuQuarantine::Reason>& all, GpuQuarantine::Re
 
 }  // namespace
 
-void GpuQuarantine::add(const std::string& uuid, Reason reason) {
-    if (add_unless_known(state_.reasons[uuid], std::move(reason))) tell_changed();
-}
-
-void GpuQuarantine::add(const std::string& uuid, std::string reason) { add(uuid, Reason{std::move(reason), {}}); }
-
 void GpuQuarantine::add(const std::string& uuid, std::string reason, pid_t holder) {
-    add(uuid, Reason{std::move(reason), holder > 0 ? identity_of(holder) : ""});
+    const std::string process = holder > 0 ? identity_of(holder) : "";
+    if (add_unless_known(state_.reasons[uuid], {std::move(reason), process})) tell_changed();
 }
 
 void GpuQuarantine::process_ended(pid_t holder) {

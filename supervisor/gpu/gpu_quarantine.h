@@ -41,9 +41,8 @@ public:
     /// Called when a GPU may be used again.
     std::function<void()> lifted;
 
-    void add(const std::string& uuid, std::string reason);
-    /// `holder` is alive and cannot be ended: the reason lasts until `process_ended`.
-    void add(const std::string& uuid, std::string reason, pid_t holder);
+    /// `holder`  is alive and cannot be ended: the reason lasts until `process_ended`; 0: none
+    void add(const std::string& uuid, std::string reason, pid_t holder = 0);
     /// A process has exited: drops the reasons that name it.
     void process_ended(pid_t holder);
     /// An operator lifts the quarantine.
@@ -60,7 +59,6 @@ public:
     void restore(State former);
 
 private:
-    void add(const std::string& uuid, Reason reason);
     void tell_changed() const {
         if (changed) changed(state_);
     }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "supervisor/base/notifications.h"
+#include "supervisor/base/event_bus.h"
 #include "supervisor/log/log_file.h"
 
 namespace bulkhead::supervisor {

@@ -38,7 +38,7 @@ protected:
     bulkhead::test::TemporaryFolder folder_;
     boost::asio::io_context io_;
     config::Fleet fleet_;
-    std::vector<memory::NearCandidate> candidates_;
+    std::vector<NearCandidate> candidates_;
 };
 
 TEST_F(WeightsNearTest, ReadsWhatTheKernelEvictedWithinTheBound) {

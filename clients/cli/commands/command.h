@@ -32,28 +32,11 @@ struct Session {
 /// Makes `run` the program if the command line names `command`.
 void when_chosen(CLI::App* command, Session& session, std::function<int()> run);
 
-/// Each adds one command, or a family of commands, to the application; its callback sets `session.command`.
-void add_up(CLI::App& app, Session& session);
-void add_down(CLI::App& app, Session& session);
-void add_ps(CLI::App& app, Session& session);
-void add_top(CLI::App& app, Session& session);
-void add_load(CLI::App& app, Session& session);
-void add_unload(CLI::App& app, Session& session);
-void add_restart(CLI::App& app, Session& session);
-void add_infer(CLI::App& app, Session& session);
-void add_generate(CLI::App& app, Session& session);
-void add_logs(CLI::App& app, Session& session);
-void add_events(CLI::App& app, Session& session);
-void add_why(CLI::App& app, Session& session);
-void add_plan(CLI::App& app, Session& session);
-void add_pin(CLI::App& app, Session& session);
-void add_info(CLI::App& app, Session& session);
-void add_crashes(CLI::App& app, Session& session);
-void add_gpus(CLI::App& app, Session& session);
-void add_upgrade(CLI::App& app, Session& session);
-void add_reload(CLI::App& app, Session& session);
-void add_validate(CLI::App& app, Session& session);
-void add_doctor(CLI::App& app, Session& session);
+/// Each adds one command to the application; its callback sets `session.command`.
+using AddCommand = void(CLI::App& app, Session& session);
+AddCommand add_up, add_down, add_ps, add_top, add_load, add_unload, add_restart, add_infer, add_generate, add_logs,
+    add_events, add_why, add_plan, add_pin, add_crashes, add_gpus, add_info, add_reload, add_upgrade, add_validate,
+    add_doctor;
 
 /// Reads the command line into `session` and sets `session.command`.
 /// Returns  an exit status if nothing is left to do: it has shown help or reported wrong usage

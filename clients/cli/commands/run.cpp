@@ -70,27 +70,10 @@ std::optional<int> parse(int argc, const char* const* argv, Session& session) {
     app.require_subcommand(1);
     app.fallthrough();  // commands inherit it: global options may follow them
 
-    add_up(app, session);
-    add_down(app, session);
-    add_ps(app, session);
-    add_top(app, session);
-    add_load(app, session);
-    add_unload(app, session);
-    add_restart(app, session);
-    add_infer(app, session);
-    add_generate(app, session);
-    add_logs(app, session);
-    add_events(app, session);
-    add_why(app, session);
-    add_plan(app, session);
-    add_pin(app, session);
-    add_crashes(app, session);
-    add_gpus(app, session);
-    add_info(app, session);
-    add_reload(app, session);
-    add_upgrade(app, session);
-    add_validate(app, session);
-    add_doctor(app, session);
+    for (AddCommand* add : {add_up, add_down, add_ps, add_top, add_load, add_unload, add_restart, add_infer,
+                            add_generate, add_logs, add_events, add_why, add_plan, add_pin, add_crashes, add_gpus,
+                            add_info, add_reload, add_upgrade, add_validate, add_doctor})
+        add(app, session);  // in the order of the help
 
     try {
         app.parse(argc, argv);

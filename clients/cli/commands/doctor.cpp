@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "clients/cli/commands/command.h"
+#include "clients/cli/commands/start_daemon.h"
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/output.h"
@@ -26,11 +27,6 @@ struct Examination {
 /// Whether the name is a model's: it has no colon and no suffix.
 bool is_model(const std::string& target) {
     return target.find(':') == std::string::npos && !std::filesystem::path{target}.has_extension();
-}
-
-std::filesystem::path program_folder() {
-    std::error_code failure;
-    return std::filesystem::read_symlink("/proc/self/exe", failure).parent_path();
 }
 
 std::filesystem::path fleet_file(const Session& session, const Examination& examination) {

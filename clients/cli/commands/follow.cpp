@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/output.h"
 #include "clients/cli/text/render.h"
+#include "clients/cpp/base/wait_ready.h"
 
 namespace bulkhead::cli {
 
@@ -119,9 +119,7 @@ int follow_logs(const Session& session, const Logs& logs) {
         if (method == "log") arrived.emplace_back(params);
     });
     Interruption interruption{control};
-    const std::int64_t began =
-        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-            .count();
+    const std::int64_t began = unix_ms();
     for (bool renewed = false;; renewed = true) {
         interruption.ask();
         const int wanted = renewed ? limits::log_lines_max : logs.lines;
@@ -225,7 +223,7 @@ void add_events(CLI::App& app, Session& session) {
     CLI::App* events = app.add_subcommand("events", "Show what happens, as it happens");
     const auto options = std::make_shared<Events>();
     events->add_option("NAME", options->models, "Only these models")->expected(0, -1);
-    events->add_option("--count,-n", options->count, "End after so many events")->check(CLI::PositiveNumber);
+    events->add_option("--count,-n", options->count, "End after this number of events")->check(CLI::PositiveNumber);
     events->add_flag("--follow,-f", options->follow, "Stay until the daemon ends; it does so anyway without --count");
     events->footer(
         "Changes of state with their reason, progress of loads, receipts of unloads; one a line, with --json\n"

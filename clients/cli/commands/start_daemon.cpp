@@ -85,9 +85,9 @@ Error why_it_ended(pid_t pid, int output, off_t start) {
 
 }  // namespace
 
-std::filesystem::path daemon_beside_us() {
+std::filesystem::path program_folder() {
     std::error_code failure;
-    return std::filesystem::read_symlink("/proc/self/exe", failure).parent_path() / "bulkheadd";
+    return std::filesystem::read_symlink("/proc/self/exe", failure).parent_path();
 }
 
 Result<json::value> start_daemon(const StartOptions& options) {

@@ -24,7 +24,7 @@ struct StartOptions {
 ///         deadline_exceeded after `limits::start` (names the daemon, which keeps running)
 [[nodiscard]] Result<boost::json::value> start_daemon(const StartOptions& options);
 
-/// The path of `bulkheadd` beside this program.
-[[nodiscard]] std::filesystem::path daemon_beside_us();
+/// The folder of this program, where `bulkheadd` lies too.
+[[nodiscard]] std::filesystem::path program_folder();
 
 }  // namespace bulkhead::cli

@@ -38,11 +38,6 @@ bool has_utf8() {
     return false;
 }
 
-std::int64_t unix_ms() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-        .count();
-}
-
 /// Throws  ErrorException if no daemon answers
 void find_daemon(const std::filesystem::path& socket) { (void)ControlConnection::connect(socket).value(); }
 

@@ -2,12 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 
 #include "ipc/base/error.h"
 
 namespace bulkhead {
 
 using Clock = std::chrono::steady_clock;
+
+[[nodiscard]] inline std::int64_t unix_ms() {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
+}
 
 /// Returns now + `wait`, limited to 1000 hours, so that no arithmetic overflows.
 [[nodiscard]] inline Clock::time_point deadline_in(std::chrono::milliseconds wait) {

@@ -12,9 +12,7 @@ Input::Input(Input&&) noexcept = default;
 Input& Input::operator=(Input&&) noexcept = default;
 Input::~Input() = default;
 
-std::span<std::byte> Input::bytes() noexcept {
-    return lease_->slab->bytes().subspan(lease_->block.offset_bytes, lease_->block.size_bytes);
-}
+std::span<std::byte> Input::bytes() noexcept { return lease_->bytes(); }
 wire::DType Input::dtype() const noexcept { return lease_->dtype; }
 std::span<const std::int64_t> Input::dims() const noexcept { return {lease_->dims.data(), lease_->dims.size()}; }
 
@@ -30,10 +28,7 @@ wire::DType Output::dtype() const noexcept { return lease_->tensor.dtype; }
 std::span<const std::int64_t> Output::dims() const noexcept {
     return {lease_->tensor.dims.data(), lease_->tensor.dims.size()};
 }
-std::span<const std::byte> Output::bytes() const noexcept {
-    const wire::LeaseRef& lease = lease_->tensor.lease;
-    return std::span<const std::byte>{lease_->slab->bytes()}.subspan(lease.offset_bytes, lease.size_bytes);
-}
+std::span<const std::byte> Output::bytes() const noexcept { return lease_->bytes(); }
 
 std::optional<int> Output::gpu() const noexcept { return lease_->slab->gpu(); }
 Result<> Output::read_on(void* stream) { return gpu() ? lease_->read_on(stream) : Result<>{}; }
@@ -75,25 +70,17 @@ Result<> Channel::receive() {
 }
 
 Result<Input> Channel::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
-    Result<std::shared_ptr<Input::Lease>> lease = channel_->session().allocate(dtype, dims);
-    if (!lease) return std::move(lease).error();
-    return Input{std::move(*lease)};
+    return channel_->allocate(dtype, dims, false);
 }
-
 Result<Input> Channel::allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims) {
-    Result<std::shared_ptr<Input::Lease>> lease = channel_->session().allocate(dtype, dims, true);
-    if (!lease) return std::move(lease).error();
-    return Input{std::move(*lease)};
+    return channel_->allocate(dtype, dims, true);
 }
-
 Result<> Channel::keep_outputs_on_gpu(std::uint64_t size_bytes) {
     return channel_->session().keep_outputs_on_gpu(size_bytes);
 }
 
 std::optional<Error> Channel::why_no_gpu() const { return channel_->session().why_no_gpu(); }
-
 std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return channel_->session().gpu(); }
-
 bool Channel::owns(const Input& input) const noexcept { return channel_->owns(input); }
 
 Result<Reply> Channel::infer(const Request& request) {

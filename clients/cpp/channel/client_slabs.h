@@ -98,6 +98,10 @@ struct Input::Lease {
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     ~Lease();
+
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+        return slab->bytes().subspan(block.offset_bytes, block.size_bytes);
+    }
 };
 
 struct Output::Lease {
@@ -116,6 +120,9 @@ struct Output::Lease {
 
     /// See Output::read_on; for GPU outputs.
     Result<> read_on(void* stream);
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
+        return slab->bytes().subspan(tensor.lease.offset_bytes, tensor.lease.size_bytes);
+    }
 };
 
 /// The worker's offered slabs, and the loans to it. Decides what to send; sends nothing itself.

@@ -147,16 +147,14 @@ Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::placed(std::sha
     if (lease->slab->gpu())
         return Error{ErrorCode::input_invalid, "an input that lies in the GPU memory of a worker that has ended",
                      "allocate it again: only the GPU could copy it"};
-    return copied(lease->dtype, lease->dims,
-                  lease->slab->bytes().subspan(lease->block.offset_bytes, lease->block.size_bytes));
+    return copied(lease->dtype, lease->dims, lease->bytes());
 }
 
 Result<std::shared_ptr<const Input::Lease>>
 ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dims, std::span<const std::byte> bytes) {
     Result<std::shared_ptr<Input::Lease>> copy = session_->allocate(dtype, dims);
     if (!copy) return std::move(copy).error();
-    const SlabAllocator::Block& block = (*copy)->block;
-    std::ranges::copy(bytes, (*copy)->slab->bytes().subspan(block.offset_bytes, block.size_bytes).begin());
+    std::ranges::copy(bytes, (*copy)->bytes().begin());
     return std::move(*copy);
 }
 
@@ -174,10 +172,8 @@ ReconnectingChannel::forwarded(const std::string& name, std::shared_ptr<Output::
         if (loan) return WorkerSession::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
         if (loan.error().code != ErrorCode::resources_exhausted) return std::move(loan).error();
     }
-    const channel::Tensor& tensor = lease->tensor;
-    Result<std::shared_ptr<const Input::Lease>> copy = copied(
-        tensor.dtype, tensor.dims,
-        std::span<const std::byte>{lease->slab->bytes()}.subspan(tensor.lease.offset_bytes, tensor.lease.size_bytes));
+    Result<std::shared_ptr<const Input::Lease>> copy =
+        copied(lease->tensor.dtype, lease->tensor.dims, lease->bytes());
     if (!copy) return std::move(copy).error();
     // Keeps the output: if the request is sent again, the next worker may take loans.
     return WorkerSession::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
@@ -320,6 +316,12 @@ Result<Reply> ReconnectingChannel::outcome_of(InFlight& flight, bool in_parts, C
 bool ReconnectingChannel::is_lost(const InFlight& flight) const {
     return flight.session == session_ && !flight.lost_with && !flight.cancelled && can_reopen() &&
            session_->has_lost(flight.request_id);
+}
+
+Result<Input> ReconnectingChannel::allocate(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu) {
+    Result<std::shared_ptr<Input::Lease>> lease = session_->allocate(dtype, dims, on_gpu);
+    if (!lease) return std::move(lease).error();
+    return Input{std::move(*lease)};
 }
 
 Result<std::optional<Input>> ReconnectingChannel::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,

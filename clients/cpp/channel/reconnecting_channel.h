@@ -29,6 +29,8 @@ public:
     [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
     [[nodiscard]] bool owns(const Input& input) const noexcept { return owns(*input.lease_); }
 
+    /// In a slab of the present session.
+    Result<Input> allocate(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu);
     /// `awaited`: the caller calls `wait` next.
     Result<std::uint64_t> submit(const Request& request, bool awaited = false);
     Result<Reply> wait(std::uint64_t request_id) { return take(request_id, false); }

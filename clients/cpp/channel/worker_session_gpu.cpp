@@ -1,5 +1,6 @@
 // Tensors in memory of the GPU that client and worker share.
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -66,14 +67,13 @@ Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::L
     // The room may hold the input of a request whose result arrived before the GPU had read it.
     if (const Result<> free = events_->make_wait_for_answers(stream); !free) return free.error();
     if (const Result<> there = output.read_on(stream); !there) return there.error();
-    const wire::LeaseRef& from = output.tensor.lease;
-    if (from.size_bytes == 0) return std::move(*copy);
+    if (output.bytes().empty()) return std::move(*copy);
     const cuda::Driver& driver = gpu()->driver();
     const cuda::Gpu::Current current{*gpu()};
-    const cuda::CUresult queued = driver.cuMemcpyAsync(
-        reinterpret_cast<cuda::CUdeviceptr>((*copy)->slab->bytes().data() + (*copy)->block.offset_bytes),
-        reinterpret_cast<cuda::CUdeviceptr>(output.slab->bytes().data() + from.offset_bytes), from.size_bytes,
-        static_cast<cuda::CUstream>(stream));
+    const cuda::CUresult queued =
+        driver.cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>((*copy)->bytes().data()),
+                             reinterpret_cast<cuda::CUdeviceptr>(output.bytes().data()), output.bytes().size(),
+                             static_cast<cuda::CUstream>(stream));
     if (const Result<> done = driver.check("cuMemcpyAsync", queued); !done) return done.error();
     return std::move(*copy);
 }
@@ -156,9 +156,8 @@ Result<> WorkerSession::order_inputs(const Sending& request, channel::Infer& mes
 }
 
 bool WorkerSession::lies_on_gpu(const Sending& request) {
-    for (const Sending::Tensor& input : request.inputs)
-        if (input.lease && input.lease->slab->gpu()) return true;
-    return false;
+    return std::ranges::any_of(request.inputs,
+                               [](const auto& input) { return input.lease && input.lease->slab->gpu(); });
 }
 
 }  // namespace bulkhead

@@ -1,22 +1,13 @@
 #include "clients/cpp/control/event_queue.h"
 
-#include <chrono>
 #include <utility>
 
 #include "clients/cpp/base/limits.h"
+#include "clients/cpp/base/wait_ready.h"
 
 namespace bulkhead {
 
 namespace json = boost::json;
-
-namespace {
-
-std::int64_t unix_ms() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-        .count();
-}
-
-}  // namespace
 
 json::object subscription(const std::vector<std::string>& models) {
     json::object params;

@@ -100,20 +100,12 @@ public:
     /// Completes with Result<Input>. Errors  as `Channel::allocate`
     template <typename Token>
     auto async_allocate(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<Input>)>(
-            [state = state_](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
-                start_allocate(state, type, std::move(shape), false, std::move(handler));
-            },
-            token, dtype, std::move(dims));
+        return allocate<Token>(dtype, std::move(dims), false, token);
     }
     /// Allocates on the GPU, as `Channel::allocate_on_gpu` does.
     template <typename Token>
     auto async_allocate_on_gpu(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<Input>)>(
-            [state = state_](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
-                start_allocate(state, type, std::move(shape), true, std::move(handler));
-            },
-            token, dtype, std::move(dims));
+        return allocate<Token>(dtype, std::move(dims), true, token);
     }
     /// As `Channel::keep_outputs_on_gpu`. Completes with Result<void>.
     template <typename Token>
@@ -165,6 +157,15 @@ public:
 private:
     friend class AsyncChannelState;
     explicit AsyncChannel(std::shared_ptr<AsyncChannelState> state) noexcept;
+
+    template <typename Token>
+    auto allocate(wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu, Token& token) {
+        return boost::asio::async_initiate<Token, void(Result<Input>)>(
+            [state = state_, on_gpu](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
+                start_allocate(state, type, std::move(shape), on_gpu, std::move(handler));
+            },
+            token, dtype, std::move(dims));
+    }
 
     using ControlState = std::shared_ptr<AsyncControlState>;
     using State = std::shared_ptr<AsyncChannelState>;

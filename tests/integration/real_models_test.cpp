@@ -12,6 +12,7 @@ namespace bulkhead::test {
 namespace {
 
 const std::string python = BULKHEAD_BINARY_DIR "/venv/bin/python";
+const std::string timeline = BULKHEAD_SOURCE_DIR "/clients/python/examples/vad_timeline.py";
 const std::string reference = BULKHEAD_SOURCE_DIR "/scripts/models/reference.py";
 
 TEST(RealModels, SileroVadEqualsItsPackageOnRecordedSpeech) {
@@ -21,8 +22,9 @@ TEST(RealModels, SileroVadEqualsItsPackageOnRecordedSpeech) {
     const std::string audio = folder.path() / "speech.f32";
 
     const auto streamed =
-        run({program("vad_timeline"), "--socket", daemon.socket(), "--model", "silero-vad", "--save", probabilities,
-             "--dump-audio", audio, "/usr/share/sounds/alsa/Front_Center.wav", "/usr/share/sounds/alsa/Rear_Left.wav"});
+        run({python, timeline, "--socket", daemon.socket(), "--save", probabilities, "--dump-audio", audio,
+             "/usr/share/sounds/alsa/Front_Center.wav", "/usr/share/sounds/alsa/Rear_Left.wav"},
+            {{"PYTHONPATH", BULKHEAD_SOURCE_DIR "/clients/python"}});
     ASSERT_EQ(streamed.exit_code, 0) << streamed.out << streamed.err;
     const auto compared = run({python, reference, "vad", "--audio", audio, "--compare", probabilities});
 

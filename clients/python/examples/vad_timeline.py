@@ -2,7 +2,7 @@
 
     python vad_timeline.py [--model silero-vad] [--save FILE] voice.wav [voice.wav …]
 
-The twin of clients/cpp/examples/vad_timeline.cpp, line for line the same picture. Needs numpy, for the resampling.
+Needs numpy, for the resampling.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ COLUMNS_PER_ROW = 78  # 10 s
 
 def read_wav(path: str) -> tuple[np.ndarray, int]:
     """Mono samples in [-1, 1), and their rate."""
-    with wave.open(path, "rb") as file:
-        if file.getsampwidth() != 2 or file.getnchannels() not in (1, 2):
-            raise SystemExit(f"reading {path}: 16-bit PCM with one or two channels is read")
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
-        return (samples.sum(axis=1, dtype=np.float32) / np.float32(32768 * file.getnchannels())), file.getframerate()
+    try:
+        with wave.open(path, "rb") as file:
+            channels, rate = file.getnchannels(), file.getframerate()
+            if file.getsampwidth() != 2 or channels not in (1, 2):
+                raise wave.Error("16-bit PCM with one or two channels is read")
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, channels)
+    except (OSError, EOFError, wave.Error) as error:
+        raise SystemExit(f"reading {path}: {error or 'the file is truncated'}") from None
+    return samples.sum(axis=1, dtype=np.float32) / np.float32(32768 * channels), rate
 
 
 def resample(samples: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
@@ -159,6 +163,8 @@ def main() -> int:
     parser.add_argument("--socket", help="the daemon's control socket; else as `bulkhead` finds it")
     parser.add_argument("--threshold", type=float, default=0.5, help="probability from which on a chunk is speech")
     parser.add_argument("--save", help="write one probability a line to this file")
+    parser.add_argument("--dump-audio", help="write the samples as streamed: 16 kHz, float32, little-endian")
+    parser.add_argument("--realtime", action="store_true", help="send each chunk when a microphone would have it")
     options = parser.parse_args()
 
     samples, parts = read_audio(options.files)
@@ -166,12 +172,16 @@ def main() -> int:
     probabilities: list[float] = []
     latencies: list[float] = []
     longest_gap = 0.0
-    last = time.perf_counter()
+    start = last = time.perf_counter()
+    if options.dump_audio:
+        samples.tofile(options.dump_audio)
     try:
         with bulkhead.connect(options.socket, name="vad_timeline.py") as daemon, daemon.open(options.model) as channel:
             with channel.allocate((1, CHUNK), "float32") as x:  # leased once, filled again for each chunk
                 room = x.numpy()
                 for index, chunk in enumerate(samples.reshape(-1, CHUNK)):
+                    if options.realtime:  # a chunk is complete when its last sample is recorded
+                        time.sleep(max(start + (index + 1) * CHUNK / RATE_HZ - time.perf_counter(), 0))
                     room[0] = chunk
                     asked = time.perf_counter()
                     reply = channel.infer(x=x, sr=RATE_HZ)

@@ -70,7 +70,8 @@ void WorkerLink::has_flushed() {
 
 void WorkerLink::count_dropped(std::string_view type) {
     if (std::exchange(dropped_, true)) return;
-    spdlog::info("nobody reads the worker link: from \"{}\" on, what the next hello tells anyway is left out", type);
+    spdlog::info("the daemon does not read the worker link: from \"{}\" on, messages that the next hello repeats are dropped",
+                 type);
 }
 
 void WorkerLink::flush() { stream_->flush_blocking(limits::link_flush); }

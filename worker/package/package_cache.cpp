@@ -179,8 +179,8 @@ std::optional<UnpackedPackage> PackageCache::hold(const std::string& name) const
     // The holder of an exclusive lock is about to rename it: waiting would give a folder that is gone.
     if (!lock || ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 || !is_at(lock, entry)) return std::nullopt;
     if (const std::string damaged = damaged_file(entry); !damaged.empty()) {
-        spdlog::warn("{} is not as it was unpacked: somebody wrote into the package cache, whose code is run here; the "
-                     "package is unpacked again. Let nothing but Bulkhead write there",
+        spdlog::warn("{} is not as it was unpacked: another program wrote into the package cache, whose code is run "
+                     "here; the package is unpacked again. Let nothing but Bulkhead write there",
                      made_printable((entry / damaged).string(), limits::package_path_bytes_max));
         lock.reset();
         if (auto alone = lock_folder(entry, LOCK_EX); alone && is_at(alone, entry)) remove_entry(folder_, entry);

@@ -112,7 +112,7 @@ void add_crashes(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("crashes", "Show the processes that died unasked, and why");
     const auto crashes = std::make_shared<Crashes>();
     command->add_option("NAME", crashes->model, "Only this model's, and the newest in full");
-    command->add_option("--limit,-n", crashes->limit, "At most so many, the newest; of NAME, all in full")
+    command->add_option("--limit,-n", crashes->limit, "At most this number, the newest; of NAME, all in full")
         ->check(CLI::Range(1, 1000));
     command->add_flag("--full", crashes->full, "Whole reports instead of a line each");
     command->footer(

@@ -20,13 +20,13 @@ from .text import Message, Text
 
 NUMBERS = {
     "temperature": "of the distribution that is drawn from; 0 is greedy",
-    "top_k": "draw among so many likeliest tokens; 0: all",
+    "top_k": "draw among this number of the likeliest tokens; 0: all",
     "top_p": "draw among the likeliest that hold this share of the probability",
     "min_p": "draw among those at least this likely, relative to the likeliest",
     "repetition_penalty": "divides the logits of tokens that were there; 1: none",
     "ras_repeats": "draw again without filters what stood so often in the last frames, for models that look back; 0: off",
     "seed": "of the answer's own random stream",
-    "max_new_tokens": "end after so many",
+    "max_new_tokens": "end after this number of tokens",
     "guidance": "weight of classifier-free guidance, for models that have it",
 }
 METHOD = "generate"

@@ -325,7 +325,7 @@ class ChannelCore:
         if why is None:
             request.answer(reply)
             if more and len(request.parts) >= PARTS_MAX:
-                why = Error("resources_exhausted", f"request {request_id} ({request.method}): {len(request.parts)} parts came, and nobody took them",
+                why = Error("resources_exhausted", f"request {request_id} ({request.method}): {len(request.parts)} parts came, and the caller took none",
                             "take the parts as they come")  # fmt: skip
         if why is not None and request.spoiled is None:
             request.spoiled = why

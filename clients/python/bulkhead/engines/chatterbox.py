@@ -90,7 +90,7 @@ class ChatterBox:
             Number("top_p", 1.0, low=0.01, high=1, step=0.01),
             Integer("max_new_tokens", 1000, low=1, high=4000, description="speech tokens, 25 a second"),
             Integer("seed", 0, low=0),
-            Boolean("stream", True, description="makes the sound in parts too, which costs time where nobody listens to them"),
+            Boolean("stream", True, description="makes the sound in parts too, which costs time and is useless to a client that takes no parts"),
         ],
         outputs=[Tensor("audio", "float32", ["channels=1", "samples=0.."])],
     )

@@ -68,7 +68,7 @@ class WorkerLink:
 
     def _drop(self, kind: str) -> bool:
         if not self._dropped:
-            say("info", f'nobody reads the worker link: from "{kind}" on, what the next hello tells anyway is left out')
+            say("info", f'the daemon does not read the worker link: from "{kind}" on, messages that the next hello repeats are dropped')
         self._dropped = True
         return False
 

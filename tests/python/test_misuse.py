@@ -13,7 +13,7 @@ from bulkhead import layout
 from bulkhead.channel import Channel
 from bulkhead.errors import DEADLINE_SECONDS_MAX
 from bulkhead.shared_tensors import Arena
-from bulkhead.verbs import with_deadline
+from bulkhead.control.verbs import with_deadline
 from opened import Opened
 
 BAD_DEADLINES = (math.nan, math.inf, -math.inf, 1e12, "1", [1])

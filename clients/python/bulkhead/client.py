@@ -9,9 +9,8 @@ import time
 import weakref
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from . import verbs
 from .channel import GRACE_SECONDS, OPEN_SECONDS, Channel
-from .control import Control, Notifications, find_socket
+from .control import Control, Notifications, find_socket, verbs
 from .errors import Error, checked_deadline
 from .generation import Generation, arguments
 from .protocol import Reply

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 from .errors import Error
+from .layout import contiguous_strides
 
 CPU, CUDA = 1, 2
 _READ_ONLY = 1
@@ -116,15 +118,10 @@ def _read(value: Any, stream: int | None) -> Seen:
     if name is None or tensor.dtype.lanes != 1:
         raise Error("dtype_unsupported", f"a DLPack tensor of type code {tensor.dtype.code}, {tensor.dtype.bits} bits")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    size = tensor.dtype.bits // 8
-    for length in shape:
-        size *= length
-    expected = 1
-    if tensor.strides and size:
-        for axis in reversed(range(tensor.ndim)):
-            if shape[axis] != 1 and tensor.strides[axis] != expected:
-                raise Error("input_invalid", "a DLPack tensor that is not contiguous", "make it contiguous first")
-            expected *= shape[axis]
+    size = math.prod(shape) * tensor.dtype.bits // 8
+    expected = contiguous_strides(shape)
+    if tensor.strides and size and any(shape[i] != 1 and tensor.strides[i] != expected[i] for i in range(tensor.ndim)):
+        raise Error("input_invalid", "a DLPack tensor that is not contiguous", "make it contiguous first")
     return Seen(name, shape, device, (tensor.data or 0) + tensor.byte_offset, size, (capsule, value))
 
 
@@ -174,11 +171,7 @@ def export_device(view: Any, *, device: tuple[int, int], address: int, readonly:
 def _capsule(view: Any, device: tuple[int, int], address: int | None, readonly: bool, versioned: bool, keep: object) -> Any:
     rank = len(view.shape)
     shape = (ctypes.c_int64 * max(rank, 1))(*view.shape)
-    strides = (ctypes.c_int64 * max(rank, 1))()
-    step = 1
-    for axis in reversed(range(rank)):
-        strides[axis] = step
-        step *= view.shape[axis]
+    strides = (ctypes.c_int64 * max(rank, 1))(*contiguous_strides(view.shape))
     code, bits = _CODES[view.dtype]
     managed: Any = _Versioned() if versioned else _Managed()
     tensor = managed.tensor

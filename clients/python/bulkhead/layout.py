@@ -135,6 +135,14 @@ class Message:
         return self._structs.get(count) or self._of(count)
 
 
+def contiguous_strides(shape: Sequence[int]) -> list[int]:
+    """In elements, row-major; sizes of 0 count as 1."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * (shape[axis] or 1)
+    return strides
+
+
 def too_large(size: int) -> Error:
     return Error("input_invalid", f"a message of {size} bytes", "send fewer tensors or smaller parameters")
 

@@ -78,13 +78,8 @@ class Placed:
 
 @functools.lru_cache(maxsize=256)
 def _dims_and_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= max(size, 1)
-    rest = (0,) * (LIMITS["rank_max"] - len(shape))
-    return (*shape, *rest, *strides, *rest)
+    rest = (0,) * (_RANK_MAX - len(shape))
+    return (*shape, *rest, *layout.contiguous_strides(shape), *rest)
 
 
 @functools.lru_cache(maxsize=256)
@@ -351,7 +346,7 @@ class Slabs:
     def on_event(self, body: memoryview) -> None:
         offer = layout.EVENT_OFFER.unpack(body)
         if self.events is None or self._gpu_agreed is None:
-            raise broken("an event that nobody agreed to")
+            raise broken("an event that was not agreed")
         self.events.on_offer(offer["event_id"], offer["from_worker"], bytes(offer["handle"]))
 
     def on_accepted(self, body: memoryview, request_id: int) -> None:

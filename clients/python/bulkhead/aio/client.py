@@ -7,10 +7,9 @@ import os
 import socket
 from typing import Any, AsyncGenerator, AsyncIterator, Mapping, Sequence
 
-from .. import verbs
 from ..channel import OPEN_SECONDS
 from ..client import REOPEN_TRIES
-from ..control_lines import find_socket
+from ..control import find_socket, verbs
 from ..errors import Error, checked_deadline
 from ..generation import ADJUST, AsyncGeneration, adjustment, arguments
 from ..protocol import Reply, Request

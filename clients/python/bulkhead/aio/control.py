@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import Any, AsyncIterator
 
-from ..control_lines import (
+from ..control.lines import (
     ABSENCE_SECONDS, FDS_MAX, RECONNECT_PAUSE_MAX_SECONDS, RECONNECT_PAUSE_SECONDS, Call, ControlLines, Gone, Lost, NotSent,
     connecting_failed, new_lines, nobody_answers, resumed,
 )  # fmt: skip

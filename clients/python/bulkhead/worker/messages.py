@@ -206,16 +206,9 @@ def _tensor(said: dict[str, Any]) -> Tensor:
     size_bytes = math.prod(shape) * ITEM_BYTES[dtype]
     if size_bytes != lease["size_bytes"]:
         raise Error("shape_mismatch", f"{where}: {dtype} {list(shape)} has {size_bytes} bytes, its lease {lease['size_bytes']}", "lease exactly the tensor's bytes")
-    if 0 not in shape and any(size != 1 and stride != wanted for size, stride, wanted in zip(shape, strides, contiguous_strides(shape))):
+    if 0 not in shape and any(size != 1 and stride != wanted for size, stride, wanted in zip(shape, strides, layout.contiguous_strides(shape))):
         raise Error("shape_mismatch", f"{where}: strides {list(strides)} of shape {list(shape)} are not contiguous", "make the tensor contiguous before it is sent")
     return Tensor(name, dtype, shape, Lease.of(lease), said["event_id"])
-
-
-def contiguous_strides(shape: Sequence[int]) -> list[int]:
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * (shape[axis] or 1)
-    return strides
 
 
 # --- to the client
@@ -235,7 +228,7 @@ class Output:
         lease = layout.LEASE.pack(slab_id=self.lease.slab_id, offset_bytes=self.lease.offset, size_bytes=self.lease.size_bytes,
                                   generation=self.lease.generation)  # fmt: skip
         return layout.TENSOR.pack(name=self.name, dtype=DTYPE["boolean" if self.dtype == "bool" else self.dtype], rank=rank, lease=lease,
-                                  dims=self.shape, strides=contiguous_strides(self.shape))  # fmt: skip
+                                  dims=self.shape, strides=layout.contiguous_strides(self.shape))  # fmt: skip
 
 
 def json_text(values: dict[str, Any]) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from .errors import Error, checked_deadline
+from ..errors import Error, broken, checked_deadline
 
 if TYPE_CHECKING:
-    from .cuda import Events
+    from ..cuda import Events
 
 
 def with_deadline(params: dict[str, Any], deadline: float | None) -> dict[str, Any]:
@@ -29,8 +29,7 @@ def one_descriptor(fds: list[int]) -> int:
     if len(fds) != 1:
         for fd in fds:
             os.close(fd)
-        raise Error("protocol_violation", f"channel.open answered with {len(fds)} descriptors",
-                    "use a client and a daemon of matching releases")  # fmt: skip
+        raise broken(f"channel.open answered with {len(fds)} descriptors")
     return fds[0]
 
 
@@ -42,6 +41,6 @@ def is_stateful(result: dict[str, Any]) -> bool:
 def part_in_gpu(ordinal: int | None, stream: int) -> Events | None:
     if ordinal is None:
         return None
-    from . import cuda
+    from .. import cuda
 
     return cuda.Events(cuda.gpu(ordinal), stream)

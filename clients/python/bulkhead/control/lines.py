@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Sequence
 
-from .errors import Error
+from ..errors import Error, broken
 
 REQUEST_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 1 << 20
@@ -23,7 +23,7 @@ RECONNECT_PAUSE_SECONDS, RECONNECT_PAUSE_MAX_SECONDS = 0.01, 0.5
 LOG_LINES = 1000
 
 # : By method: what to do with a call that was lost with its supervisor.
-_REPEAT: dict[str, str] = json.loads((Path(__file__).parent / "control.json").read_text("utf-8"))["methods"]
+_REPEAT: dict[str, str] = json.loads((Path(__file__).parent.parent / "control.json").read_text("utf-8"))["methods"]
 
 
 class Lost(Exception):
@@ -121,7 +121,7 @@ class ControlLines:
         if end < 0:
             self._scanned = len(self._buffer)
             if len(self._buffer) > ANSWER_BYTES_MAX:
-                raise _broken("an answer of more than 1 MiB")
+                raise broken("an answer of more than 1 MiB")
             return None
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
@@ -129,9 +129,9 @@ class ControlLines:
         try:
             message = json.loads(line)
         except ValueError:
-            raise _broken("an answer that is no JSON") from None
+            raise broken("an answer that is no JSON") from None
         if not isinstance(message, dict):
-            raise _broken("an answer that is no JSON object")
+            raise broken("an answer that is no JSON object")
         return message
 
     def answer(self, method: str, message: dict[str, Any]) -> tuple[Any, list[int]]:
@@ -150,10 +150,6 @@ class ControlLines:
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.popleft())
-
-
-def _broken(attempt: str) -> Error:
-    return Error("protocol_violation", attempt, "use a client and a daemon of matching releases")
 
 
 def new_lines(lines: Sequence[dict[str, Any]], last: dict[str, Any] | None) -> Sequence[dict[str, Any]]:

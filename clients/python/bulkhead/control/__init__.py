@@ -12,12 +12,12 @@ import weakref
 from collections import deque
 from typing import Any, Iterator
 
-from .control_lines import (
+from ..descriptors import receive
+from ..errors import Error, checked_deadline
+from .lines import (
     ABSENCE_SECONDS, FDS_MAX, RECONNECT_PAUSE_MAX_SECONDS, RECONNECT_PAUSE_SECONDS, Call, ControlLines, Gone, Lost, NotSent,
     connecting_failed, find_socket, new_lines, nobody_answers, resumed,
 )  # fmt: skip
-from .descriptors import receive
-from .errors import Error, checked_deadline
 
 __all__ = ["Control", "Notifications", "find_socket"]
 

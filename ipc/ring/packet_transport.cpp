@@ -46,11 +46,6 @@ Result<UniqueFd> PacketTransport::use(std::unique_ptr<RingEnd> rings) {
     return waitable;
 }
 
-int PacketTransport::use_in_loop(std::unique_ptr<RingEnd> rings) noexcept {
-    rings_ = std::move(rings);
-    return rings_->doorbell();
-}
-
 Result<> PacketTransport::send(std::span<const std::byte> packet, std::span<const int> fds) {
     return rings_ != nullptr ? send_through_rings(packet, fds, sleeper_, Wake::now) : send_on_socket(packet, fds);
 }

@@ -35,14 +35,11 @@ public:
         : socket_{socket}, sleeper_{sleeper} {}
 
     /// From now on packets go through the rings, in both directions. Returns the descriptor to wait at instead of the
-    /// socket, owned by the caller: an epoll descriptor, readable when the doorbell rang or the peer has hung up.
+    /// socket, owned by the caller: an epoll descriptor, readable when the doorbell rang or the peer has hung up. A
+    /// caller with a loop of its own waits at it there, and calls `sleep(0)` before it reads: it stays readable until
+    /// then, and after the peer has hung up for ever.
     /// Errors  resources_exhausted; the transport must not be used afterwards
     Result<UniqueFd> use(std::unique_ptr<RingEnd> rings);
-    /// As `use`, for callers with a loop of their own. The loop waits for edges (EPOLLET) at the doorbell, whose
-    /// descriptor is returned and stays ours, and reports the peer's end by `note_end`. It never calls `sleep`.
-    [[nodiscard]] int use_in_loop(std::unique_ptr<RingEnd> rings) noexcept;
-    /// The peer has hung up; packets it sent before are still received.
-    void note_end() noexcept { hung_up_ = true; }
     [[nodiscard]] bool has_rings() const noexcept { return rings_ != nullptr; }
     /// Unmaps the rings: no more sending or receiving.
     void drop_rings() noexcept { rings_.reset(); }

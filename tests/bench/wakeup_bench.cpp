@@ -126,15 +126,8 @@ public:
                                                                             : PacketTransport::Sleeper::asked_after},
           how_{how} {}
     void use(std::unique_ptr<RingEnd> rings) {
-        if (how_ != How::loop) {
-            waitable_ = line_.use(std::move(rings)).value();
-            return;
-        }
-        // As the worker's loop does.
-        waitable_ = UniqueFd{::epoll_create1(EPOLL_CLOEXEC)};
-        epoll_event bell{EPOLLIN | EPOLLET, {}}, end{EPOLLRDHUP | EPOLLET, {}};
-        ::epoll_ctl(waitable_.get(), EPOLL_CTL_ADD, line_.use_in_loop(std::move(rings)), &bell);
-        ::epoll_ctl(waitable_.get(), EPOLL_CTL_ADD, socket_.get(), &end);
+        waitable_ = line_.use(std::move(rings)).value();
+        if (how_ == How::loop) ::epoll_ctl(loop_.get(), EPOLL_CTL_ADD, waitable_.get(), &readable_);
     }
     PacketTransport& line() { return line_; }
     /// As both ends of a channel do: the peer's end is heard of where this one waits next.
@@ -151,11 +144,12 @@ private:
             pollfd entry{socket_.get(), POLLIN, 0};
             ::poll(&entry, 1, -1);
         } else if (line_.prepare_to_sleep(false)) {
-            epoll_event event;
-            if (how_ == How::loop)
-                ::epoll_wait(waitable_.get(), &event, 1, -1);
-            else
-                (void)line_.sleep(for_ever).value();
+            if (how_ == How::loop) {  // as Asio's `async_wait` does in the worker
+                epoll_event event;
+                ::epoll_ctl(loop_.get(), EPOLL_CTL_MOD, waitable_.get(), &readable_);
+                ::epoll_wait(loop_.get(), &event, 1, -1);
+            }
+            (void)line_.sleep(how_ == How::loop ? std::chrono::milliseconds{0} : for_ever).value();
             line_.stay_awake();
         }
     }
@@ -169,6 +163,8 @@ private:
     }();
     UniqueFd socket_;
     UniqueFd waitable_;
+    UniqueFd loop_{::epoll_create1(EPOLL_CLOEXEC)};
+    epoll_event readable_{EPOLLIN | EPOLLET, {}};
     PacketTransport line_;
     How how_;
     std::vector<std::byte> buffer_ = std::vector<std::byte>(packet_bytes_max);

@@ -12,11 +12,12 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 
 #include "ipc/base/error.h"
 #include "ipc/base/unique_fd.h"
 #include "ipc/ring/packet_transport.h"
-#include "worker/loop/edge_wait.h"
+#include "worker/loop/handler_lock.h"
 
 namespace bulkhead::worker {
 
@@ -57,12 +58,12 @@ public:
     [[nodiscard]] bool has_room();
 
     [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
-    [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
+    [[nodiscard]] int descriptor() { return socket_.native_handle(); }
     [[nodiscard]] bool is_open() const noexcept { return open_; }
     /// Number of empty packets received.
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return ignored_frames_; }
     /// Whether the peer has closed its end; true before its event comes.
-    [[nodiscard]] bool peer_is_gone() const;
+    [[nodiscard]] bool peer_is_gone();
 
     /// Blocks until the outbox is empty or the deadline has passed. Only for the last messages before an exit.
     void flush_blocking(std::chrono::milliseconds deadline);
@@ -73,31 +74,34 @@ public:
 
 private:
     PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events);
-    void socket_has_news();
-    void socket_has_room();
+    void wait_readable();
     void wait_writable();
+    void has_room_again();
+    void wake_up();
     void read_packets();
-    void sleep_at_rings();
     void look_again();
     bool flush();  ///< false if the socket is full again or closed
     void lose(std::string_view reason);
 
+    using Descriptor = boost::asio::posix::stream_descriptor;
     struct Outgoing {
         std::vector<std::byte> bytes;
         std::vector<int> fds;
     };
 
     boost::asio::io_context& io_;
-    UniqueFd socket_;
+    HandlerLock& handlers_;
+    Descriptor socket_;
     PacketTransport packets_;
-    EdgeWait at_socket_;               ///< with rings: for the peer's end
-    std::optional<EdgeWait> at_bell_;  ///< of the rings
+    std::optional<Descriptor> rings_;  ///< the epoll descriptor of `PacketTransport::use`
     std::span<std::byte> receive_buffer_;
     Events events_;
     std::deque<Outgoing> outbox_;
     std::uint64_t ignored_frames_ = 0;
     bool open_ = true;
     bool lost_ = false;
+    bool waits_ = false;             ///< for packets
+    bool waits_for_socket_ = false;  ///< until it is writable
     bool awaits_room_ = false;
     bool looks_again_ = false;  ///< posted
 };

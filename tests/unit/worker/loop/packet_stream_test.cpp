@@ -1,21 +1,30 @@
 // What a stream of the event loop does at its rings, seen from their other end. The test runs the loop, turn by turn.
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
 #include "ipc/channel/channel_codec.h"
+#include "tests/support/open_descriptors.h"
+#include "tests/unit/clients/no_free_descriptor.h"
 #include "tests/unit/ipc/line_end.h"
+#include "worker/loop/limits.h"
 #include "worker/loop/packet_stream.h"
 
 namespace bulkhead::worker {
 namespace {
 
+using bulkhead::test::NoFreeDescriptor;
+using bulkhead::test::open_descriptors;
 using bulkhead::test::packet;
 using Sent = PacketStream::Sent;
 
@@ -23,34 +32,55 @@ class StreamAtRings : public testing::Test {
 protected:
     static constexpr int turns_max = 1000;
 
-    void connect() {
-        auto [worker_end, client_end] = PacketPair::make().value();
-        stream = PacketStream::make(io, std::move(worker_end), receive_buffer,
+    void start() {
+        auto [worker_end, client_end] = PacketPair::make(true).value();
+        stream = PacketStream::make(*io, std::move(worker_end), receive_buffer,
                                     {.packet = [this](Packet&) { ++packets; },
                                      .refused = [](const Error& error) { ADD_FAILURE() << error.text(); },
-                                     .lost = [](std::string_view why) { ADD_FAILURE() << why; },
+                                     .lost = [this](std::string_view why) { lost.emplace_back(why); },
                                      .flushed = [this] { found_room += stream->has_room() ? 1 : 0; }});
-        auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings").value();
-        const auto fds = rings->offer_fds();
-        ASSERT_EQ(stream->send(channel::encode(rings->offer()), fds), Sent::yes);
-        stream->use_rings(std::move(rings));
-        Packet offer;
-        ASSERT_EQ(receive_packet(client_end.get(), buffer, offer).value(), ReceiveOutcome::packet);
-        const auto message = channel::parse_from_worker(offer.bytes);
-        client = RingEnd::adopt(std::get<channel::RingOffer>(*message), std::move(offer.fds)).value();
         client_socket = std::move(client_end);
     }
-    ~StreamAtRings() override { stream->close(); }
+    /// Offered by the stream.
+    std::unique_ptr<RingEnd> make_rings() {
+        auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings").value();
+        const auto fds = rings->offer_fds();
+        EXPECT_EQ(stream->send(channel::encode(rings->offer()), fds), Sent::yes);
+        bell = UniqueFd{::dup(rings->doorbell())};
+        return rings;
+    }
+    void use_rings() {
+        stream->use_rings(make_rings());
+        Packet offer;
+        ASSERT_EQ(receive_packet(client_socket.get(), buffer, offer).value(), ReceiveOutcome::packet);
+        const auto message = channel::parse_from_worker(offer.bytes);
+        client = RingEnd::adopt(std::get<channel::RingOffer>(*message), std::move(offer.fds)).value();
+    }
+    void connect() {
+        start();
+        use_rings();
+    }
+    ~StreamAtRings() override {
+        if (stream) stream->close();
+    }
+
+    void write(int count) const {
+        for (int i = 0; i < count; ++i) {
+            ASSERT_TRUE(client->has_room(sizeof(wire::Header)).value());
+            client->write(packet(1));
+        }
+    }
+    void ring() const { ASSERT_EQ(::eventfd_write(bell.get(), 0), 0); }
 
     /// Until there is nothing to do; false: it never rests.
     bool run_to_rest() {
         for (int turn = 0; turn < turns_max; ++turn)
-            if (io.poll_one() == 0) return true;
+            if (io->poll_one() == 0) return true;
         return false;
     }
     template <typename Condition>
     bool run_until(Condition met) {
-        for (int turn = 0; turn < turns_max && !met(); ++turn) io.poll_one();
+        for (int turn = 0; turn < turns_max && !met(); ++turn) io->poll_one();
         return met();
     }
     [[nodiscard]] bool socket_is_writable() const {
@@ -58,15 +88,155 @@ protected:
         return ::poll(&entry, 1, 0) > 0;
     }
 
-    boost::asio::io_context io;
+    std::optional<boost::asio::io_context> io{std::in_place};
     std::vector<std::byte> receive_buffer = std::vector<std::byte>(packet_bytes_max);
     std::vector<std::byte> buffer = std::vector<std::byte>(packet_bytes_max);
     std::shared_ptr<PacketStream> stream;
     UniqueFd client_socket;
     std::unique_ptr<RingEnd> client;
+    UniqueFd bell;  ///< the worker's
     int packets = 0;
     int found_room = 0;  ///< when it was told that it may look
+    std::vector<std::string> lost;
 };
+
+TEST_F(StreamAtRings, RestsAfterEachRingThoughTheDoorbellsCountStays) {
+    connect();
+    ASSERT_TRUE(run_to_rest());
+    for (int i = 1; i <= 3; ++i) {
+        write(1);
+        client->announce();
+        ASSERT_TRUE(run_to_rest());
+        EXPECT_EQ(packets, i);
+        ring();
+        EXPECT_TRUE(run_to_rest()) << "a ring without a packet";
+    }
+}
+
+TEST_F(StreamAtRings, ARingBetweenTwoWaitsEndsTheNextOne) {
+    connect();
+    ASSERT_TRUE(run_to_rest());
+    constexpr int most = static_cast<int>(limits::packets_per_turn);
+    static_assert(most < static_cast<int>(ring::lines_min));
+    write(most);
+    client->announce();
+    ASSERT_TRUE(run_until([this] { return packets == most; }));
+    ASSERT_FALSE(client->peer_sleeps()) << "it reads on in another turn";
+    ring();
+    ASSERT_TRUE(run_until([this] { return client->peer_sleeps(); }));
+    write(1);  // which nobody announces
+
+    EXPECT_TRUE(run_to_rest());
+    EXPECT_EQ(packets, most + 1);
+}
+
+TEST_F(StreamAtRings, OneThatWaitsDoesNotBeginASecondWait) {
+    connect();
+    ASSERT_TRUE(run_to_rest());
+    ASSERT_EQ(stream.use_count(), 2) << "a wait holds it";
+    write(1);
+    while (stream->has_room()) ASSERT_EQ(stream->send(packet(1)), Sent::yes);  // then it looks again
+
+    EXPECT_TRUE(run_to_rest());
+    EXPECT_EQ(packets, 1);
+    EXPECT_EQ(stream.use_count(), 2);
+}
+
+TEST_F(StreamAtRings, RingsThatComeWhileItWaitsAtTheSocketAreWaitedFor) {
+    start();
+    ASSERT_TRUE(run_to_rest());
+
+    use_rings();
+    ASSERT_TRUE(run_to_rest());
+    write(1);
+    client->announce();
+
+    EXPECT_TRUE(run_to_rest());
+    EXPECT_EQ(packets, 1);
+}
+
+TEST_F(StreamAtRings, ReadsTheRingToItsEndWhenThePeerHangsUpAndThenRests) {
+    connect();
+    ASSERT_TRUE(run_to_rest());
+    write(3);  // which nobody announced
+    client_socket.reset();
+
+    EXPECT_TRUE(run_to_rest()) << "the end stays, and keeps the loop awake";
+    EXPECT_EQ(packets, 3);
+    EXPECT_EQ(lost, std::vector<std::string>{"the peer has closed its end"});
+}
+
+TEST_F(StreamAtRings, WaitsForRoomOnTheSocketBesideTheRings) {
+    connect();
+    const std::vector<std::byte> large = packet(1, 16 * 1024);
+    Sent sent = Sent::yes;
+    while (sent == Sent::yes) {
+        sent = stream->send(large);
+        while (client->read(buffer).value() > 0) {
+        }
+    }
+    ASSERT_EQ(sent, Sent::queued);
+    ASSERT_TRUE(run_to_rest()) << "the socket is full, and the loop goes round and round";
+    write(1);
+    client->announce();
+    ASSERT_TRUE(run_to_rest());
+    EXPECT_EQ(packets, 1) << "meanwhile it reads";
+    EXPECT_FALSE(stream->has_room());
+    EXPECT_EQ(stream.use_count(), 3) << "one wait at each of them";
+
+    Packet taken;
+    while (receive_packet(client_socket.get(), buffer, taken).value() == ReceiveOutcome::packet) {
+    }
+
+    EXPECT_TRUE(run_until([this] { return stream->outbox_empty(); }));
+    EXPECT_GT(found_room, 0);
+    EXPECT_TRUE(run_to_rest());
+}
+
+TEST_F(StreamAtRings, ClosedItIsNotCalledAndHoldsNothing) {
+    const boost::asio::posix::stream_descriptor any{*io};  // the loop has its own descriptors from now on
+    const std::size_t before = open_descriptors();
+    connect();
+    ASSERT_TRUE(run_to_rest());
+    const std::weak_ptr<PacketStream> seen = stream;
+    write(1);
+    client->announce();
+
+    stream->close();
+    stream.reset();
+    ASSERT_TRUE(run_to_rest());
+
+    EXPECT_EQ(packets, 0);
+    EXPECT_TRUE(seen.expired());
+    client.reset();
+    bell.reset();
+    client_socket.reset();
+    EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST_F(StreamAtRings, NeitherDoesALoopThatIsDestroyedWhileItWaits) {
+    connect();
+    ASSERT_TRUE(run_to_rest());
+    const std::weak_ptr<PacketStream> seen = stream;
+    stream.reset();
+    ASSERT_FALSE(seen.expired());
+
+    io.reset();
+
+    EXPECT_TRUE(seen.expired());
+}
+
+TEST_F(StreamAtRings, WithoutADescriptorToWaitAtThemItIsLost) {
+    start();
+    auto rings = make_rings();
+    {
+        const NoFreeDescriptor none;
+        stream->use_rings(std::move(rings));
+    }
+    EXPECT_EQ(stream->send(packet(1)), Sent::closed);
+    EXPECT_TRUE(run_to_rest());
+    EXPECT_EQ(lost, std::vector<std::string>{"waiting at rings: Too many open files"});
+}
 
 TEST_F(StreamAtRings, RoomIsThatOfTheRingWhateverLiesUnreadOnTheSocket) {
     connect();

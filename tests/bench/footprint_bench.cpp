@@ -64,9 +64,9 @@ Records footprint() {
     const std::filesystem::path smollm2 = test::model_file("smollm2");
     const bool generates = std::filesystem::exists(smollm2 / "manifest.json");
     const std::string threads = "threads: " + std::to_string(allowed_cpus().size()) + "\n";
-    test::Daemon daemon{
-        test::fleet({test::silero_vad(), test::test_model("clone", "clone.pt", "channel: {input: 128MiB, output: 128MiB}"),
-                     generates ? test::generating("smollm2", smollm2, threads) : ""})};
+    test::Daemon daemon{test::fleet({test::silero_vad(),
+                                     test::test_model("clone", "clone.pt", "channel: {input: 128MiB, output: 128MiB}"),
+                                     generates ? test::generating("smollm2", smollm2, threads) : ""})};
     (void)daemon.load("silero-vad").value();
     const pid_t keeper = daemon.keeper().pid();
     const auto supervisor = static_cast<pid_t>(daemon.call("daemon.info")->at("supervisor_pid").as_int64());
@@ -100,8 +100,8 @@ Records footprint() {
     return records;
 }
 
-const Bench footprint_bench{"footprint", "resident size with one model loaded, and what the daemon and its workers do when idle",
-                            footprint};
+const Bench footprint_bench{
+    "footprint", "resident size with one model loaded, and what the daemon and its workers do when idle", footprint};
 
 }  // namespace
 }  // namespace bulkhead::bench

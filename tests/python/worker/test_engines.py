@@ -247,6 +247,7 @@ class Engines(unittest.TestCase):
             ("refuse", "input_invalid", "speaking: the text is empty"),
             ("exit", "inference_failed", "SystemExit: 3"),
             ("memory", "out_of_memory", "MemoryError: no room"),
+            ("memory of torch", "out_of_memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
             ("nothing", "inference_failed", "act returned int"),
             ("other dtype", "inference_failed", "is float64, declared is float32"),
             ("other rank", "inference_failed", "has rank 2"),

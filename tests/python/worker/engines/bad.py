@@ -89,6 +89,10 @@ class Bad:
             sys.exit(3)
         if what == "memory":
             raise MemoryError("no room")
+        if what == "memory of torch":
+            import torch
+
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if what == "hold":
             hold_the_lock(seconds or 60)
         if what == "spin":

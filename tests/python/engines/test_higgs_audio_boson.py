@@ -30,7 +30,7 @@ from daemon import Daemon
 from loguru import logger
 
 TEXT = "[SPEAKER0] Hello there. [SPEAKER1] You again?"
-SYSTEM = "Generate audio following instruction.\n\n<|scene_desc_start|>\nAudio is recorded from a quiet room.\n<|scene_desc_end|>"
+PROMPT, SCENE = "Generate audio following instruction.", "\n\n<|scene_desc_start|>\nAudio is recorded from a quiet room.\n<|scene_desc_end|>"
 VOICE, OTHER = (numpy.random.default_rng(seed).normal(0, 0.1, (1, 9600)).astype(numpy.float32) for seed in (1, 2))
 SAMPLING = {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "seed": 3, "max_new_tokens": 70}
 
@@ -63,9 +63,9 @@ class HiggsAudioTest(SmallModelTest):
         whole = answered(engine or self.engine, "speak", **{"text": TEXT, **SAMPLING, **given})[1]
         return whole.tensors["audio"], whole.values["text"]
 
-    def upstream(self, *turns: Any, forced: bool = True, **sampling: Any) -> tuple[torch.Tensor, str]:
+    def upstream(self, *turns: Any, forced: bool = True, system: str = PROMPT + SCENE, **sampling: Any) -> tuple[torch.Tensor, str]:
         """Speaks TEXT after these turns; upstream alone."""
-        sample = ChatMLSample([Message("system", SYSTEM), *turns, Message("user", TEXT)])
+        sample = ChatMLSample([Message("system", system), *turns, Message("user", TEXT)])
         done = self.model.generate(sample, force_audio_gen=forced, **{**SAMPLING, **sampling})
         return torch.from_numpy(done.audio)[None], done.generated_text
 
@@ -86,6 +86,19 @@ class HiggsAudioTest(SmallModelTest):
             with self.subTest(**given):
                 ours = self.said(**given)
                 self.equals(ours, self.upstream(**(theirs or given)))
+                self.assertNotEqual(ours[1], usual[1])
+
+    def test_system_prompt_and_scene_are_upstreams(self) -> None:
+        usual = self.said()
+        for given, system in (
+            ({"system_prompt": "Whisper it."}, "Whisper it." + SCENE),
+            ({"scene": "A busy street."}, PROMPT + SCENE.replace("Audio is recorded from a quiet room.", "A busy street.")),
+            ({"scene": ""}, PROMPT),
+            ({"scene": " \n"}, PROMPT),
+        ):
+            with self.subTest(**given):
+                ours = self.said(**given)
+                self.equals(ours, self.upstream(system=system))
                 self.assertNotEqual(ours[1], usual[1])
 
     def test_it_ends_at_the_stop_strings_where_upstream_does(self) -> None:

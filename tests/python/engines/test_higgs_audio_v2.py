@@ -46,9 +46,11 @@ class HiggsAudioTest(SmallModelTest):
         sound: torch.Tensor = answered(engine or self.engine, "speak", **{"text": TEXT, **SAMPLING, **given})[1].tensors["audio"]
         return sound
 
-    def upstream(self, turns: list[Any], scene: list[Any] | None = None, ras: tuple[int, int] = (7, 2), **sampling: Any) -> torch.Tensor:
-        """Speaks TEXT after these turns; upstream alone."""
-        said = [("system", [text(SYSTEM)]), ("scene", scene or [text(SCENE)]), *turns, ("user", [text(TEXT)])]
+    def upstream(self, turns: list[Any], scene: list[Any] | None = None, ras: tuple[int, int] = (7, 2), system: str = SYSTEM,
+                 **sampling: Any) -> torch.Tensor:  # fmt: skip
+        """Speaks TEXT after these turns; upstream alone. An empty list is no scene, and None the usual one."""
+        scenery = [text(SCENE)] if scene is None else scene
+        said = [("system", [text(system)]), *([("scene", scenery)] if scenery else []), *turns, ("user", [text(TEXT)])]
         inputs = self.processor.apply_chat_template(
             [{"role": role, "content": content} for role, content in said],
             add_generation_prompt=True, tokenize=True, return_dict=True, processor_kwargs={"sampling_rate": 24000, "return_tensors": "pt"},
@@ -75,6 +77,19 @@ class HiggsAudioTest(SmallModelTest):
             with self.subTest(**given):
                 ours = self.spoken(**given)
                 self.equals(ours, self.upstream([], **given))
+                self.assertFalse(torch.equal(ours, usual))
+
+    def test_system_prompt_and_scene_are_upstreams(self) -> None:
+        usual = self.spoken()
+        for given, theirs in (
+            ({"system_prompt": "Whisper it."}, {"system": "Whisper it."}),
+            ({"scene": "A busy street."}, {"scene": [text("A busy street.")]}),
+            ({"scene": ""}, {"scene": []}),
+            ({"scene": " \n"}, {"scene": []}),
+        ):
+            with self.subTest(**given):
+                ours = self.spoken(**given)
+                self.equals(ours, self.upstream([], **theirs))
                 self.assertFalse(torch.equal(ours, usual))
 
     def test_a_model_that_ends_by_itself_ends_as_upstreams(self) -> None:

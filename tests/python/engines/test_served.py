@@ -3,6 +3,7 @@ is what upstream says directly."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import unittest
@@ -48,9 +49,14 @@ class ServedTest(SmallModelTest):
             "higgs": (f"{engines}.higgs_audio_v2:HiggsAudio", cls.options["higgs"], "preferred"),
             "higgs-eager": (f"{engines}.higgs_audio_v2:HiggsAudio", cls.options["higgs"], "off"),
             "qwen": (f"{engines}.qwen3_vl:Qwen3VL", cls.options["qwen"], "preferred"),
+            "qwen-of-the-hub": (f"{engines}.qwen3_vl:Qwen3VL", {**cls.options["qwen"], "model": "o/n"}, "preferred"),
             "missing": (f"{engines}.qwen3_vl:Qwen3VL", {"model": "./nowhere"}, "preferred"),
         }
-        cls.daemon = Daemon(fleet_of(fleet))
+        repository = cls.folder / "home/hub/models--o--n"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs/main").write_text("x")
+        shutil.copytree(cls.folder / "qwen", repository / "snapshots/x")
+        cls.daemon = Daemon(fleet_of(fleet, {"HF_HOME": str(cls.folder / "home")}))
         cls.addClassCleanup(cls.daemon.stop)
         cls.client = bulkhead.connect(cls.daemon.socket)
         cls.addClassCleanup(cls.client.close)
@@ -82,6 +88,10 @@ class ServedTest(SmallModelTest):
         self.assertEqual(parts[-1].values_json["text"], theirs)
         self.assertEqual("".join(part.values_json["text"] for part in parts[:-1]), theirs)
         self.assertEqual(parts[-1].values_json["attention"], "sdpa")
+
+    def test_a_model_by_its_name_is_read_from_the_cache_of_the_hub(self) -> None:
+        theirs = answered(loaded(Qwen3VL, self.options["qwen"]), "answer", **QWEN, images=IMAGES)[1].values["text"]
+        self.assertEqual(self.asked("qwen-of-the-hub", "answer", QWEN, images=IMAGES).values_json["text"], theirs)
 
     def test_pictures_of_8k_and_batches_of_64_pass_and_other_sound_is_refused(self) -> None:
         for images in (numpy.zeros((1, 4320, 7680, 3), numpy.uint8), numpy.zeros((64, 16, 16, 3), numpy.uint8)):

@@ -92,7 +92,7 @@ class HiggsAudioTest(SmallModelTest):
         usual = self.said()
         for given, system in (
             ({"system_prompt": "Whisper it."}, "Whisper it." + SCENE),
-            ({"scene": "A busy street."}, PROMPT + SCENE.replace("Audio is recorded from a quiet room.", "A busy street.")),
+            ({"scene": "A church."}, PROMPT + SCENE.replace("Audio is recorded from a quiet room.", "A church.")),
             ({"scene": ""}, PROMPT),
             ({"scene": " \n"}, PROMPT),
         ):

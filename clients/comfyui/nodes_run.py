@@ -86,10 +86,11 @@ class VisionLanguage(IO.ComfyNode):
             raise daemon.NodeError("the prompt is empty: write a question")
         values |= {name: value for name, value in (("images", images), ("video", video)) if value is not None}
         async with _kept(model, keep_model_loaded):
-            answer = await answers.ask(model, "answer", values, _count())
+            answer = await answers.ask(model, "answer", values, Written().part)
         text = answer.values.get("text")
         if not isinstance(text, str):
             raise daemon.NodeError(f"{model} gave no `text`: it gave {layouts.as_json(answer.values, answer.tensors)}")
+        running.write(text)
         info = layouts.as_json({name: value for name, value in answer.values.items() if name != "text"}, {})
         return IO.NodeOutput(text, info, ui=UI.PreviewText(text))
 
@@ -128,8 +129,9 @@ class RunAnyModel(IO.ComfyNode):
     async def execute(cls, **inputs: Any) -> Any:
         key, values = form.chosen(inputs)
         model, _, method = key.partition("/")
-        answer = await answers.ask(model, method or None, values, _count())
+        answer = await answers.ask(model, method or None, values, Written().part)
         text = layouts.as_json(answer.values, answer.tensors)
+        running.write(text)
         first = next(iter(answer.tensors.values()), None)
         laid = [_laid(first, layouts.image), _laid(first, layouts.mask), _laid(first, layouts.latent),
                 _laid(first, lambda tensor: layouts.audio(tensor, answer.values.get("sample_rate")))]  # fmt: skip
@@ -148,13 +150,16 @@ def _laid(tensor: Any, layout: Any) -> Any:
         return ExecutionBlocker(str(error))
 
 
-def _count() -> answers.Part:
-    """Shows that parts come."""
-    count = 0
+class Written:
+    """Text so far, on the node. How many parts will come is not known: the bar shows that they do."""
 
-    async def part(answer: answers.Answer) -> None:
-        nonlocal count
-        count += 1
-        await running.show(count, 2 * count)
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._shown = 0.0
 
-    return part
+    async def part(self, answer: answers.Answer) -> None:
+        self._parts.append(str(answer.values.get("text", "")))
+        await running.show(len(self._parts), 2 * len(self._parts))
+        if time.monotonic() - self._shown >= PREVIEW_SECONDS and (text := "".join(self._parts)):
+            self._shown = time.monotonic()
+            running.write(text)

@@ -35,3 +35,12 @@ async def show(done: float, total: float, preview: Any = None) -> None:
     from comfy_api.latest import ComfyAPI
 
     await ComfyAPI().execution.set_progress(done, max(total, done, 1), preview_image=preview)
+
+
+def write(text: str) -> None:
+    """On the node, in place of what was written there before."""
+    from comfy_execution.utils import get_executing_context
+    from server import PromptServer
+
+    page = PromptServer.instance
+    page.send_progress_text(text, get_executing_context().node_id, page.client_id)

@@ -63,6 +63,7 @@ class WithPack(unittest.TestCase):
         self.addCleanup(self.user.cleanup)
         stand_in_interface.install(self.user.name)
         stand_in_interface.progress.clear()
+        stand_in_interface.written.clear()
         self.manage(Manager())
         self.new_comfyui()
 

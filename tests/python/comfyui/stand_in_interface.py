@@ -46,6 +46,8 @@ class ExecutionBlocker:
 
 #: (done, total, whether there was a picture)
 progress: list[tuple[float, float, bool]] = []
+#: What was written on the node, its number, and the page that was told.
+written: list[tuple[str, str, str]] = []
 
 
 class ComfyAPI:
@@ -62,7 +64,11 @@ def install(user_folder: str) -> None:
     latest.__dict__.update(IO=_Kinds(), UI=SimpleNamespace(PreviewText=lambda text: text), ComfyAPI=ComfyAPI, ComfyExtension=object)
     package, execution = types.ModuleType("comfy_api"), types.ModuleType("comfy_execution")
     graph, paths = types.ModuleType("comfy_execution.graph_utils"), types.ModuleType("folder_paths")
+    utils, server = types.ModuleType("comfy_execution.utils"), types.ModuleType("server")
     graph.__dict__.update(ExecutionBlocker=ExecutionBlocker)
+    utils.__dict__.update(get_executing_context=lambda: SimpleNamespace(node_id="7"))
+    page = SimpleNamespace(client_id="page", send_progress_text=lambda *told: written.append(told))
+    server.__dict__.update(PromptServer=SimpleNamespace(instance=page))
     paths.__dict__.update(get_user_directory=lambda: user_folder)
     sys.modules.update({"comfy_api": package, "comfy_api.latest": latest, "comfy_execution": execution,
-                        "comfy_execution.graph_utils": graph, "folder_paths": paths})  # fmt: skip
+                        "comfy_execution.graph_utils": graph, "comfy_execution.utils": utils, "folder_paths": paths, "server": server})  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 import subprocess
 import tempfile
@@ -47,11 +48,22 @@ class Install(unittest.TestCase):
         self.assertEqual(list((self.comfyui / "custom_nodes").iterdir()), [])
         self.assertIn("nothing was done", run("uninstall", str(self.comfyui))[1])
 
+    def test_workflows_are_in_the_format_that_templates_open(self) -> None:
+        """ComfyUI lists those of this folder. Its page opens templates as it saved them: it reads a prompt only where that is dropped."""
+        for path in sorted((comfyui.PACK / "example_workflows").glob("*.json")):
+            with self.subTest(path.name):
+                saved = json.loads(path.read_text())
+                nodes = {node["id"]: node for node in saved["nodes"]}
+                self.assertEqual((saved["version"], saved["last_node_id"], saved["last_link_id"]), (0.4, max(nodes), len(saved["links"])))
+                for number, source, output, target, place, _ in saved["links"]:
+                    self.assertIn(number, nodes[source]["outputs"][output]["links"])
+                    self.assertEqual(nodes[target]["inputs"][place]["link"], number)
+
     def test_compiled_files_stay_where_they_are(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             pack = Path(shutil.copytree(comfyui.PACK, Path(folder, "pack")))
-            (pack / "workflows" / "__pycache__").mkdir()
-            for place in (pack / "workflows" / "__pycache__", pack):
+            (pack / "example_workflows" / "__pycache__").mkdir()
+            for place in (pack / "example_workflows" / "__pycache__", pack):
                 (place / "manager.cpython-311.pyc").touch()
             with mock.patch.object(comfyui, "PACK", pack):
                 self.assertEqual(run("install", str(self.comfyui))[0], 0)

@@ -96,6 +96,19 @@ class Vision(OfFakes):
             self.assertEqual(asyncio.run(node.execute(**asked, **given)).args[0], "a cat")
             self.assertEqual(unloaded, told)
 
+    def test_text_is_written_on_the_node_as_it_comes(self) -> None:
+        def serve(worker: FakeWorker) -> None:
+            number = worker.expect("infer")[0]["request_id"]
+            for text, flags in (("a", MORE), (" c", MORE), ("at", MORE), ("a cat", 0)):
+                values = json.dumps({"text": text}).encode()
+                worker.send("result", layout.RESULT.pack(tensor_count=0, queued_us=1, run_us=2, json_bytes=len(values)) + values, number, flags)
+
+        self.fake(serve, methods=SEEING)
+        with mock.patch.object(self.pack("nodes_run"), "PREVIEW_SECONDS", 0):
+            self.answer()
+        self.assertEqual(stand_in_interface.written, [(text, "7", "page") for text in ("a", "a c", "a cat", "a cat")])
+        self.assertEqual(stand_in_interface.progress, [(1, 2, False), (2, 4, False), (3, 6, False)])
+
     def answer(self, **given: Any) -> None:
         asyncio.run(self.pack("nodes_run").VisionLanguage.execute(model={"model": "voice", "prompt": "what is it?"}, **given))
 

@@ -44,7 +44,7 @@ class FakeDaemon:
         self.workers: list[FakeWorker] = []
         self.handlers: dict[str, Handler] = {"daemon.ping": lambda connection, request: connection.answer(request, {"supervisor_pid": 1})}
         self.handlers.update({name.replace("_", "."): handler for name, handler in handlers.items()})
-        self._connections: list[socket.socket] = []
+        self.connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(self.path)
@@ -54,14 +54,14 @@ class FakeDaemon:
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._threads[0].join()  # none is accepted any more
-        for connection in self._connections:
+        for connection in self.connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
         for thread in self._threads[1:]:
             thread.join()
-        for connection in [*self._connections, self._listening]:
+        for connection in [*self.connections, self._listening]:
             connection.close()
         for worker in self.workers:
             worker.close()
@@ -84,7 +84,7 @@ class FakeDaemon:
                 sock, _ = self._listening.accept()
             except OSError:
                 return
-            self._connections.append(sock)
+            self.connections.append(sock)
             self._start(self._serve, sock)
 
     def _serve(self, sock: socket.socket) -> None:

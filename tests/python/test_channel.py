@@ -284,6 +284,15 @@ class Deaths(Opened):
         self.assertEqual(reply["y"].tolist(), [8.0])  # still readable
         self.refused("worker_lost", lambda: channel.infer(x=[1.0]))
 
+    def test_what_was_delivered_is_handed_out_even_when_the_end_is_found_by_sending(self) -> None:
+        channel = self.open()
+        first, second = channel.submit(x=[1.0]), channel.submit(x=[2.0])
+        self.worker.answer_next([8.0])
+        self.worker.close()
+        channel.cancel(second)  # sends before it reads
+        self.assertEqual(channel.wait(first)["y"].tolist(), [8.0])
+        self.refused("worker_lost", lambda: channel.wait(second))
+
     def test_outputs_that_do_not_lie_where_they_are_said_to(self) -> None:
         for tensor in ({"dtype": 99}, {"rank": 9}, {"dims": [2]}, {"dims": [-1]}):
             with self.subTest(tensor):

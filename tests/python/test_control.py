@@ -84,6 +84,20 @@ class Calls(WithFakeDaemon):
         self.refused("not_running", lambda: client.call("daemon.upgrade"))
         self.assertEqual(len(daemon.asked), 1)
 
+    def test_a_call_that_never_left_is_sent_whatever_it_is(self) -> None:
+        served: list[Connection] = []
+        daemon = self.daemon(daemon_upgrade=lambda c, r: c.answer(r, {}))
+
+        def info(connection: Connection, request: dict[str, Any]) -> None:
+            served.append(connection)
+            connection.answer(request, {})
+
+        daemon.handlers["daemon.info"] = info
+        client = self.connect(daemon)
+        client.info()
+        served[0].die()
+        self.assertEqual(client.call("daemon.upgrade"), {})
+
     def test_a_daemon_that_has_gone(self) -> None:
         daemon = FakeDaemon(fleet_status=lambda c, r: c.answer(r, {"models": []}))
         client = self.connect(daemon)
@@ -143,8 +157,9 @@ class Calls(WithFakeDaemon):
                 status = 0 if client.info() == {"version": "1"} else 2
             finally:
                 os._exit(status)
-        self.assertEqual(client.info(), {"version": "1"})
         self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual(client.info(), {"version": "1"})
+        self.assertEqual(len(daemon.connections), 2)
 
 
 class Subscriptions(WithFakeDaemon):

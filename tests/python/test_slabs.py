@@ -284,6 +284,15 @@ class Returning(Opened):
         self.worker.name_slab("slab_withdraw", 3)  # but no slab is withdrawn twice
         self.refused("protocol_violation", lambda: channel.infer(x=[1.0]))
 
+    def test_a_slab_that_was_given_back_leaves_its_bytes_to_the_next(self) -> None:
+        channel = self.open(features=BOTH, bytes_max=3 << 16)
+        self.worker.name_slab("slab_withdraw", 2)
+        channel.settle()
+        self.assertEqual(self.worker.returned(), 2)
+        self.worker.offer(3, "output", 2 << 16)
+        channel.settle()
+        self.assertTrue(channel.is_open)
+
     def test_a_slab_that_comes_late_is_heard_of_before_the_next_is_asked_for(self) -> None:
         channel = self.open(features=BOTH)
         channel.core.slabs._gpu_agreed = KIND["cuda_ipc"]  # as with a GPU

@@ -259,6 +259,25 @@ TYPED_TEST(ChannelRetry, AModelWithStateGetsNothingTwice) {
     EXPECT_EQ(never_sent_again<TypeParam>(die_of_it, true).code, ErrorCode::worker_lost);
 }
 
+TYPED_TEST(ChannelRetry, AModelWithStateGetsNothingTwiceThoughItsChannelIsReopened) {
+    FakeWorker first{[](FakeWorker& w) {
+        w.greet();
+        for (int i = 0; i < 2; ++i) w.expect<channel::Infer>();
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        EXPECT_EQ(w.receive(), std::nullopt);
+    }};
+    FakeDaemon daemon{introducing({&first, &second}, true)};
+    TypeParam channel = opened<TypeParam>(daemon);
+    const Input x = filled(channel, {});
+    const std::uint64_t one = channel.submit(retry_safe(only(x))).value();
+    const std::uint64_t other = channel.submit(retry_safe(only(x))).value();
+    EXPECT_EQ(channel.wait(one).error().code, ErrorCode::worker_lost);
+    ASSERT_TRUE(channel.reopen());
+    EXPECT_EQ(channel.wait(other).error().code, ErrorCode::worker_lost);
+}
+
 TYPED_TEST(ChannelRetry, ACancelledRequestIsNotSentAgain) {
     const auto die_when_cancelled = [](FakeWorker& w) {
         die_of_it(w);

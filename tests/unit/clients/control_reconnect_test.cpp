@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "bulkhead/control.h"
+#include "clients/cpp/control/control_rules.h"
 #include "tests/unit/clients/both_controls.h"
 #include "tests/unit/clients/fake_daemon.h"
 #include "tests/unit/clients/fake_worker.h"
@@ -82,6 +83,14 @@ TYPED_TEST(ControlReconnect, ALoadIsSentAgainMarkedAndWithTheDeadlineThatIsLeft)
     TypeParam client = connected<TypeParam>(daemon);
 
     EXPECT_TRUE(client.call("model.load", {{"models", {"m"}}, {"deadline_ms", 60'000}}));
+}
+
+TEST(ControlRules, ARepeatedCallHasWhatIsLeftOfItsDeadline) {
+    const auto left = [](std::chrono::milliseconds passed) {
+        return control::params_again({{"deadline_ms", 60'000}}, passed, false).at("deadline_ms").as_int64();
+    };
+    EXPECT_EQ(left(1'500ms), 58'500);
+    EXPECT_EQ(left(60'000ms), 1);
 }
 
 TYPED_TEST(ControlReconnect, OnlyLoadAndUnloadAreMarked) {

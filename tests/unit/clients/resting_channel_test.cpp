@@ -259,7 +259,10 @@ TEST(ChannelAtRest, ReceiveGivesBackWhatIsIdleAndReleasesAtOnceFromThenOn) {
     FakeWorker worker{[&](FakeWorker& w) {
         greet(w);
         grow(w, 2);
-        w.answer(w.expect<channel::Infer>().request_id, {w.output("p", {1})});
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        const auto request = w.expect<channel::Infer>();
+        EXPECT_EQ(request.tensors.at(0).lease.slab_id, 2U) << "it was not idle";
+        w.answer(request.request_id, {w.output("p", {1})});
         EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, 2U);
         dropped.wait();
         EXPECT_EQ(w.expect<channel::Release>().leases.size(), 1U);
@@ -269,7 +272,8 @@ TEST(ChannelAtRest, ReceiveGivesBackWhatIsIdleAndReleasesAtOnceFromThenOn) {
         Channel::adopt(worker.client_end(), {.client = "test", .deadline = 10s, .slab_idle = {}}).value();
     const Input first = channel.allocate(wire::DType::uint8, half).value();
     std::optional<Input> added{channel.allocate(wire::DType::uint8, more_than_is_left).value()};
-    std::optional<Reply> reply = channel.infer({}).value();
+    ASSERT_TRUE(channel.infer({}));
+    std::optional<Reply> reply = infer(channel, *added).value();
     added.reset();
 
     EXPECT_TRUE(channel.receive());

@@ -207,6 +207,13 @@ TEST_F(ControlServerTest, ASlowReaderIsClosedWhenTooMuchWaitsForIt) {
     EXPECT_TRUE(test::run_until(io_, [&] { return server_->connections() == 0; }));
 }
 
+TEST_F(ControlServerTest, WhatTheClientHasReadNoLongerWaits) {
+    auto client = connect();
+    constexpr std::size_t bytes = 100'000;
+    for (std::size_t read = 0; read <= 2 * limits::control_outbox_bytes_max; read += bytes)
+        ASSERT_TRUE(client.call("big", {{"bytes", bytes}}).contains("result")) << read;
+}
+
 TEST_F(ControlServerTest, AnAnswerBeyondItsBoundIsAnErrorNotAFlood) {
     auto client = connect();
     EXPECT_TRUE(client.call("big", {{"bytes", 1'000'000}}).contains("result"));

@@ -160,6 +160,18 @@ TEST_F(GpuReclamation, WithoutFiguresTheDevicesFreeMemoryIsTheMeasure) {
     EXPECT_EQ(returned().by, "device");
 }
 
+TEST_F(GpuReclamation, WithoutFiguresWhatStillRisesIsNotAllThatComesBack) {
+    MarkedProcess neighbour{{}};
+    machine(process(worker_.pid(), had, "na late_reads=2") + process(neighbour.pid(), had, "na late_reads=3"));
+    sample();
+    end_worker();
+    neighbour.kill();
+    neighbour.wait();
+    start();
+    EXPECT_TRUE(reclaimed().verified());
+    EXPECT_EQ(done_->remains.gpu_free_bytes, total);
+}
+
 TEST_F(GpuReclamation, WithoutFiguresMemoryThatHasNotRisenAtAllIsNotBack) {
     machine(process(worker_.pid(), had, "na ghost unlisted"));
     sample();

@@ -21,7 +21,7 @@
 #include <spdlog/spdlog.h>
 
 #include "config/reader.h"
-#include "supervisor/fleet/last_good_fleet.h"
+#include "supervisor/fleet/fleet_files.h"
 #include "supervisor/keeper_link/next_supervisor.h"
 #include "supervisor/log/daemon_log.h"
 #include "supervisor/supervisor.h"

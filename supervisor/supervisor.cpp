@@ -12,7 +12,7 @@
 #include "config/limits.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
-#include "supervisor/fleet/footprint_file.h"
+#include "supervisor/fleet/fleet_files.h"
 #include "supervisor/fleet/stale_process.h"
 #include "supervisor/keeper_link/keeper_death.h"
 #include "supervisor/keeper_link/next_supervisor.h"

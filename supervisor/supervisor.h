@@ -12,7 +12,7 @@
 
 #include "supervisor/control/control_server.h"
 #include "supervisor/control/methods.h"
-#include "supervisor/gpu/gpu_quarantine_file.h"
+#include "supervisor/gpu/gpu_quarantine.h"
 #include "supervisor/keeper_link/keeper_client.h"
 
 namespace bulkhead::supervisor {

@@ -11,7 +11,7 @@
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
-#include "supervisor/fleet/footprint_file.h"
+#include "supervisor/fleet/fleet_files.h"
 
 namespace bulkhead::supervisor {
 

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 
 #include "supervisor/fleet/fleet_change.h"
-#include "supervisor/fleet/last_good_fleet.h"
+#include "supervisor/fleet/fleet_files.h"
 #include "tests/unit/supervisor/fleet_fixture.h"
 #include "tests/support/temporary_folder.h"
 

@@ -1,4 +1,3 @@
-#include "supervisor/gpu/gpu_quarantine.h"
 
 #include <unistd.h>
 
@@ -7,7 +6,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/gpu/gpu_quarantine_file.h"
+#include "supervisor/gpu/gpu_quarantine.h"
 #include "tests/support/file_text.h"
 #include "tests/unit/supervisor/marked_process.h"
 #include "tests/support/temporary_folder.h"

@@ -1,4 +1,4 @@
-#include "supervisor/fleet/last_good_fleet.h"
+#include "supervisor/fleet/fleet_files.h"
 
 #include "config/fleet_json.h"
 

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <filesystem>
+#include <optional>
+
+#include "config/fleet.h"
 #include "supervisor/keeper_link/keeper_file.h"
 #include "supervisor/memory/footprint.h"
 
@@ -16,5 +20,19 @@ inline memory::Footprints read_footprints(const std::filesystem::path& folder) {
     const json::value* known = content ? content->if_contains("footprints") : nullptr;
     return known == nullptr ? memory::Footprints{} : memory::Footprints::from_json(*known);
 }
+
+/// The fleet that a supervisor last read without errors, complete, in a file beside the logs. If a supervisor
+/// starts while the fleet file has errors, it uses this one: a typing error must not end running workers.
+class LastGoodFleet {
+public:
+    explicit LastGoodFleet(const std::filesystem::path& folder);
+
+    /// On a full disk, logs a line.
+    void save(const config::Fleet& fleet) const;
+    [[nodiscard]] std::optional<config::Fleet> load() const;
+
+private:
+    KeeperFile file_;
+};
 
 }  // namespace bulkhead::supervisor

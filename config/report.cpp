@@ -77,10 +77,8 @@ int Report::column_in_characters(SourceLocation place) const {
 }
 
 std::string cut(std::string_view text) {
-    constexpr std::size_t shown_max = 60;
-    std::size_t end = std::min(text.size(), shown_max);
-    while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-    return std::string{text.substr(0, end)} + (end < text.size() ? "…" : "");
+    const std::string_view shown = cut_to(text, 60);
+    return std::string{shown} + (shown.size() < text.size() ? "…" : "");
 }
 
 std::string in_quotes(std::string_view text) { return bulkhead::in_quotes(cut(text)); }

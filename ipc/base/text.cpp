@@ -28,6 +28,12 @@ bool is_printable(std::string_view text) noexcept {
     return true;
 }
 
+std::string_view cut_to(std::string_view text, std::size_t bytes) noexcept {
+    if (text.size() <= bytes) return text;
+    while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
+    return text.substr(0, bytes);
+}
+
 std::string made_printable(std::string_view text, std::size_t bytes_max) {
     std::string clean;
     while (!text.empty()) {

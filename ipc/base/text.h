@@ -22,6 +22,9 @@ struct Character {
 /// Valid UTF-8 without control characters and direction overrides. For names from a peer.
 [[nodiscard]] bool is_printable(std::string_view text) noexcept;
 
+/// Cuts to at most `bytes`, never inside a UTF-8 character.
+[[nodiscard]] std::string_view cut_to(std::string_view text, std::size_t bytes) noexcept;
+
 /// Makes a peer's free text safe to show: invalid UTF-8, control characters except newline and tab,
 /// and direction overrides become '?'; text beyond `bytes_max` is cut between characters.
 [[nodiscard]] std::string made_printable(std::string_view text, std::size_t bytes_max);

@@ -12,18 +12,30 @@
 #include <fstream>
 #include <iterator>
 #include <set>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "ipc/base/own_cgroup.h"
 #include "supervisor/base/proc_files.h"
+#include "supervisor/base/text.h"
 
 namespace bulkhead::supervisor {
 namespace {
 
+std::vector<std::filesystem::path> folders_in(const std::filesystem::path& path) {
+    std::vector<std::filesystem::path> folders;
+    std::error_code ec;
+    for (auto entry = std::filesystem::directory_iterator{path, ec};
+         !ec && entry != std::filesystem::directory_iterator{}; entry.increment(ec))
+        if (std::error_code ignored; entry->is_directory(ignored)) folders.push_back(entry->path());
+    return folders;
+}
+
 constexpr std::string_view keeper_folder_prefix = "bulkhead-";  ///< the keeper's pid follows
 constexpr auto socket_attribute = "user.bulkhead.socket";
+constexpr std::uint64_t unbounded_min = std::uint64_t{1} << 62U;  ///< version 1's sign for no bound
 
 std::string attribute_of(const std::filesystem::path& folder) {
     std::array<char, 4096> value{};
@@ -46,6 +58,25 @@ bool is_of_socket(const std::filesystem::path& folder, std::string_view socket) 
     return !socket.empty() && attribute_of(folder) == socket;
 }
 
+/// Writes a file of cgroupfs. False, with errno: the kernel refused.
+bool write_file(const std::filesystem::path& path, std::string_view text) {
+    const UniqueFd fd{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
+    return fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+Result<> write_number(const std::filesystem::path& path, std::uint64_t number) {
+    const std::string text = fmt::format("{}", number);
+    if (write_file(path, text)) return {};
+    return system_error(fmt::format("writing {} to {}", text, path.string()), errno);
+}
+
+/// Returns this process' folder; see `own_cgroup`.
+std::optional<std::filesystem::path> own_cgroup_folder(std::string_view controller = {}) {
+    const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
+    const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
+    return mountinfo && cgroup ? own_cgroup(*mountinfo, *cgroup, controller) : std::nullopt;
+}
+
 /// Returns the own cgroup, if folders can be created in it.
 std::optional<std::filesystem::path> own_writable_cgroup() {
     auto own = own_cgroup_folder();
@@ -53,19 +84,7 @@ std::optional<std::filesystem::path> own_writable_cgroup() {
     return own;
 }
 
-}  // namespace
-
-bool write_file(const std::filesystem::path& path, std::string_view text) {
-    const UniqueFd fd{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
-    return fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
-}
-
-std::optional<std::filesystem::path> own_cgroup_folder(std::string_view controller) {
-    const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
-    const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
-    return mountinfo && cgroup ? own_cgroup(*mountinfo, *cgroup, controller) : std::nullopt;
-}
-
+/// The folder for one keeper's workers; contains one folder per worker.
 std::filesystem::path keeper_folder(const std::filesystem::path& parent, pid_t keeper) {
     return parent / fmt::format("{}{}", keeper_folder_prefix, keeper);
 }
@@ -74,30 +93,26 @@ std::string worker_folder_name(const WorkerName& worker) {
     return fmt::format("{}.{}.{}", worker.model, worker.replica, worker.generation);
 }
 
-std::vector<std::filesystem::path> folders_in(const std::filesystem::path& path) {
-    std::vector<std::filesystem::path> folders;
-    std::error_code ec;
-    for (auto entry = std::filesystem::directory_iterator{path, ec};
-         !ec && entry != std::filesystem::directory_iterator{}; entry.increment(ec))
-        if (std::error_code ignored; entry->is_directory(ignored)) folders.push_back(entry->path());
-    return folders;
-}
-
+/// Folders of keepers that are gone. A keeper may be invisible only from this pid namespace: its
+/// processes need not be left over.
 std::vector<std::filesystem::path> folders_of_gone_keepers(const std::filesystem::path& parent, pid_t keeper) {
     auto folders = folders_in(parent);
     std::erase_if(folders, [&](const std::filesystem::path& folder) {
         const std::string name = folder.filename().string();
-        const int pid = name.starts_with(keeper_folder_prefix) ? std::atoi(name.c_str() + keeper_folder_prefix.size()) : 0;
+        const int pid =
+            name.starts_with(keeper_folder_prefix) ? std::atoi(name.c_str() + keeper_folder_prefix.size()) : 0;
         return pid <= 0 || pid == keeper || process_exists(pid);
     });
     return folders;
 }
 
+/// Removes a folder and its subfolders; the kernel refuses while a process is in one.
 void remove_empty(const std::filesystem::path& folder) {
     for (const auto& worker : folders_in(folder)) ::rmdir(worker.c_str());
     ::rmdir(folder.c_str());
 }
 
+/// Returns `oom_kill` of a memory.events, or of version 1's memory.oom_control; empty if there is none.
 std::optional<std::uint64_t> oom_kills_in(const std::filesystem::path& file) {
     std::ifstream events{file};
     std::string name;
@@ -106,6 +121,8 @@ std::optional<std::uint64_t> oom_kills_in(const std::filesystem::path& file) {
         if (name == "oom_kill") return count;
     return std::nullopt;
 }
+
+}  // namespace
 
 std::unique_ptr<Cgroups> Cgroups::make(const Owner& owner, const std::vector<WorkerName>& keep) {
     const auto parent = own_writable_cgroup();
@@ -174,9 +191,7 @@ void Cgroups::count_memory() const {
         write_file(path_ / "cgroup.subtree_control", "+memory");
 }
 
-std::filesystem::path Cgroups::folder(const WorkerName& worker) const {
-    return path_ / worker_folder_name(worker);
-}
+std::filesystem::path Cgroups::folder(const WorkerName& worker) const { return path_ / worker_folder_name(worker); }
 
 Result<UniqueFd> Cgroups::add(const WorkerName& worker) {
     const auto path = folder(worker);
@@ -217,6 +232,54 @@ bool Cgroups::remove(const WorkerName& worker) {
 }
 
 void Cgroups::remove_unwanted() {
+    std::erase_if(unwanted_, [](const auto& path) { return ::rmdir(path.c_str()) == 0 || errno == ENOENT; });
+}
+
+std::unique_ptr<MemoryLimits> MemoryLimits::make(const Cgroups* cgroups, pid_t keeper) {
+    if (cgroups != nullptr && ::access((cgroups->path() / "memory.max").c_str(), W_OK) == 0)
+        return std::unique_ptr<MemoryLimits>{new MemoryLimits{cgroups, {}}};
+    const auto own = own_cgroup_folder("memory");
+    if (!own || ::access(own->c_str(), W_OK | X_OK) != 0) return nullptr;
+    const auto path = keeper_folder(*own, keeper);
+    for (const auto& former : folders_of_gone_keepers(*own, keeper)) remove_empty(former);
+    remove_empty(path);  // leftovers of this keeper's former supervisors
+    if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return nullptr;
+    if (::access((path / "cgroup.procs").c_str(), W_OK) != 0) return nullptr;
+    return std::unique_ptr<MemoryLimits>{new MemoryLimits{cgroups, path}};
+}
+
+MemoryLimits::~MemoryLimits() {
+    for (const auto& folder : unwanted_) ::rmdir(folder.c_str());
+    if (!path_.empty()) ::rmdir(path_.c_str());
+}
+
+std::filesystem::path MemoryLimits::folder(const WorkerName& worker) const {
+    if (path_.empty()) return cgroups_->folder(worker);
+    return path_ / worker_folder_name(worker);
+}
+
+Result<> MemoryLimits::set(const WorkerName& worker, pid_t pid, std::uint64_t bytes) {
+    const auto path = folder(worker);
+    if (path_.empty()) return write_number(path / "memory.max", bytes);
+    if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return system_error("making " + path.string(), errno);
+    if (auto limited = write_number(path / "memory.limit_in_bytes", bytes); !limited) return limited;
+    return write_number(path / "cgroup.procs", static_cast<std::uint64_t>(pid));
+}
+
+std::optional<std::uint64_t> MemoryLimits::bound(const WorkerName& worker) const {
+    std::ifstream file{folder(worker) / (path_.empty() ? "memory.max" : "memory.limit_in_bytes")};
+    std::uint64_t bytes = 0;
+    if (!(file >> bytes) || bytes > unbounded_min) return std::nullopt;  // "max" is not a number
+    return bytes;
+}
+
+std::optional<std::uint64_t> MemoryLimits::oom_kills(const WorkerName& worker) const {
+    return oom_kills_in(folder(worker) / (path_.empty() ? "memory.events" : "memory.oom_control"));
+}
+
+void MemoryLimits::remove(const WorkerName& worker) {
+    if (path_.empty()) return;  // the folder is removed with the worker's cgroup
+    unwanted_.insert(folder(worker));
     std::erase_if(unwanted_, [](const auto& path) { return ::rmdir(path.c_str()) == 0 || errno == ENOENT; });
 }
 

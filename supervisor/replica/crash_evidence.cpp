@@ -10,7 +10,6 @@
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
-#include "supervisor/crash/python_traceback.h"
 
 namespace bulkhead::supervisor {
 

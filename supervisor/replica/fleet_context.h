@@ -16,7 +16,6 @@
 #include "supervisor/keeper_link/keeper.h"
 #include "supervisor/log/log_writer.h"
 #include "supervisor/reclaim/cgroup.h"
-#include "supervisor/reclaim/memory_limits.h"
 #include "supervisor/replica/memory_gate.h"
 #include "supervisor/replica/worker_environment.h"
 #include "supervisor/worker_link/alive_watch.h"

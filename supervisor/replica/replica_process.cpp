@@ -10,7 +10,7 @@
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
-#include "supervisor/crash/python_traceback.h"
+#include "supervisor/crash/crash_report.h"
 #include "supervisor/replica/replica.h"
 
 namespace bulkhead::supervisor {

@@ -13,6 +13,7 @@
 #include <fmt/ranges.h>
 
 #include "config/fleet_json.h"
+#include "ipc/base/text.h"
 #include "ipc/links/keeper_link.h"
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
@@ -47,16 +48,9 @@ Millis readiness_of(Millis ready) {
 /// Returns the size of `text` as a JSON string, without quotes.
 std::size_t json_bytes(std::string_view text) { return json::serialize(json::string{text}).size() - 2; }
 
-/// Cuts to at most `bytes`, never inside a UTF-8 character.
-std::string_view cut(std::string_view text, std::size_t bytes) {
-    if (text.size() <= bytes) return text;
-    while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
-    return text.substr(0, bytes);
-}
-
 /// Returns a beginning of at most `bytes` as a JSON string. Halves it until it fits: one byte may become six.
 std::string_view cut_for_json(std::string_view text, std::size_t bytes) {
-    for (text = cut(text, bytes); json_bytes(text) > bytes;) text = cut(text, text.size() / 2);
+    for (text = cut_to(text, bytes); json_bytes(text) > bytes;) text = cut_to(text, text.size() / 2);
     return text;
 }
 
@@ -75,10 +69,10 @@ json::object to_json(const LastCrash& crash, std::size_t cause_bytes) {
                         {"pid", crash.pid},
                         {crash.by_signal ? "sig" : "code", crash.number},
                         {"ms", crash.unix_ms},
-                        {"cause", cut(crash.cause, cause_bytes)}};
+                        {"cause", cut_to(crash.cause, cause_bytes)}};
     if (!crash.report.empty() && crash.report.size() <= crash_report_name_bytes_max) object["file"] = crash.report;
     if (crash.report_due && object.contains("file")) object["due"] = true;
-    if (const auto lost = cut(crash.lost, std::min(cause_bytes, crash_lost_bytes_max)); !lost.empty())
+    if (const auto lost = cut_to(crash.lost, std::min(cause_bytes, crash_lost_bytes_max)); !lost.empty())
         object["lost"] = lost;
     return object;
 }
@@ -176,7 +170,7 @@ std::string ReplicaRecord::to_text() const {
     if (!fits()) all.erase("on_gpu");
     if (last_crash) {
         constexpr std::size_t reason_bytes_min = 64;
-        all["reason"] = cut(reason, reason_bytes_min);
+        all["reason"] = cut_to(reason, reason_bytes_min);
         std::size_t bytes = crash_cause_bytes_max;
         for (all["crash"] = to_json(*last_crash, bytes); !fits() && bytes > 0;)
             all["crash"] = to_json(*last_crash, bytes /= 2);
@@ -184,7 +178,7 @@ std::string ReplicaRecord::to_text() const {
         all.erase("reason");
     }
     // The size in JSON is not known in advance: drop a quarter of the reason until the record fits.
-    for (std::string_view kept = reason; !kept.empty(); kept = cut(kept, kept.size() * 3 / 4)) {
+    for (std::string_view kept = reason; !kept.empty(); kept = cut_to(kept, kept.size() * 3 / 4)) {
         all["reason"] = kept;
         if (std::string text = json::serialize(all); text.size() <= keeper_link::ledger_bytes_max) return text;
     }

@@ -143,8 +143,11 @@ public:
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
 
-    void tell() {
-        if (const auto died = std::exchange(died_, nullptr)) died();
+    static void tell_later(boost::asio::io_context& io, std::weak_ptr<Watch> watch) {
+        boost::asio::post(io, [watch = std::move(watch)] {
+            const auto one = watch.lock();
+            if (const auto died = one ? std::exchange(one->died_, nullptr) : nullptr) died();
+        });
     }
     void set_thread(WatchThread* thread) { thread_ = thread; }
 
@@ -178,10 +181,7 @@ void WatchThread::work() {
             if (woken > 0) ++entries[static_cast<std::size_t>(woken) - 1].empty_wakes;  // others only follow at the end
             for (std::size_t i = 0; i < entries.size();) {
                 const std::uint32_t value = entries[i].page->word();
-                if ((value & FUTEX_OWNER_DIED) != 0)
-                    boost::asio::post(io, [watch = entries[i].watch] {
-                        if (const auto one = watch.lock()) one->tell();
-                    });
+                if ((value & FUTEX_OWNER_DIED) != 0) AliveWatch::Watch::tell_later(io, entries[i].watch);
                 if (value == entries[i].alive_value && entries[i].empty_wakes <= empty_wakes_max &&
                     !entries[i].watch.expired()) {
                     waiters[count++] = waiter(entries[i].page->word_address(), value, 0);
@@ -226,9 +226,7 @@ std::shared_ptr<AliveWatch::Watch> AliveWatch::watch(std::shared_ptr<const Worke
     auto watch = std::make_shared<Watch>(state_, std::move(died));
     const std::uint32_t value = page->word();
     if ((value & FUTEX_OWNER_DIED) != 0) {
-        boost::asio::post(state_->io, [weak = std::weak_ptr{watch}] {
-            if (const auto one = weak.lock()) one->tell();
-        });
+        Watch::tell_later(state_->io, watch);
         return watch;
     }
     WatchThread* thread = is_supported() ? state_->thread_with_room() : nullptr;

@@ -1,4 +1,4 @@
-#include "supervisor/crash/python_traceback.h"
+#include "supervisor/crash/crash_report.h"
 
 #include <csignal>
 

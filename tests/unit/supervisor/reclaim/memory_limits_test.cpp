@@ -1,4 +1,4 @@
-#include "supervisor/reclaim/memory_limits.h"
+#include "supervisor/reclaim/cgroup.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -318,13 +318,8 @@ void Admission::act(const action::Serve& serve) {
     const auto waiter = waiters_.extract(serve.ticket);
     if (waiter.empty()) return;
     tell_it_left(serve.ticket, waiter.mapped(), "served");
-    const auto restart = std::ranges::find(restarts_, serve.ticket, [](const auto& one) { return one.second; });
-    if (restart != restarts_.end()) {
-        const memory::ReplicaId who = restart->first;
-        restarts_.erase(restart);
-        if (Replica* surplus = find_(who.model, who.replica); surplus != nullptr && who != serve.who)
-            surplus->not_needed(fmt::format("its restart was not needed: {} serves", serve.who.text()));
-    }
+    if (Replica* surplus = take_restart(serve.ticket); surplus != nullptr && id_of(*surplus) != serve.who)
+        surplus->not_needed(fmt::format("its restart was not needed: {} serves", serve.who.text()));
     Replica* replica = find_(serve.who.model, serve.who.replica);
     if (replica == nullptr) return waiter.mapped().served(Error{ErrorCode::internal, "serving: no such replica", {}});
     waiter.mapped().served(replica);
@@ -335,14 +330,16 @@ void Admission::act(const action::Refuse& refuse) {
     const auto waiter = waiters_.extract(refuse.ticket);
     if (waiter.empty()) return;
     tell_it_left(refuse.ticket, waiter.mapped(), "refused");
-    const OnServed served = std::move(waiter.mapped().served);
-    const auto restart = std::ranges::find(restarts_, refuse.ticket, [](const auto& one) { return one.second; });
-    if (restart != restarts_.end()) {
-        const memory::ReplicaId who = restart->first;
-        restarts_.erase(restart);
-        if (Replica* replica = find_(who.model, who.replica)) replica->no_room(refuse.error);
-    }
-    served(refuse.error);
+    if (Replica* replica = take_restart(refuse.ticket)) replica->no_room(refuse.error);
+    waiter.mapped().served(refuse.error);
+}
+
+Replica* Admission::take_restart(Ticket ticket) {
+    const auto found = std::ranges::find(restarts_, ticket, &decltype(restarts_)::value_type::second);
+    if (found == restarts_.end()) return nullptr;
+    const memory::ReplicaId who = found->first;
+    restarts_.erase(found);
+    return find_(who.model, who.replica);
 }
 
 void Admission::act(const action::Queued& queued) {

@@ -119,6 +119,8 @@ private:
     [[nodiscard]] bool serves(const std::string& model) const;
     /// Publishes that the waiter has left the queue, if its place was published.
     void tell_it_left(Ticket ticket, const Waiter& waiter, std::string_view how);
+    /// Ends the wait of a restart; null if this ticket is not one's.
+    Replica* take_restart(Ticket ticket);
     void tell(memory::Event event);
     void work();
     void act(const memory::action::Grant& grant);

@@ -11,15 +11,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <set>
-#include <string>
-#include <vector>
 
 #include <fmt/format.h>
 
 #include "ipc/base/own_cgroup.h"
 #include "supervisor/base/proc_files.h"
-#include "supervisor/base/text.h"
 
 namespace bulkhead::supervisor {
 namespace {

@@ -13,5 +13,7 @@ PATCHES = [
     Patch(MODEL, 1859, 1861, 'model_kwargs["audio_out_ids_start"] = torch.zeros(1, dtype=torch.long, device=input_ids.device)'),
     Patch(MERGE, 279, 283, "audio_out_embed.shape[0] - audio_out_ids_start[-1:],"),
     Patch(MERGE, 287, 287, "token_placeholder_num.masked_scatter_(audio_out_token_mask, audio_out_codes_length.long())"),
+    Patch(MERGE, 381, 381, "final_input_ids[batch_indices, col_indices] = torch.full((), audio_out_token_idx, device=target_device)"),
+    Patch(MERGE, 384, 384, "final_audio_out_mask[batch_indices, col_indices] = torch.full((), True, device=target_device)"),
     Patch(MERGE, 290, 290, "max_token_num = int(_ceil_to_nearest(token_placeholder_num.sum(-1).max(), round_to))"),
 ]

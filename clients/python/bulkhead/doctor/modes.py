@@ -25,6 +25,7 @@ _READING_KERNELS = frozenset((
     "linalg_eig", "_linalg_eigvals",  # computed on the host, or asked for convergence: BatchLinearAlgebra.cpp
     "linalg_matrix_exp",  # the norm decides the degree on the host: LinearAlgebra.cpp, mexp_impl
 ))  # fmt: skip
+_INDEX_PUTS = ("index_put", "index_put_", "_index_put_impl_")
 _STAND_IN_ROWS = 2  #: of a result whose number of rows is unknown
 _TEXTS = frozenset(("__repr__", "__format__", "__str__"))
 
@@ -203,13 +204,15 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _meet(self, name: str, args: Any, kwargs: Any) -> Any:
         """Reports CPU tensors, then treats them as GPU tensors, so that the run can go on."""
-        literal = name in ("fill_", "fill", "index_put_", "index_put", "masked_fill", "masked_fill_", "_index_put_impl_")
+        literal = name in ("fill_", "fill", "masked_fill", "masked_fill_", *_INDEX_PUTS)
 
         def on_gpu(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
                 return leaf
             origin = getattr(leaf, "_doctor_origin", None)
             if leaf.dim() == 0 and origin is not None and origin.kind == INTERNAL and literal:
+                if name in _INDEX_PUTS and not _fills_mask(args):
+                    self._watch.written()
                 return leaf
             self._watch.met(leaf, name)
             if leaf.dim() == 0:
@@ -252,9 +255,9 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             rows, shape = self._count(first), (first.dim(),)
         elif name == "masked_select":
             rows = self._count(args[1])
-        elif name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+        elif name == "index" or name in _INDEX_PUTS:
             masks = [one for one in args[1] if isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8)]
-            if not masks or (name != "index" and args[2].numel() == 1 and args[2].device.type == "cpu"):
+            if not masks or (name != "index" and _fills_mask(args)):
                 return None
             if any(mask.device.type == "cuda" for mask in masks):
                 self._watch.dynamic(name.strip("_").removesuffix("_impl"))
@@ -363,6 +366,13 @@ def _kernel_reads(name: str, function: Any, args: Any, kwargs: Any) -> bool:
     if name == "histc":  # bounds that are equal are those of the values: SummaryOps.cu
         return bool(given.get("min", 0) == given.get("max", 0))
     return name in _READING_KERNELS or given.get("check_errors") is True  # of `torch.linalg.inv_ex` and its like
+
+
+def _fills_mask(args: Any) -> bool:
+    """Whether `index_put` becomes `masked_fill`, which takes the number as it is: canDispatchToMaskedFill, TensorAdvancedIndexing.cpp."""
+    indices = [one for one in args[1] if isinstance(one, torch.Tensor)]
+    value = args[2]
+    return value.numel() == 1 and value.device.type == "cpu" and len(indices) == 1 and indices[0].dtype in (torch.bool, torch.uint8)
 
 
 def is_pinned(tensor: Any) -> bool:

@@ -237,6 +237,16 @@ class Watch:
             remedy = "make the index once, before the step, on the device: torch.tensor([0, 2], device=x.device); neighbours are a slice, which copies nothing"
         self.found.add(findings.HOST_COPY, severity, place, reason, remedy, use.kind)
 
+    def written(self) -> None:
+        """Reports a number that is written through a tensor of indices."""
+        place = self._here()
+        if place is not None:
+            use = use_of(place)
+            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place, f"`{use.text}` writes a number through a tensor of indices: the number "
+                           "becomes a tensor in host memory, which is copied to the GPU in the step (pageable memory)",
+                           "x.index_fill_(dim, index, value) takes the number as it is; or write a tensor of the device: torch.full((), value, device=x.device)",
+                           use.kind)  # fmt: skip
+
     def met(self, tensor: Any, function: str) -> None:
         """Reports a CPU tensor among GPU tensors as arguments."""
         place = self._here()

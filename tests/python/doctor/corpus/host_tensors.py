@@ -129,6 +129,11 @@ def pinned_part_not_waited(x, host):
     return x + host[1:].to(x.device, non_blocking=True)  # finds: host_copy
 
 
+def written_through_indices(x, banned):
+    x[:, banned] = float("-inf")  # finds: host_copy
+    return x
+
+
 CASES = {
     "counted_without_device": lambda device: (torch.randn(2, 4, device=device),),
     "scaled_by_host_scalar": lambda device: (torch.randn(2, 4, device=device),),
@@ -152,4 +157,5 @@ CASES = {
     "chosen_or_zero": lambda device: (torch.randn(4, device=device), torch.ones(4, dtype=torch.bool, device=device)),
     "pinned_and_waited": lambda device: (torch.randn(4, device=device), torch.ones(4).pin_memory()),
     "pinned_part_not_waited": lambda device: (torch.randn(4, device=device), torch.ones(5).pin_memory()),
+    "written_through_indices": lambda device: (torch.randn(2, 8, device=device), torch.tensor([0, 3], device=device)),
 }

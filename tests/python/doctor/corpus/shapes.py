@@ -61,6 +61,11 @@ def sparse(x):
     return x.to_sparse()  # finds: dynamic_shape
 
 
+def cleared_by_mask_and_indices(x, rows, columns):
+    x[rows, columns] = 0.0  # finds: dynamic_shape host_copy
+    return x
+
+
 CASES = {
     "marked_positions": lambda device: (torch.ones(4, dtype=torch.bool, device=device),),
     "kept_rows": lambda device: (torch.randn(4, 3, device=device), torch.ones(4, dtype=torch.bool, device=device)),
@@ -75,4 +80,9 @@ CASES = {
     "added_where_marked": lambda device: (torch.randn(4, 3, device=device), torch.ones(4, dtype=torch.bool, device=device)),
     "column_of_marked": lambda device: (torch.randn(4, 3, device=device), torch.ones(4, dtype=torch.bool, device=device)),
     "sparse": lambda device: (torch.randn(4, 3, device=device),),
+    "cleared_by_mask_and_indices": lambda device: (
+        torch.randn(4, 3, device=device),
+        torch.tensor([True, False, True, False], device=device),
+        torch.tensor([0, 2], device=device),
+    ),
 }

@@ -9,7 +9,7 @@ import linecache
 import os
 import re
 import sys
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 from unittest import mock
 
 import torch
@@ -48,6 +48,7 @@ VARIABLES = {
 _BETWEEN = (torch.utils._config_module.__file__, __file__)
 _REMEDY = "remove it while you look for what breaks capture, and mend that"
 _CACHE = re.compile(r"cache|past|kv", re.IGNORECASE)
+_IS_CACHE = re.compile(r"\w*cache|past|\w*past_(kv|key_value)s?")  #: the name of one
 _CACHE_NAMES = frozenset("reset key_cache value_cache _key_cache _value_cache get_seq_length get_max_length get_max_cache_shape crop layers seen_tokens".split())
 _PRIVATE = frozenset(("_key_cache", "_value_cache", "_seen_tokens"))
 _WORDS = re.compile(rf"\b({'|'.join(HIDING)})\s*=|{'|'.join((*VARIABLES, *_PRIVATE))}|__new__|attr\([^\n]*(cache|past|kv)", re.IGNORECASE)
@@ -57,9 +58,10 @@ def scan(found: Findings, executed: Executed) -> None:
     for file, lines in list(executed.items()):
         if not _WORDS.search("".join(linecache.getlines(file))):  # an engine's load executes hundreds of files
             continue
+        called = {(function, node.func.attr) for node, function in executed.nodes(file) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}
         for node, function in executed.nodes(file):
             if isinstance(node, (ast.stmt, ast.expr)) and (node.lineno in lines or not function):
-                for code, severity, reason, remedy in _told(node):
+                for code, severity, reason, remedy in _told(node, lambda name: (function, name) in called):
                     end = node.end_col_offset or 0
                     place = Place(file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function)
                     found.add(code, severity, place, reason, remedy)
@@ -130,14 +132,15 @@ def environment(found: Findings) -> None:
 _Told = tuple[str, str, str, str]
 
 
-def _told(node: ast.AST) -> Iterator[_Told]:
+def _told(node: ast.AST, is_called: Callable[[str], bool]) -> Iterator[_Told]:
+    """``is_called``: whether the function that has the node calls a method of this name."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _setting(target, node.value)
     elif isinstance(node, ast.Attribute):
         yield from _private(node)
     elif isinstance(node, ast.Call):
-        yield from _call(node)
+        yield from _call(node, is_called)
 
 
 def _setting(target: ast.expr, value: ast.expr) -> Iterator[_Told]:
@@ -155,7 +158,7 @@ def _variable(name: str, value: ast.expr) -> Iterator[_Told]:
         yield findings.HIDDEN_SETTING, findings.SLOW, f"the environment variable {name} is set: {VARIABLES[name]}", _REMEDY
 
 
-def _call(node: ast.Call) -> Iterator[_Told]:
+def _call(node: ast.Call, is_called: Callable[[str], bool]) -> Iterator[_Told]:
     called = ast.unparse(node.func)
     arguments = [ast.unparse(argument) for argument in node.args]
     if called.endswith(("config.patch", "config.update", "_dynamo.config.patch")):
@@ -165,12 +168,21 @@ def _call(node: ast.Call) -> Iterator[_Told]:
     if called.endswith(("environ.setdefault", "os.putenv")) and len(node.args) == 2 and isinstance(node.args[0], ast.Constant):
         yield from _variable(str(node.args[0].value), node.args[1])
     if called in ("hasattr", "getattr") and len(node.args) >= 2 and isinstance(node.args[1], ast.Constant):
-        if node.args[1].value in _CACHE_NAMES and _CACHE.search(arguments[0]):
+        name = str(node.args[1].value)
+        is_method = called == "hasattr" and is_called(name) and _IS_CACHE.fullmatch(_last_name(node.args[0])) is not None
+        if is_method or name in _CACHE_NAMES and _CACHE.search(arguments[0]):
             yield (findings.DUCK_TYPED_CACHE, findings.STALE, f"`{called}` asks a cache for {node.args[1].value!r}: a cache of another class, or of another "
                    "release, is passed over silently and keeps old keys", "ask for the class: isinstance(cache, StaticCache), and call its method")  # fmt: skip
     if called.endswith("__new__") and arguments and (_CACHE.search(arguments[0]) or _CACHE.search(called)):
         yield (findings.DUCK_TYPED_CACHE, findings.STALE, f"`{called}` makes a cache without its __init__: attributes that its methods need are missing",
                "call the constructor; for graphs use a StaticCache, whose tensors keep their addresses")  # fmt: skip
+
+
+def _last_name(node: ast.expr) -> str:
+    """`cache` of `self.cache[0]`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _private(node: ast.Attribute) -> Iterator[_Told]:

@@ -103,6 +103,13 @@ class Reports(unittest.TestCase):
         self.assertEqual([(one["line"], one["code"]) for one in found],
                          [(grows, "python_state"), (grows + 1, "baked_constant"), (asked, "host_read"), (asked + 2, "host_read")])  # fmt: skip
 
+    def test_state_of_a_module_that_the_step_calls_is_looked_at(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "counting_helper.py").write_text("COUNT = 0\n\n\ndef note(x):\n    global COUNT\n    COUNT += 1\n    return x * 2\n")
+            (Path(folder) / "step.py").write_text("import counting_helper\n\n\ndef step(x, lengths):\n    return counting_helper.note(x)\n")
+            (found,) = json.loads(doctor(f"{folder}/step.py:step", "--inputs", "steps.py:inputs", "--json").stdout)["findings"]
+        self.assertEqual((Path(found["file"]).name, found["line"], found["code"]), ("counting_helper.py", 6, "python_state"))
+
     def test_a_remedy_is_the_condition_without_its_read(self) -> None:
         ended = doctor("steps.py:Attention", "--inputs", "steps.py:attention_inputs", "--json")
         *_, first, second = json.loads(ended.stdout)["findings"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .coverage import traced
 from .source import here
 
 _TIMED_RUNS = 10
@@ -107,12 +107,8 @@ def _traced(lines: Collection[Line], begun: Callable[[Line], Callable[[], None]]
 
         return stepped
 
-    before = sys.gettrace()
-    sys.settrace(called)
-    try:
+    with traced(called):
         yield
-    finally:
-        sys.settrace(before)
 
 
 def profiled(step: Step, lines: Collection[Line], cuda: Any) -> tuple[list[Span], list[tuple[Line, Span]]]:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import sys
 from collections import defaultdict
 from types import FrameType
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from .source import is_users, tree
+
+
+@contextlib.contextmanager
+def traced(called: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
+    """Calls ``called`` for each function that is called meanwhile, as `sys.settrace` does."""
+    before = sys.gettrace()
+    sys.settrace(called)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 class Executed(defaultdict[str, set[int]]):

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import findings
 from .calls import called
+from .draws import Draws
 from .findings import Findings
 from .source import is_users, use_of
 from .watch import Kernel, Watch
@@ -43,7 +44,7 @@ def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
                   _POSITION if one.name in ("slice", "select") else _VALUE, use.kind)
 
 
-def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, earlier: Sequence[Kernel], last: Sequence[Kernel]) -> None:
+def vary(found: Findings, watch: Watch, draws: Draws, step: Any, args: Any, kwargs: Any, earlier: Sequence[Kernel], last: Sequence[Kernel]) -> None:
     """Makes one more call for each number among the arguments, with that number changed. A number that changes shapes, or the count
     of operators, only selects a graph. Shapes and numbers that differ between the first two calls (a growing cache) are ignored."""
     if [one.where for one in earlier] != [one.where for one in last]:
@@ -54,11 +55,11 @@ def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, earli
     for number, changed in given[:_NUMBERS_MAX]:
         for other in _others(number):
             with changed(other) as (new_args, new_kwargs):
-                trace = _trace(watch, step, new_args, new_kwargs)
-            if trace is None:
+                changed_run = trace(watch, draws, step, new_args, new_kwargs)
+            if changed_run is None:
                 continue
-            runs = list(zip(earlier, last, trace))
-            if len(trace) == len(last) and all(two.where == new.where and new.shapes == two.shapes for one, two, new in runs if one.shapes == two.shapes):
+            runs = list(zip(earlier, last, changed_run))
+            if len(changed_run) == len(last) and all(two.where == new.where and new.shapes == two.shapes for one, two, new in runs if one.shapes == two.shapes):
                 for one, two, new in runs:
                     if one.scalars == two.scalars and not (_is_whole(number) and two.name in _COMPARISONS):
                         _tell(found, two, new, "comes from an argument")
@@ -122,8 +123,9 @@ def _others(number: Any) -> Iterator[Any]:
         yield number * type(number)(_NUDGE) if number else type(number)(0.0625)
 
 
-def _trace(watch: Watch, step: Any, args: Any, kwargs: Any) -> list[Kernel] | None:
-    """The operators of a call, whose findings are discarded; None if it raises."""
+def trace(watch: Watch, draws: Draws, step: Any, args: Any, kwargs: Any) -> list[Kernel] | None:
+    """The operators of a call with the latest call's random numbers, whose findings are discarded; None if it raises."""
+    draws.restore()
     kept, watch.found = watch.found, Findings()
     watch.begin_call()
     watch.step = watch.recording = True

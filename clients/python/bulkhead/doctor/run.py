@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import os
 import pickle
 import re
 import signal
+import sys
 import threading
 import traceback
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Collection, Iterator, Mapping
 
 import torch
 from torch._dynamo import config as dynamo
@@ -23,6 +25,7 @@ from ..errors import Error
 from . import calls, capture, compiled, exported, fake_cuda, findings, numbers, settings, state
 from .calls import Step
 from .coverage import Executed
+from .draws import Draws
 from .findings import Findings, Report
 from .modes import Functions, Operators
 from .source import code_of, is_users, one_line, place_of, place_of_target, short
@@ -185,11 +188,13 @@ class _Run:
         traces: list[Any] = []
         self._watch.target = place_of_target(step, self._report.target)
         known, of_first = {one.key for one in self._found.sorted()}, set[Any]()
+        draws = Draws(roots(step, args, kwargs))
         for number in range(1, _CALLS + 1):
             if number <= 2:
                 self._found.seen.clear()
+            draws.begin_call()
             result = self._call(step, args, kwargs, number > 1)
-            after = state.snapshot(roots(step, args, kwargs))
+            after = state.snapshot(roots(step, args, kwargs) | of_modules(self._executed))
             traces.append(self._watch.trace)
             if number == 1:
                 of_first = self._found.seen - known
@@ -198,8 +203,12 @@ class _Run:
                 state.tell(self._found, state.changes(before, after, self._watch.used), self._again, self._watch.target)
             before = after
         self._drop_warm_up(of_first - self._found.seen)
+        if draws.has_drawn:
+            with draws.told(self._found):
+                again = numbers.trace(self._watch, draws, step, args, kwargs)
+            traces.append(traces[-1] if again is None else again)
         numbers.tell_differences(self._found, traces[-2], traces[-1], "differs from call to call")
-        numbers.vary(self._found, self._watch, step, args, kwargs, *traces[-2:])
+        numbers.vary(self._found, self._watch, draws, step, args, kwargs, *traces[-2:])
 
     def _drop_warm_up(self, keys: set[Any]) -> None:
         """Drops findings of the first call alone in functions that ask whether they are captured."""
@@ -264,20 +273,37 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
 
 def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The objects that may keep state between calls."""
-    found: dict[str, Any] = {f"argument {index}": value for index, value in enumerate(args)} | {f"argument {name}": value for name, value in kwargs.items()}
+    function = code_of(step)
+    names = [] if function is None or isinstance(step, functools.partial) else list(function.__code__.co_varnames[: function.__code__.co_argcount])
+    named = dict(zip(names if inspect.isfunction(step) else names[1:], args))
+    named |= {str(index): value for index, value in enumerate(args) if index >= len(named)}
+    found: dict[str, Any] = {f"argument {name}": value for name, value in (named | kwargs).items()}
     if not inspect.isfunction(step):
         found["self"] = step.__self__ if inspect.ismethod(step) else step
-    function = code_of(step)
     if function is not None and is_users(function.__code__.co_filename):
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             with contextlib.suppress(ValueError):  # an empty cell
                 found[f"variable {name}"] = cell.cell_contents
         parameters = inspect.signature(function).parameters.values()
         found |= {f"default {one.name}": one.default for one in parameters if one.default is not one.empty}
-        for name, value in list(function.__globals__.items()):
-            if not name.startswith("__") and not inspect.ismodule(value) and not inspect.isclass(value) and not inspect.isroutine(value):
-                found[f"global {name}"] = value
+        found |= {f"global {name}": value for name, value in _variables(function.__globals__)}
     return found
+
+
+def of_modules(files: Collection[str]) -> dict[str, Any]:
+    """The variables of the user's own modules whose ``files`` ran; not those of installed packages."""
+    found: dict[str, Any] = {}
+    for module in filter(inspect.ismodule, list(sys.modules.values())):
+        file = os.path.abspath(vars(module).get("__file__") or "")
+        if file in files and "-packages" + os.sep not in file:
+            found |= {f"global {module.__name__} {name}": value for name, value in _variables(vars(module))}
+    return found
+
+
+def _variables(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in list(names.items()):
+        if not name.startswith("__") and not inspect.ismodule(value) and not inspect.isclass(value) and not inspect.isroutine(value):
+            yield name, value
 
 
 @contextlib.contextmanager

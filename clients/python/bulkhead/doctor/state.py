@@ -33,22 +33,32 @@ Path = tuple[str, ...]  #: how it is reached, the names of attributes with a dot
 
 def snapshot(roots: dict[str, Any]) -> dict[Path, Seen]:
     seen: dict[Path, Seen] = {}
-    visited: set[int] = set()
-    waiting: deque[tuple[Path, Any]] = deque(((name,), value) for name, value in roots.items())
-    while waiting and len(seen) < _OBJECTS_MAX:
-        path, value = waiting.popleft()
+    for path, value in reached(roots):
         if isinstance(value, torch.Tensor):
             seen[path] = Seen(tuple(value.shape), value)
         elif isinstance(value, _PLAIN):
             seen[path] = Seen(value)
-        elif id(value) not in visited and len(path) < _DEPTH_MAX:
-            visited.add(id(value))
-            if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-                seen[path] = Seen(len(value))
-            elif type(value).__module__ == "itertools":  # itertools.count says where it is
-                seen[path] = Seen(repr(value))
-            waiting.extend(((*path, name), child) for name, child in _children(value))
+        elif isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+            seen[path] = Seen(len(value))
+        elif type(value).__module__ == "itertools":  # itertools.count says where it is
+            seen[path] = Seen(repr(value))
     return seen
+
+
+def reached(roots: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """All objects that are reached from ``roots``. A tensor and a plain value come once for each path, others once."""
+    visited: set[int] = set()
+    waiting: deque[tuple[Path, Any]] = deque(((name,), value) for name, value in roots.items())
+    count = 0
+    while waiting and count < _OBJECTS_MAX:
+        path, value = waiting.popleft()
+        if not isinstance(value, (torch.Tensor, *_PLAIN)):
+            if id(value) in visited or len(path) >= _DEPTH_MAX:
+                continue
+            visited.add(id(value))
+            waiting.extend(((*path, name), child) for name, child in _children(value))
+        count += 1
+        yield path, value
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
@@ -94,7 +104,7 @@ def _is_plain_object(value: Any) -> bool:
     return (hasattr(value, "__dict__") or hasattr(value, "__slots__")) and type(value).__module__.split(".")[0] not in _OTHERS
 
 
-_OTHERS = ("torch", "builtins", "threading", "logging", "re", "itertools")  #: modules whose objects are not examined further
+_OTHERS = ("torch", "builtins", "threading", "logging", "re", "itertools", "random")  #: modules whose objects are not examined further
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,11 @@ class Change:
     @property
     def is_variable(self) -> bool:
         return not any(part.startswith(".") for part in self.path)
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it lies in an argument, and in no attribute: `name = …` is then another object."""
+        return self.is_variable and self.path[0].startswith(("argument ", "default "))
 
 
 def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -> list[Change]:
@@ -136,35 +151,40 @@ def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -
 def tell(found: Findings, changed: list[Change], executed: Executed, target: Place) -> None:
     """Reports at the lines that write the changed name; if there is none, at the target's definition."""
     for change in changed:
-        for place in list(_places(change, executed)) or [target]:
+        places = list(_places(change, executed)) or (list(_places(change, executed, by_alias=True)) if change.is_argument else [])
+        for place in places or [target]:
             owner = "" if change.is_variable else "self."
             remedy = (f"keep it in a tensor of the device and of a fixed shape, changed in place: {owner}{change.name}.copy_(new), index_copy_ at a position "
                       "that is a tensor; or change it outside the step")  # fmt: skip
             found.add(findings.PYTHON_STATE, change.severity, place, f"`{change.name}` {change.what}; a replay runs no Python", remedy)
 
 
-def _places(change: Change, executed: Executed) -> Iterator[Place]:
+def _places(change: Change, executed: Executed, by_alias: bool = False) -> Iterator[Place]:
+    """``by_alias``: the lines that change an object under any name of a variable."""
     for file, lines in executed.items():
         for node, function in executed.nodes(file):
-            if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call, ast.Delete)) and node.lineno in lines and _writes(node, change):
+            if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call, ast.Delete)) and node.lineno in lines and _writes(node, change, by_alias):
                 end = node.end_col_offset or 0
                 yield Place(file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function)
 
 
-def _writes(node: ast.AST, change: Change) -> bool:
+def _writes(node: ast.AST, change: Change, by_alias: bool) -> bool:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id in ("setattr", "delattr"):
             return len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and node.args[1].value == change.name
-        return node.func.id == "next" and bool(node.args) and _is_it(node.args[0], change)
+        return node.func.id == "next" and bool(node.args) and _is_it(node.args[0], change, by_alias)
     if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES and _is_it(node.func.value, change)
+        return isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES and _is_it(node.func.value, change, by_alias)
     targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]  # type: ignore[attr-defined]
-    return any(_is_it(part, change) for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target]))
+    parts = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    if change.is_argument and not isinstance(node, ast.AugAssign):
+        parts = [part for part in parts if not isinstance(part, ast.Name)]
+    return any(_is_it(part, change, by_alias) for part in parts)
 
 
-def _is_it(node: ast.expr, change: Change) -> bool:
+def _is_it(node: ast.expr, change: Change, by_alias: bool) -> bool:
     while isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Attribute):
         return node.attr == change.name
-    return isinstance(node, ast.Name) and change.is_variable and (node.id == change.name or change.path[0].startswith("argument"))
+    return isinstance(node, ast.Name) and change.is_variable and (by_alias or node.id == change.name)

@@ -1,6 +1,7 @@
 """What a graph can capture. No line has a finding."""
 
 import copy
+import random
 
 import torch
 import torch.nn.functional as F
@@ -301,6 +302,34 @@ def counted_within_bounds(x):
     return torch.histc(x, bins=4, min=0, max=1)
 
 
+def banned_by_index_fill(x, banned):
+    return x.index_fill(1, banned, float("-inf"))
+
+
+def written_by_tensor_through_indices(x, banned, value):
+    x[:, banned] = value
+    return x
+
+
+class DrawnBeforeTheStep(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.kv_proj = nn.Linear(dim, dim)
+        self.scale = random.random()
+
+    def forward(self, x):
+        return self.kv_proj(x) * self.scale if hasattr(self.kv_proj, "bias") else x
+
+
+def extended_copy(x, lengths):
+    lengths = lengths + [x.shape[0]]
+    return x * len(lengths)
+
+
+def masked_by_kind_of_cache(x, past_key_values):
+    return x.tril() if hasattr(past_key_values, "is_sliding") else x
+
+
 CASES = {
     "normalised": lambda device: (torch.randn(2, 8, device=device), torch.ones(8, device=device)),
     "rotated": lambda device: (torch.randn(3, 8, device=device), torch.arange(3, device=device), torch.rand(4, device=device)),
@@ -345,4 +374,9 @@ CASES = {
     "many_asserts": lambda device: (torch.randn(4, device=device),),
     "renormed": lambda device: (torch.arange(4, device=device), torch.randn(16, 8, device=device)),
     "counted_within_bounds": lambda device: (torch.rand(8, device=device),),
+    "banned_by_index_fill": lambda device: (torch.randn(2, 8, device=device), torch.tensor([0, 3], device=device)),
+    "written_by_tensor_through_indices": lambda device: (torch.randn(2, 8, device=device), torch.tensor([0, 3], device=device), torch.zeros((), device=device)),
+    "DrawnBeforeTheStep": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "masked_by_kind_of_cache": lambda device: (torch.randn(4, 4, device=device), []),
+    "extended_copy": lambda device: (torch.randn(2, 8, device=device), []),
 }

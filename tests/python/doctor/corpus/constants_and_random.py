@@ -1,7 +1,10 @@
 """Python numbers that a captured graph keeps, and generators that no graph knows."""
 
+import random
+
 import numpy as np
 import torch
+from torch import nn
 
 
 def tempered(logits, temperature):
@@ -55,6 +58,33 @@ def ninth_number(x, a, b, c, d, e, f, g, h, i):
     return x * i  # finds: baked_constant
 
 
+def jittered(x):
+    shift = random.gauss(0.0, 0.1)  # finds: rng
+    return x + shift
+
+
+def layers_dropped(x):
+    for _ in range(8):
+        if random.random() < 0.5:  # finds: rng
+            continue
+        x = x * 2
+    return x
+
+
+def scaled_by_numpy(x):
+    return x * np.random.uniform(0.5, 1.5)  # finds: rng
+
+
+class DrawsOfItsOwn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.python, self.numpy = random.Random(0), np.random.default_rng(0)
+
+    def forward(self, x):
+        start = self.python.randrange(4)  # finds: rng
+        return x[:, start : start + 4] * float(self.numpy.normal())  # finds: rng
+
+
 CASES = {
     "tempered": lambda device: (torch.randn(2, 8, device=device), 0.7),
     "nucleus": lambda device: (torch.randn(2, 8, device=device), 0.9),
@@ -66,4 +96,8 @@ CASES = {
     "tempered_by_object": lambda device: (torch.randn(2, 8, device=device), Sampling(0.7)),
     "ninth_number": lambda device: (torch.randn(2, 8, device=device), *range(8), 0.5),
     "guided_by_numpy": lambda device: (torch.randn(2, 8, device=device), np.float32(3.0)),
+    "jittered": lambda device: (torch.randn(2, 8, device=device),),
+    "layers_dropped": lambda device: (torch.randn(2, 8, device=device),),
+    "scaled_by_numpy": lambda device: (torch.randn(2, 8, device=device),),
+    "DrawsOfItsOwn": lambda device: ((), (torch.randn(2, 8, device=device),)),
 }

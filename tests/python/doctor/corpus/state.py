@@ -1,6 +1,7 @@
 """Python-side state that changes with each call."""
 
 import itertools
+import time
 
 import torch
 from torch import nn
@@ -178,6 +179,23 @@ class CountsInClass(nn.Module):
         return x * 2
 
 
+def timed(x, timings):
+    y = x * 2
+    timings.append(time.perf_counter())  # finds: python_state
+    z = y + 1
+    return z
+
+
+def note(items, value):
+    items.append(value)  # finds: python_state
+
+
+def noted_in_helper(x, notes):
+    y = x * 2
+    note(notes, y)
+    return y
+
+
 CASES = {
     "remembered_in_module": lambda device: (torch.randn(4, device=device),),
     "mask_of_default": lambda device: (torch.randn(4, device=device),),
@@ -194,4 +212,6 @@ CASES = {
     "CountsByName": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "CountsByIterator": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "CountsInClass": lambda device: ((), (torch.randn(2, 8, device=device),)),
+    "timed": lambda device: (torch.randn(2, 8, device=device), []),
+    "noted_in_helper": lambda device: (torch.randn(2, 8, device=device), []),
 }

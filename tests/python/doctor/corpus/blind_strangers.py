@@ -420,6 +420,10 @@ def longs(values, device):
     return torch.tensor(values, dtype=torch.long, device=device)
 
 
+def drawn(device, *shapes):
+    return tuple(torch.randn(shape, device=device) for shape in shapes)
+
+
 CASES = {
     "RingDecodeLayer": lambda device: ((16, 2, 8, device), (torch.randn(2, 1, 16, device=device),)),
     "nucleus_sample": lambda device: (
@@ -443,8 +447,7 @@ CASES = {
     ),
     "TwoTowers": lambda device: ((8, device), (torch.randn(2, 8, device=device), torch.randn(2, 8, device=device))),
     "greedy_decode_step": lambda device: (
-        torch.randn(2, 8, device=device),
-        torch.randn(8, 24, device=device),
+        *drawn(device, (2, 8), (8, 24)),
         torch.zeros(2, 6, 8, device=device),
         torch.zeros(2, 6, 8, device=device),
         torch.zeros((), dtype=torch.long, device=device),
@@ -454,12 +457,7 @@ CASES = {
         torch.randn(2, 12, device=device),
         SamplingConfig(0.7, longs([0, 3], device), torch.Generator(device=device)),
     ),
-    "ancestral_step": lambda device: (
-        torch.randn(1, 4, 6, 6, device=device),
-        torch.randn(1, 4, 6, 6, device=device),
-        torch.linspace(10.0, 1.0, 6, device=device),
-        2,
-    ),
+    "ancestral_step": lambda device: (*drawn(device, *[(1, 4, 6, 6)] * 2), torch.linspace(10.0, 1.0, 6, device=device), 2),
     "IstftHead": lambda device: ((8, 16, 4, device), (torch.randn(2, 6, 8, device=device),)),
     "StatefulVad": lambda device: ((2, 32, 16, 0.01, device), (torch.randn(2, 32, device=device),)),
     "prepare_multimodal": lambda device: (
@@ -474,10 +472,7 @@ CASES = {
         torch.randn(48, 16, device=device),
     ),
     "positional_attention": lambda device: (
-        torch.randn(1, 2, 5, 8, device=device),
-        torch.randn(1, 2, 5, 8, device=device),
-        torch.randn(1, 2, 5, 8, device=device),
-        torch.randn(32, 8, device=device),
+        *drawn(device, *[(1, 2, 5, 8)] * 3, (32, 8)),
         torch.ones(5, 5, dtype=torch.bool, device=device).tril(),
     ),
     "expand_and_pick": lambda device: (
@@ -487,10 +482,7 @@ CASES = {
     ),
     "GrowingAttention": lambda device: ((16, 2, device), (torch.randn(1, 1, 16, device=device),)),
     "attend_with_cache": lambda device: (
-        torch.randn(1, 1, 8, device=device),
-        torch.randn(8, 8, device=device),
-        torch.randn(8, 8, device=device),
-        torch.randn(8, 8, device=device),
+        *drawn(device, (1, 1, 8), *[(8, 8)] * 3),
         StaticLayerCache(1, 6, 8, device),
         longs([2], device),
     ),

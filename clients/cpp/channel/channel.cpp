@@ -7,21 +7,11 @@
 
 namespace bulkhead {
 
-Input::Input(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
-Input::Input(Input&&) noexcept = default;
-Input& Input::operator=(Input&&) noexcept = default;
-Input::~Input() = default;
-
 std::span<std::byte> Input::bytes() noexcept { return lease_->bytes(); }
 wire::DType Input::dtype() const noexcept { return lease_->dtype; }
 std::span<const std::int64_t> Input::dims() const noexcept { return {lease_->dims.data(), lease_->dims.size()}; }
 
 std::optional<int> Input::gpu() const noexcept { return lease_->slab->gpu(); }
-
-Output::Output(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
-Output::Output(Output&&) noexcept = default;
-Output& Output::operator=(Output&&) noexcept = default;
-Output::~Output() = default;
 
 std::string_view Output::name() const noexcept { return lease_->tensor.name; }
 wire::DType Output::dtype() const noexcept { return lease_->tensor.dtype; }

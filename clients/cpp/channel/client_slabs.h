@@ -35,12 +35,12 @@ public:
     ClientSlab& operator=(const ClientSlab&) = delete;
 
     [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
-    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_.bytes(); }
-    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return memory_.size_bytes(); }
-    [[nodiscard]] int fd() const noexcept { return memory_.fd(); }
-    [[nodiscard]] std::optional<int> gpu() const noexcept { return memory_.gpu(); }
-    /// Null if its bytes are usable.
-    [[nodiscard]] const Error* why_unusable() const noexcept { return memory_.why_unusable(); }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_.bytes; }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return memory_.size_bytes; }
+    [[nodiscard]] int fd() const noexcept { return memory_.fd; }
+    [[nodiscard]] std::optional<int> gpu() const noexcept { return memory_.gpu; }
+    /// Nothing if its bytes are usable.
+    [[nodiscard]] const std::optional<Error>& why_unusable() const noexcept { return memory_.why_unusable; }
 
     void return_at_end() noexcept { returned_at_end_ = true; }
 

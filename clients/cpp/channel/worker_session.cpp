@@ -126,10 +126,10 @@ Result<> WorkerSession::await_loan() {
 }
 
 void WorkerSession::unmap(SlabMemory memory, std::optional<std::uint32_t> returned) {
-    auto then = [session = weak_from_this(), returned, size_bytes = memory.size_bytes()] {
+    auto then = [session = weak_from_this(), returned, size_bytes = memory.size_bytes] {
         if (const auto self = session.lock(); self && returned) self->return_slab(*returned, size_bytes);
     };
-    if (unmapping_ && memory.gpu()) return unmapping_(std::move(memory), std::move(then));
+    if (unmapping_ && memory.gpu) return unmapping_(std::move(memory), std::move(then));
     { const SlabMemory gone{std::move(memory)}; }
     then();
 }

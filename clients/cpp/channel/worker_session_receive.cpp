@@ -144,7 +144,7 @@ Result<> WorkerSession::handle(channel::InferResult&& result, std::vector<Unique
                                                   tensor.name, tensor.lease.slab_id));
         if (const Result<> placed = check_placement(tensor.lease, slab->size_bytes()); !placed)
             return Error{placed.error()}.during(fmt::format("output \"{}\"", tensor.name));
-        if (const Error* unusable = slab->why_unusable()) {
+        if (const auto& unusable = slab->why_unusable()) {
             lost = Error{*unusable}.during(fmt::format("reading output \"{}\"", tensor.name));
             continue;
         }

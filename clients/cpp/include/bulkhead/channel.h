@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <boost/container/small_vector.hpp>
@@ -34,9 +35,8 @@ class ClientSlabs;          // the slabs of one session
 /// Thread  its channel's
 class Input {
 public:
-    Input(Input&&) noexcept;
-    Input& operator=(Input&&) noexcept;
-    ~Input();
+    Input(Input&&) noexcept = default;
+    Input& operator=(Input&&) noexcept = default;
 
     [[nodiscard]] std::span<std::byte> bytes() noexcept;
     template <typename T>
@@ -57,7 +57,7 @@ private:
     friend class WorkerSession;
     friend class ClientSlabs;
     struct Lease;
-    explicit Input(std::shared_ptr<Lease> lease);
+    explicit Input(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
     std::shared_ptr<Lease> lease_;
 };
 
@@ -68,9 +68,8 @@ private:
 ///         this client as holding them
 class Output {
 public:
-    Output(Output&&) noexcept;
-    Output& operator=(Output&&) noexcept;
-    ~Output();
+    Output(Output&&) noexcept = default;
+    Output& operator=(Output&&) noexcept = default;
 
     [[nodiscard]] std::string_view name() const noexcept;
     [[nodiscard]] wire::DType dtype() const noexcept;
@@ -93,7 +92,7 @@ private:
     friend class ReconnectingChannel;
     friend class WorkerSession;
     struct Lease;
-    explicit Output(std::shared_ptr<Lease> lease);
+    explicit Output(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
     std::shared_ptr<Lease> lease_;  ///< shared with the requests that forward it
 };
 

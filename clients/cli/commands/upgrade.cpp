@@ -68,8 +68,7 @@ json::array adopted(ControlClient& control) {
         if (waits == rows.end()) return rows;
         if (is_over(control, until))
             throw ErrorException{{ErrorCode::deadline_exceeded,
-                                  fmt::format("waiting for {}/{} to be adopted", text_member(*waits, "model"),
-                                              text_member(*waits, "replica")),
+                                  fmt::format("waiting for {} to be adopted", worker_name(*waits)),
                                   "see `bulkhead ps` and `bulkhead why`"}};
     }
 }
@@ -118,8 +117,7 @@ int upgrade(const Session& session, bool supervisor_only) {
     for (const json::value& worker : ran) {
         const auto pid = integer_member(worker, "pid");
         if (!pid) continue;
-        const std::string name = fmt::format("{}/{}, pid {}", one_line(text_member(worker, "model")),
-                                             one_line(text_member(worker, "replica")), *pid);
+        const std::string name = fmt::format("{}, pid {}", worker_name(worker), *pid);
         const Outcome outcome = outcome_of(worker, run);
         std::string& list = names[outcome];
         list += (list.empty() ? "" : "; ") + name;
@@ -149,7 +147,7 @@ int upgrade(const Session& session, bool supervisor_only) {
                                             : "the same process, re-executed");
         text += kept.empty() ? std::string{"workers     none ran\n"}
                              : fmt::format("workers     {}\n", runs_on.empty() ? "none runs on" : runs_on + ": run on");
-        if (!ended.empty()) text += fmt::format("            {}: ended meanwhile, as somebody asked\n", ended);
+        if (!ended.empty()) text += fmt::format("            {}: ended meanwhile, on request\n", ended);
         print(text);
     }
     if (keeper_failed) throw ErrorException{*keeper_failed};
@@ -214,7 +212,7 @@ void add_upgrade(CLI::App& app, Session& session) {
         "\nExamples:\n  bulkhead upgrade\n  bulkhead upgrade --supervisor-only\n"
         "The installed supervisor must first show that it starts and reads the fleet; else nothing is\n"
         "replaced.\n"
-        "\nExit status: 0 done, and every worker that nobody unloaded runs, with the same pid; 1 one does not,\n"
+        "\nExit status: 0 done, and every worker that was not unloaded runs, with the same pid; 1 one does not,\n"
         "or the keeper could not be re-executed, or it failed; 3 no daemon answers.");
     when_chosen(command, session, [&session, supervisor_only] { return upgrade(session, *supervisor_only); });
 }

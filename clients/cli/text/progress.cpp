@@ -12,7 +12,7 @@ namespace bulkhead::cli {
 
 std::string Progress::bar(const json::value& event, std::size_t width) {
     constexpr std::size_t cells = 24;
-    const std::string name = one_line(text_member(event, "model")) + "/" + one_line(text_member(event, "replica"));
+    const std::string name = worker_name(event);
     if (text_member(event, "event") == "state")
         return std::string{first_of(fmt::format("{:<20} {}", name, one_line(text_member(event, "to"))), width)};
     const auto done = integer_member(event, "done").value_or(0);
@@ -36,7 +36,7 @@ void Progress::on_event(const json::object& event) {
     const json::value whole(event);  // parentheses: braces would make a one-element array
     const std::string kind = text_member(whole, "event");
     if (mode_ == Mode::none || (kind != "progress" && kind != "state")) return;
-    const std::string worker = text_member(whole, "model") + "/" + text_member(whole, "replica");
+    const std::string worker = worker_name(whole);
     if (mode_ == Mode::bars) {
         lines_[worker] = bar(whole, terminal_width(stderr) - 1);
         redraw();
@@ -44,7 +44,7 @@ void Progress::on_event(const json::object& event) {
     }
     const std::string phase = kind == "state" ? text_member(whole, "to") : text_member(whole, "phase");
     if (std::exchange(lines_[worker], phase) == phase) return;
-    std::fputs(fmt::format("{}: {}\n", one_line(worker), one_line(phase)).c_str(), stderr);
+    std::fputs(fmt::format("{}: {}\n", worker, one_line(phase)).c_str(), stderr);
 }
 
 void Progress::redraw() {

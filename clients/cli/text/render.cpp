@@ -25,10 +25,6 @@ Table::Cell state_cell(const json::value& row, std::string_view key = "state") {
     return {state, state_colour(state)};
 }
 
-std::string worker_name(const json::value& row) {
-    return one_line(text_member(row, "model")) + "/" + one_line(text_or_dash(row, "replica"));
-}
-
 std::string holders_text(const json::value& receipt) {
     std::string all;
     for (const json::value& holder : array_member(receipt, "held_by")) {
@@ -82,6 +78,10 @@ std::string rate_text(const json::value& generate) {
 }
 
 }  // namespace
+
+std::string worker_name(const json::value& row) {
+    return one_line(text_member(row, "model")) + "/" + one_line(text_or_dash(row, "replica"));
+}
 
 std::string bytes_or_dash(const json::value& row, std::string_view key) {
     const auto bytes = integer_member(row, key);
@@ -378,13 +378,11 @@ std::string render_plan(const json::value& plan) {
     std::string text =
         fmt::format("{}: {}\n", one_line(text_member(plan, "model")), one_line(text_member(plan, "reason")));
     for (const json::value& load : array_member(plan, "loads"))
-        text += fmt::format("  loads {}/{} on {}: {} ({})\n", one_line(text_member(load, "model")),
-                            one_line(text_or_dash(load, "replica")), one_line(text_member(load, "device")),
+        text += fmt::format("  loads {} on {}: {} ({})\n", worker_name(load), one_line(text_member(load, "device")),
                             bytes_text(static_cast<std::uint64_t>(number_member(load, "bytes").value_or(0))),
                             one_line(text_member(load, "basis")));
     for (const json::value& victim : array_member(plan, "evicts"))
-        text += fmt::format("  unloads {}/{}\n", one_line(text_member(victim, "model")),
-                            one_line(text_or_dash(victim, "replica")));
+        text += fmt::format("  unloads {}\n", worker_name(victim));
     if (const auto expected = number_member(plan, "expected_ms"))
         text += fmt::format("  ready in about {}\n", ms_text(*expected));
     return text;

@@ -16,6 +16,8 @@
 
 namespace bulkhead::cli {
 
+/// "minilm/0", printable; "minilm/-" if the replica is missing.
+[[nodiscard]] std::string worker_name(const boost::json::value& row);
 /// A member's size, "-" if it is missing; negative if others took device memory meanwhile.
 [[nodiscard]] std::string bytes_or_dash(const boost::json::value& row, std::string_view key);
 /// "exit 0" for {"code": 0}, "SIGKILL" for {"signal": "SIGKILL"}; "-" if it is missing.

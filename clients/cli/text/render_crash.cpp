@@ -9,8 +9,7 @@ namespace bulkhead::cli {
 namespace {
 
 std::string worker_of(const json::value& report) {
-    return fmt::format("{}/{}#{}", text_or_dash(report, "model"), text_or_dash(report, "replica"),
-                       text_or_dash(report, "generation"));
+    return fmt::format("{}#{}", worker_name(report), text_or_dash(report, "generation"));
 }
 
 }  // namespace

@@ -3,10 +3,10 @@
 #include <filesystem>
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include "ipc/cuda/gpu.h"
-#include "worker/model/model.h"
-#include "worker/torch/runtime.h"
+#include "worker/torch/device_model.h"
 
 namespace bulkhead::worker {
 namespace {
@@ -41,6 +41,19 @@ Result<std::unique_ptr<Device>> load_cuda_device() {
     std::unique_ptr<Device> device{enter(&error)};
     if (!device) return std::move(error).during(attempt);
     return device;
+}
+
+Result<std::unique_ptr<Device>> take_device(const LoadContext& context, std::uint64_t bytes) {
+    if (!context.cuda) return make_cpu_device();
+    if (auto granted = context.wait_for_grant(bytes); !granted) return granted.error();
+    return load_cuda_device();
+}
+
+void DeviceModel::open_gpu() {
+    if (auto gpu = bulkhead::cuda::Gpu::open(0))
+        gpu_ = std::move(*gpu);
+    else
+        spdlog::warn("clients cannot share device memory: {}", gpu.error().text());
 }
 
 Result<> make_cuda_context() {

@@ -3,17 +3,15 @@
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 #include <torch/version.h>
 
-#include "ipc/cuda/gpu.h"
 #include "worker/generation/models/load_generator.h"
 #include "worker/model/describe.h"
 #include "worker/model/load_limits.h"
 #include "worker/model/read_ahead.h"
 #include "worker/package/package_cache.h"
 #include "worker/package/package_metadata.h"
-#include "worker/torch/guarded.h"
+#include "worker/torch/device_model.h"
 #include "worker/torch/inference_threads.h"
 #include "worker/torch/model_file.h"
 #include "worker/torch/runtime.h"
@@ -83,11 +81,9 @@ private:
     }
 };
 
-class LoadedModel final : public Model {
+class LoadedModel final : public DeviceModel {
 public:
     static Result<std::unique_ptr<Model>> load(const config::ModelSpec& spec, const LoadContext& context);
-
-    [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
 
     Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
                  const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
@@ -102,45 +98,28 @@ public:
         });
     }
 
-    void register_host_memory(std::span<std::byte> bytes) override { device_->register_host_memory(bytes); }
-    void unregister_host_memory(std::span<std::byte> bytes) noexcept override {
-        device_->unregister_host_memory(bytes);
-    }
-    [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override { return gpu_; }
     [[nodiscard]] bool writes_inputs() const noexcept override {
         return device_->device().is_cpu() && (package_writes_inputs_ || runtime_->writes_inputs());  // a GPU has copies
     }
-    [[nodiscard]] boost::json::object graphs() const override { return device_->graphs(); }
-    [[nodiscard]] std::string device_name() const override { return device_->name(); }
 
 private:
     LoadedModel(const config::ModelSpec& spec, const LoadContext& context)
-        : spec_{spec}, context_{context}, methods_{spec.methods}, threads_{inference_threads(spec)} {}
+        : DeviceModel{inference_threads(spec), spec.methods}, spec_{spec}, context_{context} {}
 
-    void open_gpu();
     Result<> load_runtime();
     Result<> load_torchscript_file(const ModelFile& file);
     Result<> load_package(const ModelFile& file);
-    Result<> take_device(std::uint64_t bytes);
+    Result<> use_device(std::uint64_t bytes);
     Result<> warm_up(config::MethodSpec& method);
     Result<> infer_once(const config::MethodSpec& method);
     void report(std::string_view phase, std::uint64_t done, std::uint64_t total, std::string_view unit,
                 std::string_view detail) const {
         if (context_.progress) context_.progress(phase, done, total, unit, detail);
     }
-    /// `guarded` of worker/torch/guarded.h, with the model's threads.
-    template <typename Work>
-    Result<> guarded(std::string_view attempt, ErrorCode code, Work&& work) {
-        return worker::guarded(threads_, attempt, code, std::forward<Work>(work));
-    }
 
     config::ModelSpec spec_;
     LoadContext context_;
-    std::vector<config::MethodSpec> methods_;
-    int threads_;
     UnpackedPackage package_;  // outlives what was loaded from it
-    std::unique_ptr<Device> device_;
-    std::shared_ptr<const bulkhead::cuda::Gpu> gpu_;
     std::unique_ptr<Runtime> runtime_;
     bool package_writes_inputs_ = false;
 };
@@ -178,15 +157,6 @@ Result<std::unique_ptr<Model>> LoadedModel::load(const config::ModelSpec& spec, 
     return std::unique_ptr<Model>{std::move(model)};
 }
 
-/// Opens the driver's view of LibTorch's device. If that fails, clients get host slabs.
-void LoadedModel::open_gpu() {
-    auto gpu = bulkhead::cuda::Gpu::open(0);
-    if (gpu)
-        gpu_ = std::move(*gpu);
-    else
-        spdlog::warn("clients cannot share device memory: {}", gpu.error().text());
-}
-
 Result<> LoadedModel::load_runtime() {
     auto file = ModelFile::open(spec_.file);
     if (!file) return file.error();
@@ -196,20 +166,15 @@ Result<> LoadedModel::load_runtime() {
     });
 }
 
-Result<> LoadedModel::take_device(std::uint64_t bytes) {
-    if (!context_.cuda) {
-        device_ = make_cpu_device();
-        return {};
-    }
-    if (auto granted = context_.wait_for_grant(bytes); !granted) return granted.error();
-    auto device = load_cuda_device();
+Result<> LoadedModel::use_device(std::uint64_t bytes) {
+    auto device = take_device(context_, bytes);
     if (!device) return device.error();
     device_ = std::move(device.value());
     return {};
 }
 
 Result<> LoadedModel::load_torchscript_file(const ModelFile& file) {
-    if (auto taken = take_device(file.size_bytes()); !taken) return taken.error();
+    if (auto taken = use_device(file.size_bytes()); !taken) return taken.error();
     const auto read = [&](std::uint64_t done) { report("reading", done, file.size_bytes(), "bytes", ""); };
     auto runtime = load_torchscript(file, spec_, device_->device(), methods_, read);
     if (!runtime) return runtime.error();
@@ -232,7 +197,7 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     auto compiled = find_compiled_model(package_.folder);
     if (!compiled) return compiled.error().during(spec_.file.string());
 
-    if (auto taken = take_device(file.size_bytes()); !taken) return taken.error();
+    if (auto taken = use_device(file.size_bytes()); !taken) return taken.error();
     const auto machine = Machine::here(context_.cuda ? "cuda" : "cpu", device_->compute_capability());
     if (auto fits = check_compatible(compiled.value(), machine); !fits) return fits.error().during(spec_.file.string());
     const auto name = compiled.value().library.filename().string();

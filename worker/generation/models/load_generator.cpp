@@ -4,14 +4,12 @@
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
-#include "ipc/cuda/gpu.h"
 #include "worker/generation/generate_parameters.h"
 #include "worker/generation/models/fit.h"
 #include "worker/generation/models/package.h"
 #include "worker/generation/trial.h"
-#include "worker/torch/guarded.h"
+#include "worker/torch/device_model.h"
 #include "worker/torch/inference_threads.h"
 
 namespace bulkhead::worker::generation {
@@ -38,15 +36,14 @@ Error contradicts(Error error) {
             fmt::format("the functions of the package are not what its manifest says: {}", export_again)};
 }
 
-class GeneratingModel final : public Model {
+class GeneratingModel final : public DeviceModel {
 public:
     GeneratingModel(Package package, std::unique_ptr<Device> device, int threads)
-        : package_{std::move(package)}, device_{std::move(device)}, threads_{threads} {}
+        : DeviceModel{threads, {}, std::move(device)}, package_{std::move(package)} {}
 
     /// Loads the package and tries it once. An out_of_memory names what needs less.
     Result<> make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
 
-    [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
     Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
                  const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
         const auto at = std::ranges::find(methods_, method.name, &config::MethodSpec::name) - methods_.begin();
@@ -57,28 +54,12 @@ public:
     Result<> reset() override { return {}; }
     [[nodiscard]] Engine* generator() noexcept override { return engine_.get(); }
     [[nodiscard]] bool writes_inputs() const noexcept override { return writes_inputs_; }
-    void register_host_memory(std::span<std::byte> bytes) override { device_->register_host_memory(bytes); }
-    void unregister_host_memory(std::span<std::byte> bytes) noexcept override {
-        device_->unregister_host_memory(bytes);
-    }
-    [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override { return gpu_; }
-    [[nodiscard]] boost::json::object graphs() const override { return device_->graphs(); }
-    [[nodiscard]] std::string device_name() const override { return device_->name(); }
 
 private:
     /// Throws what LibTorch throws.
     Result<> load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
-    /// `guarded` of worker/torch/guarded.h, with the model's threads.
-    template <typename Work>
-    Result<> guarded(std::string_view attempt, ErrorCode code, Work&& work) {
-        return worker::guarded(threads_, attempt, code, std::forward<Work>(work));
-    }
 
     Package package_;
-    std::unique_ptr<Device> device_;
-    std::shared_ptr<const bulkhead::cuda::Gpu> gpu_;
-    int threads_;
-    std::vector<config::MethodSpec> methods_;
     std::vector<std::unique_ptr<Runtime>> runtimes_;  ///< of `methods_`
     std::unique_ptr<Engine> engine_;                  ///< uses the package's weights
     bool writes_inputs_ = false;                      ///< a function may write to its inputs, apart from KV
@@ -150,19 +131,8 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
         return {};
     });
     if (!made) return contradicts(made.error());
-    if (!context.cuda) return {};
-    if (auto gpu = bulkhead::cuda::Gpu::open(0))
-        gpu_ = std::move(*gpu);
-    else
-        spdlog::warn("clients cannot share device memory: {}", gpu.error().text());
+    if (context.cuda) open_gpu();
     return {};
-}
-
-Result<std::unique_ptr<Device>> take_device(const Manifest& manifest, const Shape& shape, std::uint64_t weights,
-                                            const LoadContext& context) {
-    if (!context.cuda) return make_cpu_device();
-    if (auto granted = context.wait_for_grant(weights + kv_bytes(manifest, shape)); !granted) return granted.error();
-    return load_cuda_device();
 }
 
 }  // namespace
@@ -180,7 +150,7 @@ Result<std::unique_ptr<Model>> load_generator(const config::ModelSpec& spec, con
                      fmt::format("reading \"sampling\" of {}: {}", (spec.file / "manifest.json").string(),
                                  sound.error().attempt),
                      fmt::format("{}; or {}", sound.error().remedy, export_again)};
-    auto device = take_device(package->manifest(), *shape, package->weights().size_bytes(), context);
+    auto device = take_device(context, package->weights().size_bytes() + kv_bytes(package->manifest(), *shape));
     if (!device) return device.error();
     const auto machine = Machine::here(context.cuda ? "cuda" : "cpu", (*device)->compute_capability());
     if (auto fits = package->check(machine); !fits) return fits.error();

@@ -21,13 +21,13 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
         if (Result<> made = make_events(); !made) return made;
     Result<SlabSource::Made> made = source_.make(kind, direction, size_bytes);
     if (!made) return std::move(made).error();
-    const std::uint64_t slab_bytes = made->memory->bytes().size();
+    const std::uint64_t slab_bytes = made->memory.bytes.size();
     const std::lock_guard lock{mutex_};
     // Only a slab that the client asked for changes the kind: the kind may change again before the
     // worker's own slab is made.
     if (direction == wire::SlabDirection::output && is_gpu(kind) && request_id != 0) output_kind_ = kind;
     const bool is_first = std::ranges::none_of(
-        slabs_, [&](const auto& slab) { return slab->direction == direction && slab->memory->kind() == kind; });
+        slabs_, [&](const auto& slab) { return slab->direction == direction && slab->memory.kind == kind; });
     slabs_.push_back(std::make_unique<Slab>(Slab{.id = made->id,
                                                  .direction = direction,
                                                  .request_id = request_id,
@@ -59,7 +59,7 @@ Result<> ChannelSlabs::lend(std::uint32_t id, std::uint64_t size_bytes, UniqueFd
                                                  .request_id = 0,
                                                  .is_first = false,
                                                  .reserved = std::move(reserved),
-                                                 .memory = std::make_unique<HostMemfd>(std::move(*slab)),
+                                                 .memory = SlabMemory{std::move(*slab)},
                                                  .allocator = SlabAllocator{0},
                                                  .idle_since = {},
                                                  .offered = true}));
@@ -71,10 +71,10 @@ std::vector<ChannelSlabs::Offer> ChannelSlabs::take_offers() {
     std::vector<Offer> offers;
     for (const auto& slab : slabs_) {
         if (std::exchange(slab->offered, true)) continue;
-        const SlabMemory& memory = *slab->memory;
+        const SlabMemory& memory = slab->memory;
         offers.push_back(
-            {{slab->request_id, slab->id, slab->direction, memory.kind(), memory.bytes().size(), memory.handle()},
-             memory.fd()});
+            {{slab->request_id, slab->id, slab->direction, memory.kind, memory.bytes.size(), memory.handle},
+             memory.fd});
     }
     return offers;
 }
@@ -88,10 +88,10 @@ Result<ChannelSlabs::Place> ChannelSlabs::input(const channel::Tensor& tensor) c
                      fmt::format("slab {} is not an input slab of this channel{}", lease.slab_id,
                                  slab != nullptr && slab->state == State::returned ? ": it was returned" : ""),
                      "put inputs into a slab that was offered with direction input, or lent"};
-    const std::span<std::byte> bytes = slab->memory->bytes();
+    const std::span<std::byte> bytes = slab->memory.bytes;
     if (Result<> placed = check_placement(lease, bytes.size()); !placed) return std::move(placed).error();
     if (Result<> known = check_event(tensor.event_id); !known) return std::move(known).error();
-    return Place{bytes.subspan(lease.offset_bytes, lease.size_bytes), is_gpu(slab->memory->kind())};
+    return Place{bytes.subspan(lease.offset_bytes, lease.size_bytes), is_gpu(slab->memory.kind)};
 }
 
 Result<ChannelSlabs::Room> ChannelSlabs::allocate_output(std::uint64_t size_bytes, wire::SlabKind kind) {
@@ -118,8 +118,8 @@ std::uint64_t ChannelSlabs::output_growth(wire::SlabKind kind) const {
     std::uint64_t have = 0;
     for (const auto& slab : slabs_)
         if (slab->direction == wire::SlabDirection::output && slab->state == State::in_use &&
-            slab->memory->kind() == kind)
-            have += slab->memory->bytes().size();
+            slab->memory.kind == kind)
+            have += slab->memory.bytes.size();
     return std::max(limits::output_growth_bytes, std::min(have, source_.bytes_left() / 2));
 }
 
@@ -127,11 +127,11 @@ std::optional<ChannelSlabs::Room> ChannelSlabs::allocate_in_existing(std::uint64
     const std::lock_guard lock{mutex_};
     for (const auto& slab : slabs_) {
         if (slab->direction != wire::SlabDirection::output || slab->state != State::in_use) continue;
-        if (slab->memory->kind() != kind) continue;
+        if (slab->memory.kind != kind) continue;
         const auto block = slab->allocator.allocate(size_bytes);
         if (!block) continue;
         return Room{{slab->id, 0, block->offset_bytes, block->size_bytes, block->generation},
-                    slab->memory->bytes().subspan(block->offset_bytes, block->size_bytes)};
+                    slab->memory.bytes.subspan(block->offset_bytes, block->size_bytes)};
     }
     return std::nullopt;
 }
@@ -199,23 +199,31 @@ std::shared_ptr<const ChannelEvents> ChannelSlabs::let_events_pass() const noexc
     return events_;
 }
 
-std::vector<std::uint32_t> ChannelSlabs::withdraw_gpu() {
+template <typename Matches>
+std::vector<std::uint32_t> ChannelSlabs::withdraw(const Matches& matches) {
     const std::lock_guard lock{mutex_};
     std::vector<std::uint32_t> withdrawn;
     for (const auto& slab : slabs_) {
-        if (!is_gpu(slab->memory->kind()) || !slab->offered || slab->state != State::in_use) continue;
+        if (!slab->offered || slab->state != State::in_use || !matches(*slab)) continue;
         slab->state = State::withdrawn;
         withdrawn.push_back(slab->id);
     }
     return withdrawn;
 }
 
+std::vector<std::uint32_t> ChannelSlabs::withdraw_gpu() {
+    return withdraw([](const Slab& slab) { return is_gpu(slab.memory.kind); });
+}
+std::vector<std::uint32_t> ChannelSlabs::withdraw_idle(Clock::time_point now) {
+    return withdraw([&](const Slab& slab) { return is_idle(slab) && now >= slab.idle_since + idle_; });
+}
+
 std::uint64_t ChannelSlabs::gpu_bytes_lent() const {
     const std::lock_guard lock{mutex_};
     std::uint64_t bytes = 0;
     for (const auto& slab : slabs_)
-        if (is_gpu(slab->memory->kind()) && slab->offered && slab->state != State::returned)
-            bytes += slab->memory->bytes().size();
+        if (is_gpu(slab->memory.kind) && slab->offered && slab->state != State::returned)
+            bytes += slab->memory.bytes.size();
     return bytes;
 }
 
@@ -232,17 +240,6 @@ std::optional<Clock::time_point> ChannelSlabs::idle_due() const {
     return due;
 }
 
-std::vector<std::uint32_t> ChannelSlabs::withdraw_idle(Clock::time_point now) {
-    const std::lock_guard lock{mutex_};
-    std::vector<std::uint32_t> withdrawn;
-    for (const auto& slab : slabs_) {
-        if (!is_idle(*slab) || now < slab->idle_since + idle_) continue;
-        slab->state = State::withdrawn;
-        withdrawn.push_back(slab->id);
-    }
-    return withdrawn;
-}
-
 Result<> ChannelSlabs::give_back(std::uint32_t id) {
     const std::lock_guard lock{mutex_};
     Slab* slab = find(id);
@@ -255,13 +252,13 @@ Result<> ChannelSlabs::give_back(std::uint32_t id) {
     if (slab->state == State::returned) return refused("which was returned before");
     // A client that cannot import device memory returns it unused. After the last such slab, its
     // results go to the host.
-    const bool unused_gpu = is_gpu(slab->memory->kind()) && slab->allocator.leases() == 0;
+    const bool unused_gpu = is_gpu(slab->memory.kind) && slab->allocator.leases() == 0;
     if (slab->direction == wire::SlabDirection::output && slab->state != State::withdrawn) {
         if (!unused_gpu) return refused("an output slab that was not withdrawn");
         slab->state = State::returned;
         const bool has_more = std::ranges::any_of(slabs_, [this](const auto& other) {
             return other->direction == wire::SlabDirection::output && other->state == State::in_use &&
-                   other->memory->kind() == output_kind_;
+                   other->memory.kind == output_kind_;
         });
         if (!has_more) output_kind_ = wire::SlabKind::host_memfd;
     }
@@ -280,7 +277,7 @@ ChannelSlabs::Returned ChannelSlabs::take_returned(const std::function<bool(std:
 
 void ChannelSlabs::drop(Returned slabs, Model& model) noexcept {
     for (const auto& slab : slabs)
-        if (slab->registered) model.unregister_host_memory(slab->memory->bytes());
+        if (slab->registered) model.unregister_host_memory(slab->memory.bytes);
 }
 
 void ChannelSlabs::register_with(Model& model) {
@@ -288,8 +285,8 @@ void ChannelSlabs::register_with(Model& model) {
     {
         const std::lock_guard lock{mutex_};
         for (const auto& slab : slabs_)
-            if (!is_gpu(slab->memory->kind()) && !std::exchange(slab->registered, true))
-                fresh.push_back(slab->memory->bytes());
+            if (!is_gpu(slab->memory.kind) && !std::exchange(slab->registered, true))
+                fresh.push_back(slab->memory.bytes);
     }
     for (const std::span<std::byte> bytes : fresh) model.register_host_memory(bytes);
 }
@@ -297,7 +294,7 @@ void ChannelSlabs::register_with(Model& model) {
 void ChannelSlabs::unregister_from(Model& model) noexcept {
     const std::lock_guard lock{mutex_};
     for (const auto& slab : slabs_)
-        if (std::exchange(slab->registered, false)) model.unregister_host_memory(slab->memory->bytes());
+        if (std::exchange(slab->registered, false)) model.unregister_host_memory(slab->memory.bytes);
 }
 
 ChannelSlabs::Slab* ChannelSlabs::find(std::uint32_t id) const {

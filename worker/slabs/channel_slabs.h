@@ -124,7 +124,7 @@ private:
         std::uint64_t request_id;
         bool is_first;                     ///< of its direction and kind
         SlabSource::Reservation reserved;  ///< returned after the memory is freed
-        std::unique_ptr<SlabMemory> memory;
+        SlabMemory memory;
         SlabAllocator allocator;       ///< of an output slab
         Clock::time_point idle_since;  ///< of an output slab without leases
         State state = State::in_use;
@@ -133,6 +133,8 @@ private:
     };
     [[nodiscard]] Slab* find(std::uint32_t id) const;  ///< with the lock held
     [[nodiscard]] bool is_idle(const Slab& slab) const;
+    template <typename Matches>
+    std::vector<std::uint32_t> withdraw(const Matches& matches);
     [[nodiscard]] std::optional<Room> allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind);
     /// Doubles the output bytes, so that few slabs reach the bound, but takes at most half of what is left: inputs need
     /// room, too.

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
+#include <variant>
 
-#include "ipc/channel/wire.h"
+#include "ipc/cuda/legacy_slab.h"
+#include "ipc/cuda/vmm_slab.h"
 #include "ipc/slab/host_slab.h"
 
 namespace bulkhead::worker {
@@ -13,27 +16,32 @@ namespace bulkhead::worker {
 /// The memory of one slab, of any kind.
 ///
 /// Owns    the memory; destroyed on the executor, which may call the device
-class SlabMemory {
-public:
-    virtual ~SlabMemory() = default;
-    [[nodiscard]] virtual wire::SlabKind kind() const noexcept = 0;
-    /// For a CUDA kind: device addresses, which the host cannot read.
-    [[nodiscard]] virtual std::span<std::byte> bytes() const noexcept = 0;
-    /// The offer's descriptor; -1 if the kind has none.
-    [[nodiscard]] virtual int fd() const noexcept = 0;
-    /// The offer's handle, for kind cuda_ipc.
-    [[nodiscard]] virtual wire::CudaIpcHandle handle() const { return {}; }
-};
+struct SlabMemory {
+    explicit SlabMemory(HostSlab slab)
+        : kind{wire::SlabKind::host_memfd}, bytes{slab.bytes()}, fd{slab.fd()}, owner{std::move(slab)} {}
+    SlabMemory(cuda::VmmSlab slab, UniqueFd shared)
+        : kind{wire::SlabKind::cuda_vmm}, bytes{device_bytes(slab)}, fd{shared.get()}, owner{std::move(slab)},
+          exported{std::move(shared)} {}
+    SlabMemory(cuda::LegacySlab slab, const wire::CudaIpcHandle& shared)
+        : kind{wire::SlabKind::cuda_ipc}, bytes{device_bytes(slab)}, owner{std::move(slab)}, handle{shared} {}
 
-class HostMemfd final : public SlabMemory {
-public:
-    explicit HostMemfd(HostSlab slab) : slab_{std::move(slab)} {}
-    [[nodiscard]] wire::SlabKind kind() const noexcept override { return wire::SlabKind::host_memfd; }
-    [[nodiscard]] std::span<std::byte> bytes() const noexcept override { return slab_.bytes(); }
-    [[nodiscard]] int fd() const noexcept override { return slab_.fd(); }
+    /// Makes cleared device memory, of kind cuda_vmm or cuda_ipc and at least `size_bytes`. On the executor.
+    /// Errors  out_of_memory, not_permitted, input_invalid
+    static Result<SlabMemory> on_gpu(wire::SlabKind kind, const std::shared_ptr<const cuda::Gpu>& gpu,
+                                     std::uint64_t size_bytes);
+
+    wire::SlabKind kind;
+    std::span<std::byte> bytes;  ///< for a CUDA kind: device addresses, which the host cannot read
+    int fd = -1;                 ///< the offer's descriptor; -1 if the kind has none
+    std::variant<HostSlab, cuda::VmmSlab, cuda::LegacySlab> owner;
+    UniqueFd exported{};
+    wire::CudaIpcHandle handle{};  ///< the offer's, for kind cuda_ipc
 
 private:
-    HostSlab slab_;
+    template <typename Slab>
+    static std::span<std::byte> device_bytes(const Slab& slab) {
+        return {reinterpret_cast<std::byte*>(slab.pointer()), slab.size_bytes()};
+    }
 };
 
 }  // namespace bulkhead::worker

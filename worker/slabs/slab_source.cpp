@@ -6,7 +6,6 @@
 #include <spdlog/spdlog.h>
 
 #include "worker/loop/limits.h"
-#include "worker/slabs/gpu_slab_memory.h"
 
 namespace bulkhead::worker {
 
@@ -20,29 +19,27 @@ Result<SlabSource::Made> SlabSource::make(wire::SlabKind kind, wire::SlabDirecti
                                           std::uint64_t size_bytes) {
     const std::uint64_t page =
         huge_pages_ || is_gpu(kind) ? limits::huge_slab_granularity_bytes : limits::slab_granularity_bytes;
-    Made made;
+    std::uint32_t id = 0;
+    Result<Reservation> reserved = Reservation{};
     {
         const std::lock_guard lock{mutex_};
         if (const std::uint64_t left = bytes_->left(); size_bytes <= left) {
             const std::uint64_t rounded = (size_bytes + page - 1) / page * page;
             size_bytes = is_gpu(kind) ? rounded : std::min(left, rounded);
         }
-        Result<Reservation> reserved = reserve(size_bytes);
+        reserved = reserve(size_bytes);
         if (!reserved) return std::move(reserved).error();
-        made.reserved = std::move(*reserved);
-        made.id = ++last_id_;
+        id = ++last_id_;
     }
-    Result<std::unique_ptr<SlabMemory>> memory = make_memory(kind, direction, size_bytes, made.id);
+    Result<SlabMemory> memory = make_memory(kind, direction, size_bytes, id);
     if (!memory) return std::move(memory).error();
-    if (const std::uint64_t bytes = (*memory)->bytes().size(); bytes > size_bytes) {
+    if (const std::uint64_t bytes = memory->bytes.size(); bytes > size_bytes) {
         // A device may allocate in steps larger than pages.
-        made.reserved = {};
-        Result<Reservation> reserved = reserve(bytes);
+        reserved = Reservation{};
+        reserved = reserve(bytes);
         if (!reserved) return std::move(reserved).error();
-        made.reserved = std::move(*reserved);
     }
-    made.memory = std::move(*memory);
-    return made;
+    return Made{id, std::move(*reserved), std::move(*memory)};
 }
 
 Result<SlabSource::Reservation> SlabSource::reserve(std::uint64_t bytes) const {
@@ -68,9 +65,9 @@ Result<SlabSource::Reservation> SlabSource::reserve(std::uint64_t bytes) const {
     return reserved;
 }
 
-Result<std::unique_ptr<SlabMemory>> SlabSource::make_memory(wire::SlabKind kind, wire::SlabDirection direction,
-                                                            std::uint64_t size_bytes, std::uint32_t id) const {
-    if (is_gpu(kind)) return make_gpu_memory(kind, gpu_, size_bytes);
+Result<SlabMemory> SlabSource::make_memory(wire::SlabKind kind, wire::SlabDirection direction,
+                                           std::uint64_t size_bytes, std::uint32_t id) const {
+    if (is_gpu(kind)) return SlabMemory::on_gpu(kind, gpu_, size_bytes);
     Result<HostSlab> slab = HostSlab::create(size_bytes, direction, fmt::format("{}{}", label_prefix_, id),
                                              huge_pages_ ? SlabPages::huge : SlabPages::plain);
     if (!slab) return std::move(slab).error();
@@ -78,7 +75,7 @@ Result<std::unique_ptr<SlabMemory>> SlabSource::make_memory(wire::SlabKind kind,
         static std::once_flag said;  // the reason is the same for each slab of this worker
         std::call_once(said, [&] { spdlog::warn("slabs lie on plain pages: {}", slab->plain_because()); });
     }
-    return std::make_unique<HostMemfd>(std::move(*slab));
+    return SlabMemory{std::move(*slab)};
 }
 
 }  // namespace bulkhead::worker

@@ -31,9 +31,9 @@ public:
         SlabBudget::Share worker_bytes;
     };
     struct Made {
-        std::uint32_t id = 0;  ///< numbered from 1
+        std::uint32_t id;  ///< numbered from 1
         Reservation reserved;
-        std::unique_ptr<SlabMemory> memory;
+        SlabMemory memory;
     };
     /// Makes at least `size_bytes`. A GPU kind is made on the executor.
     /// Errors  resources_exhausted naming `channel.max`, `channel.worker_max`, or what the machine lacks
@@ -45,8 +45,8 @@ public:
     [[nodiscard]] std::uint64_t bytes_left() const noexcept { return bytes_->left(); }
 
 private:
-    [[nodiscard]] Result<std::unique_ptr<SlabMemory>> make_memory(wire::SlabKind kind, wire::SlabDirection direction,
-                                                                  std::uint64_t size_bytes, std::uint32_t id) const;
+    [[nodiscard]] Result<SlabMemory> make_memory(wire::SlabKind kind, wire::SlabDirection direction,
+                                                 std::uint64_t size_bytes, std::uint32_t id) const;
 
     const std::string label_prefix_;
     const bool huge_pages_;

@@ -256,12 +256,7 @@ void ChannelSession::on_message(channel::SlabLend& message) {
 void ChannelSession::make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
                                std::function<void()> then) {
     const auto made = [this, request_id, then = std::move(then)](const Result<>& result) {
-        if (result)
-            then();
-        else if (result.error().code == ErrorCode::protocol_violation)
-            count_violation(request_id, result.error());
-        else
-            fail(request_id, result.error());
+        result ? then() : fail_or_count(request_id, result.error());
     };
     if (!on_executor) return made(make());
     if (slabs_pending_ >= limits::channel_slabs_max)
@@ -328,10 +323,7 @@ void ChannelSession::on_message(channel::Infer& message) {
     const Result<> submitted = try_submit(message);
     if (submitted) return;
     context_.dispatcher.count_refused();
-    if (submitted.error().code == ErrorCode::protocol_violation)
-        count_violation(request_id, submitted.error());
-    else
-        fail(request_id, submitted.error());
+    fail_or_count(request_id, submitted.error());
 }
 
 Result<> ChannelSession::try_submit(channel::Infer& message) {
@@ -442,6 +434,10 @@ void ChannelSession::send_offers() {
 
 void ChannelSession::fail(std::uint64_t request_id, const Error& error) {
     send(channel::encode(channel::Failure{request_id, error}));
+}
+
+void ChannelSession::fail_or_count(std::uint64_t request_id, const Error& error) {
+    error.code == ErrorCode::protocol_violation ? count_violation(request_id, error) : fail(request_id, error);
 }
 
 void ChannelSession::count_violation(std::uint64_t request_id, const Error& error) {

@@ -142,6 +142,7 @@ private:
     void fail(std::uint64_t request_id, const Error& error);
     void break_off(const Error& error, State how = State::closed);  ///< tells the client the error, then closes
     void close(State how, std::string_view reason);
+    void fail_or_count(std::uint64_t request_id, const Error& error);
     void count_violation(std::uint64_t request_id, const Error& error);
     void end_if_unused();
 

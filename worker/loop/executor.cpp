@@ -43,12 +43,8 @@ void Executor::run() {
 }
 
 void Executor::cover(std::unique_lock<std::mutex>& lock) {
-    do {
-        lock.unlock();
-        const bool stopped = io_.run_one() == 0;
-        lock.lock();
-        if (stopped) end();
-    } while (!ended_ && handover_.keeps_loop());
+    do run_loop(lock);
+    while (!ended_ && handover_.keeps_loop());
     model_thread_waits_.notify_one();
 }
 

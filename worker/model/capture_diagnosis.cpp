@@ -1,11 +1,12 @@
 #include "worker/model/capture_diagnosis.h"
 
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <optional>
 
 #include <fmt/format.h>
+
+#include "worker/model/describe.h"
 
 namespace bulkhead::worker {
 namespace {
@@ -69,12 +70,6 @@ constexpr std::array rules{
 
 bool fits(const Rule& rule, std::string_view text) {
     return !rule.needle.empty() && text.find(rule.needle) != std::string_view::npos;
-}
-
-std::string_view trimmed(std::string_view text) {
-    while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front())) != 0) text.remove_prefix(1);
-    while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())) != 0) text.remove_suffix(1);
-    return text;
 }
 
 /// Returns the line that ends before `end`, and moves `end` to its start.

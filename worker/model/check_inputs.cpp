@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include "ipc/channel/dtype.h"
+#include "ipc/channel/tensor_layout.h"
 #include "worker/model/describe.h"
 #include "worker/model/model.h"
 
@@ -25,12 +26,6 @@ std::string names_of(const Range& specs) {
     return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 
-bool fits(std::span<const std::int64_t> dims, const std::vector<config::DimRange>& shape) {
-    return std::ranges::equal(dims, shape, [](std::int64_t dim, const config::DimRange& range) {
-        return range.min <= dim && dim <= range.max;
-    });
-}
-
 Result<> check_tensor(const config::MethodSpec& method, const config::TensorSpec& spec, const TensorView& view) {
     const auto during = [&] { return fmt::format("calling {}: input \"{}\"", method.name, spec.name); };
     if (view.dtype != spec.dtype)
@@ -42,20 +37,17 @@ Result<> check_tensor(const config::MethodSpec& method, const config::TensorSpec
                      fmt::format("{} has rank {} ({}), declared is rank {} ({})", during(), view.dims.size(),
                                  describe(view.dims), spec.shape.size(), describe(spec.shape)),
                      "reshape it"};
-    if (!fits(view.dims, spec.shape))
+    if (!in_ranges(view.dims, spec.shape))
         return Error{
             ErrorCode::shape_mismatch,
             fmt::format("{} has shape {}, declared is {}", during(), describe(view.dims), describe(spec.shape)),
             "send a shape within the declared ranges, or widen them where the model allows it"};
-    std::uint64_t bytes = element_size(view.dtype);
-    for (const auto dim : view.dims)
-        if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(dim), &bytes))
-            return Error{ErrorCode::shape_mismatch,
-                         fmt::format("{} has shape {}, more bytes than there are", during(), describe(view.dims)), ""};
-    if (bytes != view.bytes.size())
+    const Result<std::uint64_t> bytes = tensor_bytes(view.dtype, view.dims);
+    if (!bytes) return Error{bytes.error()}.during(during());
+    if (*bytes != view.bytes.size())
         return Error{ErrorCode::shape_mismatch,
                      fmt::format("{} of {} {} takes {} bytes, {} came", during(), to_string(view.dtype),
-                                 describe(view.dims), bytes, view.bytes.size()),
+                                 describe(view.dims), *bytes, view.bytes.size()),
                      "send exactly the tensor's bytes, contiguous"};
     return {};
 }

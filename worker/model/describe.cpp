@@ -1,5 +1,7 @@
 #include "worker/model/describe.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -23,6 +25,18 @@ std::string_view with_article(config::ParameterType type) noexcept {
     case config::ParameterType::string: return "a string";
     }
     return "a value";
+}
+
+std::string_view trimmed(std::string_view text) {
+    const auto first = text.find_first_not_of(" \t\r\n\v\f");
+    if (first == std::string_view::npos) return {};
+    return text.substr(first, text.find_last_not_of(" \t\r\n\v\f") - first + 1);
+}
+
+bool in_ranges(std::span<const std::int64_t> dims, const std::vector<config::DimRange>& shape) {
+    return std::ranges::equal(dims, shape, [](std::int64_t dim, const config::DimRange& range) {
+        return range.min <= dim && dim <= range.max;
+    });
 }
 
 std::string shortened(std::string_view text) {

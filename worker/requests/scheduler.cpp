@@ -31,45 +31,31 @@ RequestPtr Scheduler::next() {
 }
 
 template <typename Matches>
-void Scheduler::remove_if(Queue& queue, std::vector<RequestPtr>& removed, Matches matches) {
-    const auto kept = std::stable_partition(queue.begin(), queue.end(),
-                                            [&](const RequestPtr& request) { return !matches(*request); });
-    removed.insert(removed.end(), std::make_move_iterator(kept), std::make_move_iterator(queue.end()));
-    size_ -= static_cast<std::size_t>(std::distance(kept, queue.end()));
-    queue.erase(kept, queue.end());
+std::vector<RequestPtr> Scheduler::take(const Matches& matches) {
+    std::vector<RequestPtr> taken;
+    for (auto& [channel, queue] : queues_) {
+        const auto first = std::stable_partition(queue.begin(), queue.end(),
+                                                 [&](const RequestPtr& request) { return !matches(*request); });
+        std::move(first, queue.end(), std::back_inserter(taken));
+        queue.erase(first, queue.end());
+    }
+    std::erase_if(queues_, [](const auto& entry) { return entry.second.empty(); });
+    size_ -= taken.size();
+    return taken;
 }
 
 RequestPtr Scheduler::remove(std::uint64_t channel, std::uint64_t id) {
-    const auto queue = queues_.find(channel);
-    if (queue == queues_.end()) return nullptr;
-    std::vector<RequestPtr> removed;
-    remove_if(queue->second, removed, [id](const Request& request) { return request.id == id; });
-    if (queue->second.empty()) queues_.erase(queue);
-    return removed.empty() ? nullptr : std::move(removed.front());
+    auto taken = take([&](const Request& request) { return request.channel == channel && request.id == id; });
+    return taken.empty() ? nullptr : std::move(taken.front());
 }
-
 std::vector<RequestPtr> Scheduler::remove_channel(std::uint64_t channel) {
-    std::vector<RequestPtr> removed;
-    const auto queue = queues_.find(channel);
-    if (queue == queues_.end()) return removed;
-    remove_if(queue->second, removed, [](const Request&) { return true; });
-    queues_.erase(queue);
-    return removed;
+    return take([channel](const Request& request) { return request.channel == channel; });
 }
-
 std::vector<RequestPtr> Scheduler::remove_all() {
-    std::vector<RequestPtr> removed;
-    for (auto& [channel, queue] : queues_) remove_if(queue, removed, [](const Request&) { return true; });
-    queues_.clear();
-    return removed;
+    return take([](const Request&) { return true; });
 }
-
 std::vector<RequestPtr> Scheduler::remove_expired(Clock::time_point now) {
-    std::vector<RequestPtr> removed;
-    for (auto& [channel, queue] : queues_)
-        remove_if(queue, removed, [now](const Request& request) { return request.deadline <= now; });
-    std::erase_if(queues_, [](const auto& entry) { return entry.second.empty(); });
-    return removed;
+    return take([now](const Request& request) { return request.deadline <= now; });
 }
 
 std::optional<Clock::time_point> Scheduler::earliest_deadline() const {

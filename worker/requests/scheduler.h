@@ -39,7 +39,7 @@ public:
 private:
     using Queue = std::deque<RequestPtr>;
     template <typename Matches>
-    void remove_if(Queue& queue, std::vector<RequestPtr>& removed, Matches matches);
+    std::vector<RequestPtr> take(const Matches& matches);
 
     std::size_t bound_;
     std::size_t size_ = 0;

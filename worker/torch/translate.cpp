@@ -5,17 +5,12 @@
 #include <fmt/format.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
 
+#include "worker/model/describe.h"
 #include "worker/model/load_limits.h"
 #include "worker/torch/runtime.h"
 
 namespace bulkhead::worker {
 namespace {
-
-std::string_view trimmed(std::string_view text) {
-    const auto first = text.find_first_not_of(" \t\r\n");
-    if (first == std::string_view::npos) return {};
-    return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
-}
 
 /// Extracts the words of "The following operation failed in the TorchScript interpreter. Traceback … RuntimeError:
 /// words". The traceback's lines are indented or start with "Traceback"; code of its last frame follows beneath.

@@ -1,7 +1,5 @@
 #include "worker/torch/write_outputs.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include "ipc/channel/dtype.h"
@@ -30,10 +28,7 @@ Result<> check_output(const config::MethodSpec& method, const config::TensorSpec
         return wrong(fmt::format("the model returned {}, declared is {}", to_string(*dtype), to_string(spec.dtype)),
                      fmt::format("declare {}", to_string(*dtype)));
     const auto dims = dims_of(output);
-    const bool fits = std::ranges::equal(dims, spec.shape, [](std::int64_t dim, const config::DimRange& range) {
-        return range.min <= dim && dim <= range.max;
-    });
-    if (!fits)
+    if (!in_ranges(dims, spec.shape))
         return wrong(fmt::format("the model returned shape {}, declared is {}", describe(dims), describe(spec.shape)),
                      "declare the shapes that the model returns");
     return {};

@@ -29,26 +29,20 @@ public:
     [[noreturn]] void refuse(std::string_view wanted) const {
         std::string is = json::serialize(value_);
         if (is.size() > 80) is = is.substr(0, 77) + "...";
-        throw ErrorException{
-            {ErrorCode::package_incompatible,
-             fmt::format("reading {}: \"{}\" is {}, which is not {}", manifest_path(), path_, is, wanted),
-             std::string{export_again}}};
+        fail(path_, fmt::format("{}, which is not {}", is, wanted));
     }
     [[nodiscard]] Field operator[](std::string_view key) const {
         if (auto found = find(key)) return *found;
-        throw ErrorException{{ErrorCode::package_incompatible,
-                              fmt::format("reading {}: \"{}\" is missing", manifest_path(), joined(key)),
-                              std::string{export_again}}};
+        fail(joined(key), "missing");
     }
-    [[noreturn]] void unknown(std::string_view key) const {
-        throw ErrorException{{ErrorCode::package_incompatible,
-                              fmt::format("reading {}: \"{}\" is unknown", manifest_path(), joined(key)),
-                              std::string{export_again}}};
+    [[noreturn]] void unknown(std::string_view key) const { fail(joined(key), "unknown"); }
+    [[nodiscard]] const json::object& object() const {
+        if (!value_.is_object()) refuse("an object");
+        return value_.as_object();
     }
     /// Empty if it is missing or null.
     [[nodiscard]] std::optional<Field> find(std::string_view key) const {
-        if (!value_.is_object()) refuse("an object");
-        const auto* found = value_.as_object().if_contains(key);
+        const auto* found = object().if_contains(key);
         if (found == nullptr || found->is_null()) return std::nullopt;
         return Field{*found, joined(key), folder_};
     }
@@ -101,10 +95,15 @@ public:
     }
 
 private:
+    [[noreturn]] void fail(std::string_view path, std::string_view is) const {
+        throw ErrorException{
+            {ErrorCode::package_incompatible,
+             fmt::format("reading {}: \"{}\" is {}", (folder_ / "manifest.json").string(), path, is),
+             std::string{export_again}}};
+    }
     [[nodiscard]] std::string joined(std::string_view key) const {
         return path_.empty() ? std::string{key} : fmt::format("{}.{}", path_, key);
     }
-    [[nodiscard]] std::string manifest_path() const { return (folder_ / "manifest.json").string(); }
 
     const json::value& value_;
     std::string path_;
@@ -178,10 +177,7 @@ void read_draw(const Field& root, Manifest& manifest) {
     draw.codebooks = manifest.codebooks;
     draw.vocabulary = manifest.vocabulary;
     draw.guided = manifest.rows == 2;
-    if (const auto sampling = root.find("sampling")) {
-        if (!sampling->value().is_object()) sampling->refuse("an object");
-        manifest.sampling = sampling->value().as_object();
-    }
+    if (const auto sampling = root.find("sampling")) manifest.sampling = sampling->object();
     if (const auto order = root.find("sampling_order")) {
         draw.min_p_before_top_p = order->text() == "t3";
         if (!draw.min_p_before_top_p && order->text() != "hf") order->refuse("\"hf\" or \"t3\"");
@@ -240,7 +236,7 @@ void check_members(const Field& root) {
         if (!root.find(name) && std::ranges::find(nullable, name) == std::end(nullable) &&
             std::ranges::find(optional, name) == std::end(optional))
             (void)root[name];
-    const json::object& all = root.value().as_object();
+    const json::object& all = root.object();
     for (const std::string_view name : nullable)
         if (!all.contains(name)) (void)root[name];
     for (const auto& member : all)
@@ -263,7 +259,7 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
         format.refuse("\"bulkhead-generate/1\", the format that this version reads");
     check_members(root);
     (void)root["exporter"].text();
-    if (!root["source"].value().is_object()) root["source"].refuse("an object");
+    (void)root["source"].object();
     for (const Field& file : root["tokenizer"].items()) (void)file.file();
     manifest.family = root["family"].text();
     manifest.name = root["name"].text();
@@ -329,20 +325,15 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     manifest.weights_bytes =
         static_cast<std::uint64_t>(weights["bytes"].integer(8, std::numeric_limits<std::int64_t>::max()));
     if (const auto hash = weights.find("sha256")) manifest.sha256[manifest.weights_file] = hash->sha256();
-    if (const auto functions = root.find("functions")) {
-        if (!functions->value().is_object()) functions->refuse("an object");
-        for (const auto& function : functions->value().as_object())
+    if (const auto functions = root.find("functions"))
+        for (const auto& function : functions->object())
             manifest.sha256[function.key()] = (*functions)[function.key()].sha256();
-    }
-    if (const auto constants = root.find("constants")) {
-        if (!constants->value().is_object()) constants->refuse("an object");
-        for (const auto& [file, names] : constants->value().as_object()) {
-            const Field of_file = (*constants)[file];
-            if (!names.is_object()) of_file.refuse("an object");
-            for (const auto& [in_code, in_weights] : names.as_object())
-                manifest.constants[file][in_code] = of_file[in_code].text();
+    if (const auto constants = root.find("constants"))
+        for (const auto& file : constants->object()) {
+            const Field names = (*constants)[file.key()];
+            for (const auto& name : names.object())
+                manifest.constants[file.key()][name.key()] = names[name.key()].text();
         }
-    }
     return manifest;
 }
 

@@ -15,6 +15,7 @@
 
 #include "ipc/base/unique_fd.h"
 #include "ipc/channel/dtype.h"
+#include "ipc/channel/tensor_layout.h"
 #include "worker/generation/limits.h"
 #include "worker/generation/models/manifest.h"
 #include "worker/model/parallel_copy.h"
@@ -44,14 +45,6 @@ Error broken(const fs::path& path, std::string_view what) {
             fmt::format("copy the package again, or {}", export_again)};
 }
 
-/// Computes a tensor's bytes; false if they exceed 64 bits.
-bool size_of(const std::vector<std::int64_t>& dims, wire::DType dtype, std::uint64_t& bytes) {
-    bytes = element_size(dtype);
-    for (const std::int64_t dim : dims)
-        if (dim < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(dim), &bytes)) return false;
-    return true;
-}
-
 /// Reads one entry of the header into `tensor`. Returns what is wrong with it, or an empty string.
 std::string read_entry(const boost::json::value& entry, std::span<const std::byte> data, WeightTensor& tensor) {
     const auto* object = entry.if_object();
@@ -62,13 +55,11 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
     if (dtype == nullptr || !dtype->is_string() || shape == nullptr || !shape->is_array() || offsets == nullptr ||
         !offsets->is_array() || offsets->as_array().size() != 2)
         return "lacks dtype, shape or data_offsets";
-    bool known = false;
-    for (const auto& [name, ours] : dtypes)
-        if (name == std::string_view{dtype->as_string()}) {
-            tensor.dtype = ours;
-            known = true;
-        }
-    if (!known) return fmt::format("has dtype {}, which is not supported", std::string_view{dtype->as_string()});
+    const auto known = std::ranges::find(dtypes, std::string_view{dtype->as_string()},
+                                         &std::pair<std::string_view, wire::DType>::first);
+    if (known == dtypes.end())
+        return fmt::format("has dtype {}, which is not supported", std::string_view{dtype->as_string()});
+    tensor.dtype = known->second;
     for (const auto& dim : shape->as_array()) {
         if (!dim.is_int64() || dim.as_int64() < 0) return "has a shape that is not a list of sizes";
         tensor.dims.push_back(dim.as_int64());
@@ -79,12 +70,12 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
         if (!offset.is_int64() || offset.as_int64() < 0) return "has offsets that are not positions";
         range[i] = static_cast<std::uint64_t>(offset.as_int64());
     }
-    std::uint64_t bytes = 0;
-    if (!size_of(tensor.dims, tensor.dtype, bytes)) return "has a shape larger than any memory";
-    if (range[0] > range[1] || range[1] > data.size() || range[1] - range[0] != bytes)
+    const auto bytes = tensor_bytes(tensor.dtype, tensor.dims);
+    if (!bytes) return fmt::format("has no valid size: {}", bytes.error().attempt);
+    if (range[0] > range[1] || range[1] > data.size() || range[1] - range[0] != *bytes)
         return fmt::format("lies at bytes {} to {} of {}, but its shape needs {} bytes", range[0], range[1],
-                           data.size(), bytes);
-    tensor.bytes = data.subspan(range[0], bytes);
+                           data.size(), *bytes);
+    tensor.bytes = data.subspan(range[0], *bytes);
     if (reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % element_size(tensor.dtype) != 0)
         return "does not start at a multiple of its element";
     return {};

@@ -313,7 +313,7 @@ TEST_F(GenerationPackage, HeaderThatLiesIsRefused) {
     edit_header([&](auto& header) { first_of(header)["data_offsets"] = boost::json::array{0, 1ULL << 40}; });
     expect_refused(ErrorCode::package_incompatible, "lies at bytes");
     edit_header([&](auto& header) { first_of(header)["shape"] = boost::json::array{1LL << 40, 1LL << 40}; });
-    expect_refused(ErrorCode::package_incompatible, "larger than any memory");
+    expect_refused(ErrorCode::package_incompatible, "exceeds 2^63 bytes");
     edit_header([&](auto& header) { first_of(header)["dtype"] = "F5"; });
     expect_refused(ErrorCode::package_incompatible, "F5");
 }

@@ -177,7 +177,7 @@ BULKHEAD_INLINE void multiply(const float* w, const Panel& panel, float* tile, i
     multiply<Outs, vectors_most>(w, panel.values, tile, depth);
 }
 
-// So many floats, none of them set.
+// Uninitialised cache lines for this number of floats.
 std::unique_ptr<CacheLine[]> lines_of(int64_t floats) {
     return std::unique_ptr<CacheLine[]>{new CacheLine[(floats + floats_of_line - 1) / floats_of_line]};
 }
@@ -204,7 +204,7 @@ BULKHEAD_INLINE void multiply_few(const float* x, const Weights& weights, int64_
                 at::vec::vec_reduce_all<float>([](Vector one, Vector other) { return one + other; }, sums[i][row]);
 }
 
-// Rows `first` to `last` of w with so many of x, at most Rows.
+// Rows `first` to `last` of w with `rows` rows of x, at most Rows.
 template <int Rows, typename Weights>
 void multiply_block(int64_t rows, const float* x, const Weights& weights, int64_t first, int64_t last, float* y,
                     int64_t outs, int64_t depth) {

@@ -65,7 +65,7 @@ def original(tensor: Tensor, name: str) -> Tensor:
         return tensor
     found = _originals.get(absent_gpu.storage(tensor))
     if found is None or found.size() != tensor.size() or found.stride() != tensor.stride():
-        raise Error("input_invalid", f"compiling for an absent GPU: nobody knows the values of the constant {name}, made while the model was traced",
+        raise Error("input_invalid", f"compiling for an absent GPU: the constant {name} was made while the model was traced, so its values are unknown",
                     "make it a buffer of its module, or export where the GPU is")  # fmt: skip
     return found
 

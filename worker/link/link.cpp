@@ -70,8 +70,9 @@ void WorkerLink::has_flushed() {
 
 void WorkerLink::count_dropped(std::string_view type) {
     if (std::exchange(dropped_, true)) return;
-    spdlog::info("the daemon does not read the worker link: from \"{}\" on, messages that the next hello repeats are dropped",
-                 type);
+    spdlog::info(
+        "the daemon does not read the worker link: from \"{}\" on, messages that the next hello repeats are dropped",
+        type);
 }
 
 void WorkerLink::flush() { stream_->flush_blocking(limits::link_flush); }

@@ -117,8 +117,7 @@ std::uint64_t ChannelSlabs::output_growth(wire::SlabKind kind) const {
     const std::lock_guard lock{mutex_};
     std::uint64_t have = 0;
     for (const auto& slab : slabs_)
-        if (slab->direction == wire::SlabDirection::output && slab->state == State::in_use &&
-            slab->memory.kind == kind)
+        if (slab->direction == wire::SlabDirection::output && slab->state == State::in_use && slab->memory.kind == kind)
             have += slab->memory.bytes.size();
     return std::max(limits::output_growth_bytes, std::min(have, source_.bytes_left() / 2));
 }

@@ -10,8 +10,8 @@ Result<Slab> cleared(Result<Slab> slab) {
     const cuda::Gpu& gpu = *slab->gpu();
     const cuda::Driver& driver = gpu.driver();
     const cuda::Gpu::Current current{gpu};
-    Result<> done = driver.check("cuMemsetD8Async",
-                                 driver.cuMemsetD8Async(slab->pointer(), 0, slab->size_bytes(), nullptr));
+    Result<> done =
+        driver.check("cuMemsetD8Async", driver.cuMemsetD8Async(slab->pointer(), 0, slab->size_bytes(), nullptr));
     if (done) done = driver.check("cuStreamSynchronize", driver.cuStreamSynchronize(nullptr));
     if (!done) return std::move(done).error();
     return slab;

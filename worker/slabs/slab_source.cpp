@@ -65,8 +65,8 @@ Result<SlabSource::Reservation> SlabSource::reserve(std::uint64_t bytes) const {
     return reserved;
 }
 
-Result<SlabMemory> SlabSource::make_memory(wire::SlabKind kind, wire::SlabDirection direction,
-                                           std::uint64_t size_bytes, std::uint32_t id) const {
+Result<SlabMemory> SlabSource::make_memory(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes,
+                                           std::uint32_t id) const {
     if (is_gpu(kind)) return SlabMemory::on_gpu(kind, gpu_, size_bytes);
     Result<HostSlab> slab = HostSlab::create(size_bytes, direction, fmt::format("{}{}", label_prefix_, id),
                                              huge_pages_ ? SlabPages::huge : SlabPages::plain);

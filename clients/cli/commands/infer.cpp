@@ -170,7 +170,9 @@ void add_infer(CLI::App& app, Session& session) {
         "NAME=VALUE");
     take_assignments(command->add_option("--output,-o", inference->outputs, "Save this output as .npy"), "NAME=FILE");
     command->add_option("--method,-m", inference->method, "The method to call")->capture_default_str();
-    command->add_option("--repeat,-n", inference->repeat, "Send the same request this number of times, one after the other")
+    command
+        ->add_option("--repeat,-n", inference->repeat,
+                     "Send the same request this number of times, one after the other")
         ->check(CLI::Range(std::int64_t{1}, limits::repeats_max));
     take_duration(command->add_option("--deadline", inference->deadline,
                                       "Of one request, such as 5s; the model's own without it"));

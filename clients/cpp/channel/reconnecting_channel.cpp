@@ -172,8 +172,7 @@ ReconnectingChannel::forwarded(const std::string& name, std::shared_ptr<Output::
         if (loan) return WorkerSession::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
         if (loan.error().code != ErrorCode::resources_exhausted) return std::move(loan).error();
     }
-    Result<std::shared_ptr<const Input::Lease>> copy =
-        copied(lease->tensor.dtype, lease->tensor.dims, lease->bytes());
+    Result<std::shared_ptr<const Input::Lease>> copy = copied(lease->tensor.dtype, lease->tensor.dims, lease->bytes());
     if (!copy) return std::move(copy).error();
     // Keeps the output: if the request is sent again, the next worker may take loans.
     return WorkerSession::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};

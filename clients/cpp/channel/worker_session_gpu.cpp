@@ -70,10 +70,9 @@ Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::L
     if (output.bytes().empty()) return std::move(*copy);
     const cuda::Driver& driver = gpu()->driver();
     const cuda::Gpu::Current current{*gpu()};
-    const cuda::CUresult queued =
-        driver.cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>((*copy)->bytes().data()),
-                             reinterpret_cast<cuda::CUdeviceptr>(output.bytes().data()), output.bytes().size(),
-                             static_cast<cuda::CUstream>(stream));
+    const cuda::CUresult queued = driver.cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>((*copy)->bytes().data()),
+                                                       reinterpret_cast<cuda::CUdeviceptr>(output.bytes().data()),
+                                                       output.bytes().size(), static_cast<cuda::CUstream>(stream));
     if (const Result<> done = driver.check("cuMemcpyAsync", queued); !done) return done.error();
     return std::move(*copy);
 }

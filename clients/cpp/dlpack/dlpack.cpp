@@ -231,7 +231,8 @@ DLPackTensor from_unversioned(DLManagedTensor* tensor) {
 }
 
 Result<DLPackImport> DLPackImport::of(DLPackTensor tensor, void* stream) {
-    if (tensor == nullptr) return refused(ErrorCode::input_invalid, "there is none", "pass one that no consumer has taken");
+    if (tensor == nullptr)
+        return refused(ErrorCode::input_invalid, "there is none", "pass one that no consumer has taken");
     if (tensor->version.major != DLPACK_MAJOR_VERSION)  // no other member may be read
         return refused(ErrorCode::input_invalid, fmt::format("it is of version {}", tensor->version.major),
                        fmt::format("export it as version {}", DLPACK_MAJOR_VERSION));

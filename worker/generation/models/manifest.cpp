@@ -96,10 +96,9 @@ public:
 
 private:
     [[noreturn]] void fail(std::string_view path, std::string_view is) const {
-        throw ErrorException{
-            {ErrorCode::package_incompatible,
-             fmt::format("reading {}: \"{}\" is {}", (folder_ / "manifest.json").string(), path, is),
-             std::string{export_again}}};
+        throw ErrorException{{ErrorCode::package_incompatible,
+                              fmt::format("reading {}: \"{}\" is {}", (folder_ / "manifest.json").string(), path, is),
+                              std::string{export_again}}};
     }
     [[nodiscard]] std::string joined(std::string_view key) const {
         return path_.empty() ? std::string{key} : fmt::format("{}.{}", path_, key);

@@ -37,7 +37,7 @@ public:
     /// From now on packets go through the rings, in both directions. Returns the descriptor to wait at instead of the
     /// socket, owned by the caller: an epoll descriptor, readable when the doorbell rang or the peer has hung up. A
     /// caller with a loop of its own waits at it there, and calls `sleep(0)` before it reads: it stays readable until
-    /// then, and after the peer has hung up for ever.
+    /// then, and for ever once the peer has hung up.
     /// Errors  resources_exhausted; the transport must not be used afterwards
     Result<UniqueFd> use(std::unique_ptr<RingEnd> rings);
     [[nodiscard]] bool has_rings() const noexcept { return rings_ != nullptr; }

@@ -6,6 +6,7 @@
 
 #include "bulkhead/channel.h"
 #include "clients/cli/commands/command.h"
+#include "clients/cli/commands/doctor.h"
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/output.h"
@@ -14,9 +15,23 @@
 namespace bulkhead::cli {
 namespace {
 
+/// Whether a capture has failed, or has ended the process, so that its requests run eagerly.
+bool has_lost_graphs(const json::value& why) {
+    const json::value* graphs = member(why, "graphs");
+    return graphs != nullptr && (!array_member(*graphs, "failures").empty() || member(*graphs, "degraded") != nullptr);
+}
+
 int show_why(const Session& session, const std::string& model) {
-    const json::value why = session.ask("model.why", {{"model", model}});
-    return session.json ? print_json(why) : print(render_why(why, Style::of(stdout)));
+    json::value why = session.ask("model.why", {{"model", model}});
+    if (!session.json) print(render_why(why, Style::of(stdout)));
+    if (has_lost_graphs(why))
+        if (const auto doctor = doctor_of(session, model)) {
+            if (!session.json) print(fmt::format("  `bulkhead doctor {}`:\n", one_line(model)));
+            json::object findings = quoted_findings(*doctor);
+            if (!session.json) return print(render_findings(findings));
+            why.as_object()["doctor"] = std::move(findings);
+        }
+    return session.json ? print_json(why) : exit_done;
 }
 
 /// Shows the methods from the worker's welcome, so it loads the model if need be.
@@ -84,8 +99,10 @@ void add_why(CLI::App& app, Session& session) {
     why->footer(
         "Also how long each replica has been there, how its last process ended, where its crash report lies,\n"
         "and what its CUDA Graphs did; of a model that generates its slots, its speed, and the steps of each\n"
-        "bucket.\n"
-        "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\",\"generate\"}.\n"
+        "bucket. Of an engine in Python that lost its graphs it runs `bulkhead doctor NAME`, which takes\n"
+        "seconds, and quotes up to 8 findings.\n"
+        "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\",\"generate\"}; of such an engine also\n"
+        "\"doctor\": {\"findings\",\"more\"}.\n"
         "\nExample:\n  bulkhead why minilm\n\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
     when_chosen(why, session, [&session, model] { return show_why(session, *model); });
 }

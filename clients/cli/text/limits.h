@@ -25,6 +25,9 @@ inline constexpr int crashes_shown = 20;                    ///< by `crashes` wi
 inline constexpr std::size_t start_message_bytes = 4096;    ///< of the output of a daemon that died
 inline constexpr std::int64_t repeats_max = 10'000'000;
 inline constexpr std::size_t npy_header_bytes_max = 64 * 1024;  ///< numpy's own are below 1 KiB
+inline constexpr std::size_t findings_quoted = 8;               ///< of the doctor's, by `why`
+inline constexpr std::size_t quoted_characters_max = 300;       ///< of a finding's reason or remedy
+inline constexpr int doctor_nice = 10;                          ///< of the doctor that `why` runs
 inline constexpr std::size_t shown_text_bytes_max = 16 * 1024;  ///< of one text from a peer
 
 }  // namespace bulkhead::cli::limits

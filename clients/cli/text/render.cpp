@@ -302,7 +302,8 @@ std::string graphs_lines(const json::value& graphs) {
             text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
     for (const json::value& failure : array_member(graphs, "failures")) {
         const std::string remedy = one_line(text_member(failure, "remedy"));
-        text += fmt::format("  not captured: {} {}: {}\n", one_line(text_or_dash(failure, "method")),
+        text += fmt::format("  not captured ({}): {} {}: {}\n", one_line(text_or_dash(failure, "cause")),
+                            one_line(text_or_dash(failure, "method")),
                             member(failure, "shapes") != nullptr ? one_line(json::serialize(*member(failure, "shapes")))
                                                                  : "",
                             one_line(text_or_dash(failure, "reason")));
@@ -372,6 +373,22 @@ std::string render_why(const json::value& why, Style style) {
         text += graphs_lines(*graphs);
     if (const json::value* generate = generate_of(why)) text += generate_lines(*generate);
     return text;
+}
+
+std::string render_findings(const json::value& quoted) {
+    std::string text;
+    for (const json::value& finding : array_member(quoted, "findings")) {
+        std::string severity = one_line(text_member(finding, "severity"));
+        std::ranges::replace(severity, '_', ' ');
+        text += fmt::format("    {}:{} {} ({}): {}\n      remedy: {}\n", one_line(text_member(finding, "file")),
+                            text_or_dash(finding, "line"), one_line(text_member(finding, "code")), severity,
+                            one_line(text_member(finding, "reason")), one_line(text_member(finding, "remedy")));
+    }
+    if (const auto more = integer_member(quoted, "more").value_or(0); more > 0)
+        text += fmt::format("    {} more\n", more);
+    if (const std::string error = text_member(quoted, "error"); !error.empty())
+        text += fmt::format("    not looked at to the end: {}\n", one_line(error));
+    return text.empty() ? "    no finding\n" : text;
 }
 
 std::string render_plan(const json::value& plan) {

@@ -51,6 +51,8 @@ namespace bulkhead::cli {
 /// `fleet.plan`'s answer: its sentence, then a line for each replica that would load or go.
 [[nodiscard]] std::string render_plan(const boost::json::value& plan);
 [[nodiscard]] std::string render_why(const boost::json::value& why, Style style);
+/// The doctor's findings as `why` quotes them: `quoted_findings` of commands/doctor.h.
+[[nodiscard]] std::string render_findings(const boost::json::value& quoted);
 [[nodiscard]] std::string render_crashes(const boost::json::array& reports, Style style);
 /// Crash reports that could not be written.
 [[nodiscard]] std::string render_lost_crashes(const boost::json::value& lost);

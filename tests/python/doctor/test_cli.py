@@ -14,7 +14,6 @@ HERE = Path(__file__).parent
 WORKER = HERE.parent / "worker"
 sys.path.append(str(HERE.parent))
 import bulkhead  # noqa: E402
-import numpy  # noqa: E402
 from daemon import BUILD, Daemon  # noqa: E402
 
 BULKHEAD = BUILD / "bin/bulkhead"
@@ -24,6 +23,7 @@ models:
   voice: {{runtime: python, engine: "{here}/voice.py:Voice", interpreter: "{python}", device: cpu, options: {{scale: 0.5}}}}
   plain: {{runtime: python, engine: "{here}/voice.py:Plain", interpreter: "{python}", device: cpu}}
   uncaptured: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Uncaptured", interpreter: "{python}", device: cpu}}
+  many: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Many", interpreter: "{python}", device: cpu, environment: {{SCALE: "2"}}}}
 """
 
 
@@ -64,18 +64,37 @@ class Doctor(unittest.TestCase):
         self.assertEqual((served.returncode, served.stderr), (1, ""))
         self.assertEqual(served.stdout, named.stdout)
 
-    def test_why_of_a_model_that_runs_eagerly_quotes_what_the_doctor_finds(self) -> None:
+    def why(self, model: str, *options: str) -> str:
+        """Of a model that is loaded, and runs eagerly."""
         daemon = Daemon(Path(self.fleet).read_text())
         self.addCleanup(daemon.stop)
         with bulkhead.connect(daemon.socket) as client:
-            answer = client.infer("uncaptured", x=numpy.ones((1, 4), numpy.float32))
-            self.assertEqual(answer["y"].tolist(), [[2.0] * 4])
-        why = subprocess.run([BULKHEAD.resolve(), "--socket", daemon.socket, "why", "uncaptured"], capture_output=True, text=True, timeout=60).stdout
-        (found,) = json.loads(doctor("uncaptured", "--json", socket=daemon.socket).stdout)["findings"]
+            client.load(model)
+        ended = subprocess.run([BULKHEAD.resolve(), "--socket", daemon.socket, "why", model, *options], capture_output=True, text=True, timeout=240,
+                               cwd=HERE)  # fmt: skip
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        return ended.stdout
+
+    def test_why_of_a_model_that_runs_eagerly_quotes_what_the_doctor_finds(self) -> None:
+        why = self.why("uncaptured")
+        (found,) = json.loads(doctor("uncaptured", "--fleet", self.fleet, "--json").stdout)["findings"]
         self.assertEqual((found["code"], found["severity"]), ("host_read", "prevents_capture"))
         self.assertIn("graphs: eager", why)
-        self.assertRegex(why, rf"not captured: compute \[\[1,4\]\]: \S*uncaptured\.py:{found['line']} in \S*compute: `if x\.sum\(\)\.item\(\) > 0:`")
-        self.assertIn("keep the value a tensor on the device, torch.where(", why)
+        line = found["line"]
+        self.assertRegex(why, rf"not captured \(host_read\): compute \[\[1,4\]\]: {found['file']}:{line} in \S*compute: `if x\.sum\(\)\.item\(\) > 0:`")
+        self.assertIn("    keep the value a tensor on the device, torch.where(condition, a, b) for a branch\n", why)
+        self.assertIn(f"  `bulkhead doctor uncaptured`:\n    {found['file']}:{line} host_read (prevents capture): {found['reason']}\n"
+                      f"      remedy: {found['remedy']}\n", why)  # fmt: skip
+
+    def test_why_quotes_eight_findings_of_many(self) -> None:
+        """Its engine takes a variable of the fleet."""
+        quoted = json.loads(self.why("many", "--json"))["doctor"]
+        found = json.loads(doctor("many", "--fleet", self.fleet, "--json").stdout)["findings"]
+        self.assertEqual((len(found), quoted["more"], quoted.get("error")), (10, 2, None))
+        self.assertEqual(quoted["findings"], [{name: one[name] for name in quoted["findings"][0]} for one in found[:8]])
+
+    def test_why_of_a_model_whose_captures_did_not_fail_looks_at_no_code(self) -> None:
+        self.assertNotIn("doctor", json.loads(self.why("voice", "--json")))
 
     def test_what_cannot_be_looked_at_is_told_with_a_remedy(self) -> None:
         for arguments, status, said in (

@@ -218,8 +218,19 @@ TEST(Why, QuotesTheFindingsOfCapturesThatFailed) {
         "cause":"host_read","reason":"voice.py:7 in step: `t.item()`: refused","remedy":"torch.where(t > 0, a, b)"}]}})json"),
                    plain),
         HasSubstr("  graphs: eager; 2 eager runs (capture_failed)\n"
-                  "  not captured: step [[1,8]]: voice.py:7 in step: `t.item()`: refused\n"
+                  "  not captured (host_read): step [[1,8]]: voice.py:7 in step: `t.item()`: refused\n"
                   "    torch.where(t > 0, a, b)\n"));
+}
+
+TEST(Why, QuotesTheDoctorsFindings) {
+    EXPECT_EQ(render_findings(boost::json::parse(R"json({"findings":[{"code":"host_read","severity":"prevents_capture",
+        "file":"voice.py","line":7,"function":"step","reason":"`t\u001b.item()` reads a value",
+        "remedy":"torch.where(t > 0, a, b)"}],"more":2,"error":"voice.py:Voice did not end"})json")),
+              "    voice.py:7 host_read (prevents capture): `t?.item()` reads a value\n"
+              "      remedy: torch.where(t > 0, a, b)\n"
+              "    2 more\n"
+              "    not looked at to the end: voice.py:Voice did not end\n");
+    EXPECT_EQ(render_findings(boost::json::parse(R"({"findings":[],"more":0})")), "    no finding\n");
 }
 
 TEST(Why, CountsWhatTheGraphsDid) {

@@ -93,11 +93,13 @@ class Place:
 
 
 def short(file: str) -> str:
-    """A path as readers know it: relative to the working directory, or to where Python found the module."""
+    """A path as readers know it: relative to the working directory, unless that is /, or to where Python found the module."""
     for site in ("site-packages/", "dist-packages/"):
         if site in file:
             return file.rsplit(site, 1)[1]
     relative = os.path.relpath(file)
+    if os.sep + relative == file:
+        return file
     if file.startswith("<") or not relative.startswith(".."):
         return file if file.startswith("<") else relative
     roots = [root for root in sys.path if root and file.startswith(root + os.sep)]

@@ -203,7 +203,7 @@ class Graphs:
         except Exception as error:
             cause, reason, remedy = _explained(error)
             if self.mode == "required":
-                raise Error("capture_failed", f"capturing {name} {bucket}: {reason}", remedy) from error
+                raise Error("capture_failed", f"capturing {name} {bucket}: {reason}", f"{remedy}; or set graphs: preferred") from error
             bucket.failed = True
             self._failures.append({"method": name, "shapes": bucket.shapes, "cause": cause, "reason": reason, "remedy": remedy})
         else:
@@ -239,8 +239,8 @@ def _explained(error: Exception) -> tuple[str, str, str]:
     from ..doctor.source import short
 
     if (finding := explain(error)) is not None:
-        return finding.code, f"{short(finding.file)}:{finding.line} in {finding.function}: {finding.reason}", f"{finding.remedy}; or set graphs: preferred"
-    remedy = "capture no host access, no synchronization and no shape that depends on data; or set graphs: preferred"
+        return finding.code, f"{short(finding.file)}:{finding.line} in {finding.function}: {finding.reason}", finding.remedy
+    remedy = "capture no host access, no synchronization and no shape that depends on data"
     return "exception", f"{type(error).__name__}: {error}".splitlines()[0], remedy
 
 

@@ -1,5 +1,6 @@
 """An engine whose step reads a value. Its GPU is the tests' stand-in, and the read fails in the capture with CUDA's error."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,20 @@ class Uncaptured:
     @method(inputs=[Tensor("x", "float32", [1, 4])], outputs=[Tensor("y", "float32", [1, 4])])
     def forward(self, *, x: Any) -> Any:
         return {"y": self.step(x=torch.as_tensor(x)).numpy()}
+
+
+class Many(Uncaptured):
+    """Reads in ten lines; its scale is a variable of the fleet."""
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * float(os.environ["SCALE"])
+        x = x * x[0, 0].item()
+        x = x * x[0, 1].item()
+        x = x * x[0, 2].item()
+        x = x * x[0, 3].item()
+        x = x * x.sum().item()
+        x = x * x.amin().item()
+        x = x * x.amax().item()
+        x = x * x.mean().item()
+        x = x * x.std().item()
+        return x * x.norm().item()

@@ -15,8 +15,9 @@
 
 #include "clients/cli/commands/command.h"
 #include "ipc/base/unique_fd.h"
-#include "tests/unit/cli/ran.h"
+#include "tests/support/file_text.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/unit/cli/ran.h"
 
 namespace bulkhead::cli {
 namespace {
@@ -123,6 +124,42 @@ TEST_F(Commands, TellADaemonsErrorWithStatus1) {
     EXPECT_EQ(as_json.status, exit_failed);
     EXPECT_THAT(as_json.out, IsEmpty());
     EXPECT_EQ(json::parse(as_json.err).at("error").at("code"), "model_unknown");
+}
+
+TEST_F(Commands, WhyQuotesTheDoctorOfAModelWhoseGraphsAreLost) {
+    const TemporaryFolder folder;
+    json::array findings;
+    for (int line = 1; line <= 10; ++line)
+        findings.push_back({{"code", "sync"},
+                            {"severity", line == 1 ? "slow" : "prevents_capture"},
+                            {"line", line},
+                            {"reason", std::string(400, 'x')}});
+    const auto report = folder.write("report.json", json::serialize(json::object{{"findings", findings}}));
+    const auto doctor =
+        folder.write("python", "#!/bin/sh\necho \"$2 $3 $4 $5; $SCALE; ${CUDA_VISIBLE_DEVICES-all}\" > " +
+                                   folder.path().string() + "/asked\ncat " + report.string() + "\n");
+    std::filesystem::permissions(doctor, std::filesystem::perms::owner_all);
+    const auto fleet = folder.write(
+        "fleet.yaml", "version: 1\nmodels:\n  m: {runtime: python, engine: \"voices:Voice\", interpreter: " +
+                          doctor.string() + ", environment: {SCALE: two}}\n");
+    daemon.answer("daemon.info", R"("result":{"fleet":")" + fleet.string() + "\"}");
+    daemon.answer("model.why", R"("result":{"model":"m","graphs":{"mode":"off","degraded":"eager: capture crashed"}})");
+
+    const Ran as_json = ran({"--socket", socket, "why", "m", "--json"});
+    const json::value quoted = json::parse(as_json.out).at("doctor");
+    EXPECT_EQ(test::file_text(folder.path() / "asked"), "voices:Voice --engine {} --json; two; \n");
+    EXPECT_EQ(quoted.at("findings").as_array().size(), 8);
+    EXPECT_EQ(quoted.at("findings").at(0).at("line"), 2);
+    EXPECT_EQ(quoted.at("findings").at(0).at("reason"), std::string(300, 'x') + "…");
+    EXPECT_EQ(quoted.at("more"), 2);
+    EXPECT_THAT(ran({"--socket", socket, "why", "m"}).out,
+                HasSubstr("  `bulkhead doctor m`:\n    :2 sync (prevents capture): "));
+}
+
+TEST_F(Commands, WhyOfAModelThatKeepsItsGraphsRunsNoCode) {
+    daemon.answer("model.why", R"("result":{"model":"m","graphs":{"mode":"captured","failures":[]}})");
+    EXPECT_EQ(ran({"--socket", socket, "why", "m"}).status, exit_done);
+    EXPECT_THAT(daemon.asked(), ElementsAre(R"(model.why {"model":"m"})"));
 }
 
 TEST_F(Commands, LoadShowsPhasesAndThenTheTable) {

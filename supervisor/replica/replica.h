@@ -255,7 +255,7 @@ private:
 
     WorkerState state_ = WorkerState::stopped;
     std::int64_t since_ms_;
-    std::string reason_ = "nobody has asked for it";
+    std::string reason_ = "no client has asked for it";
     Deadline deadline_;  ///< the state's own
     std::shared_ptr<WorkerProcess> process_;
     std::uint64_t generation_ = 0;  ///< of the present or last process

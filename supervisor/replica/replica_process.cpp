@@ -301,7 +301,7 @@ void Replica::become_ready(worker_link::Ready& message) {
 
 void Replica::on_message(worker_link::Statistics& message) {
     process_->statistics = std::move(message);
-    process_->watch.answered();
+    if (process_->watch.answered()) ask_whether_it_lives();
     arm_watch();
     process_->statistics_are_known();
     if (context_.gate != nullptr) context_.gate->counted(*this);

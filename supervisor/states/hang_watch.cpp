@@ -16,7 +16,10 @@ void HangWatch::serves(Time now, bool busy, const std::optional<Reading>& page) 
 }
 
 bool HangWatch::ask(Time now) {
-    if (asked_at_) return false;
+    if (asked_at_) {
+        wanted_again_ = true;
+        return false;
+    }
     asked_at_ = now;
     return true;
 }

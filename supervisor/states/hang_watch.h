@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "supervisor/base/limits.h"
 
@@ -39,9 +40,13 @@ public:
 
     /// The worker starts to serve, or became busy or idle. `page`: empty if it has none.
     void serves(Time now, bool busy, const std::optional<Reading>& page);
-    /// Returns false if a question is still open: do not send another.
+    /// Returns false if a question is still open: send another once it is answered, not now.
     bool ask(Time now);
-    void answered() { asked_at_.reset(); }
+    /// Returns true if another was wanted meanwhile: the worker may have answered before what it was wanted for.
+    [[nodiscard]] bool answered() {
+        asked_at_.reset();
+        return std::exchange(wanted_again_, false);
+    }
 
     [[nodiscard]] std::optional<Time> due() const;
     /// A late look means that this process slept, and perhaps the worker too: all times start over.
@@ -62,6 +67,7 @@ private:
     Time moved_at_{};              ///< when it last changed
     Time look_at_{};
     std::optional<Time> asked_at_;
+    bool wanted_again_ = false;
     std::optional<Time> watchdog_at_;
 };
 

@@ -187,7 +187,7 @@ TEST_F(MethodsTest, WhyTellsTheReasonInASentence) {
     auto client = connect();
     const auto why = client.call("model.why", {{"model", "b"}}).at("result").as_object();
     EXPECT_EQ(why.at("state").as_string(), "stopped");
-    EXPECT_THAT(std::string{why.at("sentence").as_string()}, HasSubstr("nobody has asked for it"));
+    EXPECT_THAT(std::string{why.at("sentence").as_string()}, HasSubstr("no client has asked for it"));
     EXPECT_EQ(why.at("replicas").as_array().size(), 2U);
     EXPECT_TRUE(why.at("replicas").at(0).at("last_exit").is_null());
 }

@@ -38,7 +38,7 @@ protected:
             const Verdict verdict = look();
             if (verdict == Verdict::ask) {
                 watch.ask(now);
-                if (answers) watch.answered();
+                if (answers) (void)watch.answered();
             } else if (verdict != Verdict::nothing) {
                 return verdict;
             }
@@ -65,7 +65,7 @@ TEST_F(HangWatchTest, AQuestionIsDueInFiveSeconds) {
 TEST_F(HangWatchTest, AnAnswerEndsTheWait) {
     serve(false);
     watch.ask(now);
-    watch.answered();
+    EXPECT_FALSE(watch.answered());
     EXPECT_EQ(watch.due(), std::nullopt);
 }
 
@@ -76,8 +76,19 @@ TEST_F(HangWatchTest, AWatchdogAsksAgainAndAgain) {
         EXPECT_EQ(look(), Verdict::ask);
         EXPECT_EQ(now - start, i * 60s);
         watch.ask(now);
-        watch.answered();
+        EXPECT_FALSE(watch.answered());
     }
+}
+
+/// A worker that answered, and was stopped before it took what came next, is asked about that, too.
+TEST_F(HangWatchTest, AQuestionThatIsWantedWhileOneIsOpenIsAskedAfterIt) {
+    serve(false);
+    EXPECT_TRUE(watch.ask(now));
+    EXPECT_FALSE(watch.ask(now));
+    EXPECT_FALSE(watch.ask(now));
+    EXPECT_TRUE(watch.answered());
+    EXPECT_TRUE(watch.ask(now));
+    EXPECT_FALSE(watch.answered()) << "one more is enough for all";
 }
 
 TEST_F(HangWatchTest, BecomingBusyAndIdleDoesNotPutTheWatchdogOff) {

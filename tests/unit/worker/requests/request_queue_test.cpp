@@ -36,6 +36,14 @@ TEST_F(RequestQueue, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
     client.expect_result(2);  // its output fits: the discarded one gave its room back
 }
 
+TEST_F(RequestQueue, AClientsDeadlineDoesNotExceedTheModels) {
+    spec.deadlines.request = 5ms;
+    TestClient client = first_channel();
+    client.infer(1, "wait", {client.tensor({1})}, {}, 1h);
+    client.expect_error(1, ErrorCode::deadline_exceeded);
+    log->gate.open();
+}
+
 /// Wherever its deadline finds it, each is answered once.
 TEST_F(RequestQueue, AnswersEachOfManyWhoseDeadlineIsAMillisecond) {
     constexpr std::uint64_t rounds = 50, at_once = 20;

@@ -244,23 +244,25 @@ Plan Policy::plan(const std::string& model, Time now) const {
         }
         for (const std::size_t victim : option.victims)
             for (const Slot* slot : survey.candidates()[victim].slots) plan.victims.push_back(slot->id());
-        if (!option.behind_priority) plan.expected = expected_of(*state_, survey, pieces, option, now);
     };
+    claim_for_those_before(*state_, survey, *known->unit, now);
     const bool ending = std::ranges::any_of(missing, [](const Slot* slot) { return slot->phase != Phase::none; });
     const auto at_once = ending ? std::nullopt : survey.place(pieces, priority, Reach::now);
     if (at_once) {
         fill(*at_once);
+        plan.expected = expected_of(*state_, survey, pieces, *at_once, now);
         plan.outcome = at_once->victims.empty() ? Plan::Outcome::fits : Plan::Outcome::evicts;
         plan.why =
             at_once->victims.empty() ? "there is room" : fmt::format("evicts {}", names_of(survey, at_once->victims));
         return plan;
     }
-    if (const auto later = survey.place(pieces, priority, Reach::ever)) {
-        fill(*later);
+    if (const Wait wait = wait_for(*state_, survey, pieces, priority, ending, now); wait.option) {
+        fill(*wait.option);
+        plan.expected = wait.expected;
         plan.outcome = Plan::Outcome::waits;
         plan.why = entry != nullptr && !entry->why.empty() ? entry->why
                    : ending                                ? "waits until its former worker has ended"
-                                                           : waits_for(survey, *later, now);
+                                                           : waits_for(survey, *wait.option, now);
         return plan;
     }
     plan.outcome = Plan::Outcome::refused;

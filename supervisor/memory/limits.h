@@ -44,7 +44,10 @@ inline constexpr int corrected_by_percent = 125;
 inline constexpr int corrected_by_percent_max = 200;
 inline constexpr auto promise_for = 30s;  ///< how long room made by a reclaim is kept for others
 
-inline constexpr std::size_t assignments_max = 256;   ///< assignments of a together group to devices that are compared
+/// Assignments of several replicas to devices that are compared. Of more, first one is sought by dealing
+/// them out, in so many steps.
+inline constexpr std::size_t assignments_max = 256;
+inline constexpr std::size_t deals_max = 1'024;
 inline constexpr std::size_t footprints_max = 4'096;  ///< the oldest are dropped
 inline constexpr std::uint64_t bytes_max = std::uint64_t{1} << 50;  ///< of one figure: sums cannot overflow
 

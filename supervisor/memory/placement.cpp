@@ -1,6 +1,8 @@
 #include "supervisor/memory/placement.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 namespace bulkhead::supervisor::memory {
 namespace {
@@ -123,12 +125,65 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
     return option;
 }
 
+/// Deals the largest piece first, each to the device with the most room left, and goes back where one does not fit.
+std::optional<Option> Survey::deal(const std::vector<Piece>& pieces, const Allowed& allowed, int priority,
+                                   Reach reach) const {
+    std::vector<std::int64_t> left(room_.size());
+    for (std::size_t device = 0; device < left.size(); ++device) {
+        const auto claim = claim_of(device);
+        left[device] = claim ? std::min(room_[device], *claim) : room_within(reach, device, priority);
+    }
+    for (const Candidate& one : candidates_)  // what is of the same unit stays
+        if (one.unit == pieces.front().slot->model->unit && may_go(one, priority, reach))
+            for (const auto& [device, bytes] : one.freed)
+                if (!claim_of(device)) left[device] -= static_cast<std::int64_t>(bytes);
+    std::vector<std::int64_t> size;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        size.push_back(0);
+        for (const std::size_t device : allowed[i]) size[i] = std::max(size[i], pieces[i].bytes(device));
+    }
+    std::vector<std::size_t> order(pieces.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, std::greater{}, [&](std::size_t piece) { return size[piece]; });
+    std::vector<std::size_t> devices(pieces.size());
+    std::optional<Option> found;
+    std::size_t tried = 0;
+    const std::function<bool(std::size_t)> deal_from = [&](std::size_t at) {
+        if (at == order.size()) {
+            found = try_devices(pieces, devices, priority, reach);
+            return found.has_value();
+        }
+        const Piece& piece = pieces[order[at]];
+        std::vector<std::size_t> most_room_first = allowed[order[at]];
+        std::ranges::stable_sort(most_room_first, std::greater{}, [&](std::size_t device) { return left[device]; });
+        for (const std::size_t device : most_room_first) {
+            const std::int64_t beside = static_cast<std::int64_t>(piece.need(device).host);
+            if (left[device] < piece.bytes(device) || (beside > 0 && left[0] < beside)) continue;
+            if (++tried > limits::deals_max) return false;
+            devices[order[at]] = device;
+            left[device] -= piece.bytes(device);
+            left[0] -= beside;
+            if (deal_from(at + 1)) return true;
+            left[device] += piece.bytes(device);
+            left[0] += beside;
+        }
+        return false;
+    };
+    (void)deal_from(0);
+    return found;
+}
+
 std::optional<Option> Survey::place(const std::vector<Piece>& pieces, int priority, Reach reach) const {
     if (pieces.empty()) return std::nullopt;
-    std::vector<std::vector<std::size_t>> allowed;
-    for (const Piece& piece : pieces)
+    Allowed allowed;
+    double assignments = 1;
+    for (const Piece& piece : pieces) {
         if (allowed.emplace_back(devices_for(piece, priority, reach)).empty()) return std::nullopt;
+        assignments *= static_cast<double>(allowed.back().size());
+    }
     std::optional<Option> best;
+    if (assignments > limits::assignments_max) best = deal(pieces, allowed, priority, reach);
+    if (best && reach == Reach::ever) return best;
     std::vector<std::size_t> turn(pieces.size());
     std::vector<std::size_t> devices(pieces.size());
     for (std::size_t tried = 0; tried < limits::assignments_max; ++tried) {

@@ -41,6 +41,10 @@ struct Piece {
     Need on_gpu;
     Need on_host;
     [[nodiscard]] const Need& need(std::size_t device) const { return device == 0 ? on_host : on_gpu; }
+    /// At least one where the need is unknown.
+    [[nodiscard]] std::int64_t bytes(std::size_t device) const {
+        return need(device).basis == Basis::unknown ? 1 : static_cast<std::int64_t>(need(device).device);
+    }
 };
 [[nodiscard]] std::vector<Piece> pieces_of(const State& state, const std::vector<Slot*>& slots);
 
@@ -96,6 +100,10 @@ public:
 private:
     /// Returns whether there may be a place within `reach`. False is certain, and cheaper than a search.
     [[nodiscard]] bool may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const;
+    using Allowed = std::vector<std::vector<std::size_t>>;  ///< devices, by piece
+    /// Returns a way to place them where there are too many to compare.
+    [[nodiscard]] std::optional<Option> deal(const std::vector<Piece>& pieces, const Allowed& allowed, int priority,
+                                             Reach reach) const;
     [[nodiscard]] std::vector<std::size_t> devices_for(const Piece& piece, int priority, Reach reach) const;
     [[nodiscard]] std::optional<Option> try_devices(const std::vector<Piece>& pieces,
                                                     const std::vector<std::size_t>& devices, int priority,

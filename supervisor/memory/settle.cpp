@@ -201,7 +201,10 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
 }
 
 /// Reserves the devices of an option that needs time, against callers that come later.
-void claim(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option, int priority) {
+void claim(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option, int priority,
+           Time now) {
+    state.queued_for += expected_of(state, survey, pieces, option, now) +
+                        state.turn_of(*pieces.front().slot->model, option.device.front());
     std::vector<std::int64_t> need(state.devices.size());
     std::vector<bool> touched(state.devices.size());
     for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -244,32 +247,29 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
         survey.emplace(state, now);
         return at_once->victims.empty() ? Settled::as_it_was : Settled::others_went;
     }
-    const auto in_time = ending ? std::nullopt : survey->place(pieces, priority, Reach::bounded);
-    const auto later = in_time ? in_time : survey->place(pieces, priority, Reach::ever);
-    if (!later) {
+    const Wait wait = wait_for(state, *survey, pieces, priority, ending, now);
+    if (!wait.option) {
         fail(state, entry, never_fits(state, pieces));
         return Settled::refused;
     }
-    const Millis alone = expected_of(state, *survey, pieces, *later, now);
     entry.expected.reset();
-    if (!later->behind_priority) entry.expected = now + alone + state.queued_for;
+    if (wait.expected) entry.expected = now + *wait.expected;
     entry.why = ending ? fmt::format("waits until its former worker {} has ended", (*going)->id().text())
-                       : waits_for(*survey, *later, now);
-    if (in_time) {
-        state.queued_for += alone + state.turn_of(*pieces.front().slot->model, in_time->device.front());
-        claim(state, *survey, pieces, *in_time, priority);
-    }
+                       : waits_for(*survey, *wait.option, now);
+    if (wait.in_time) claim(state, *survey, pieces, *wait.option, priority, now);
     return Settled::as_it_was;
+}
+
+bool comes_before(const Entry& one, int priority, std::uint64_t number) {
+    const int own = priority_of(*one.unit);
+    return own != priority ? own > priority : one.number < number;
 }
 
 /// Places entries in order. A refusal frees what was placed for the entry, and evictions may free
 /// more than needed: in both cases, start over.
 void place_entries(State& state, Time now) {
-    state.entries.sort([](const Entry& a, const Entry& b) {
-        const int first = priority_of(*a.unit);
-        const int second = priority_of(*b.unit);
-        return first != second ? first > second : a.number < b.number;
-    });
+    state.entries.sort(
+        [](const Entry& a, const Entry& b) { return comes_before(a, priority_of(*b.unit), b.number); });
     std::optional<Survey> survey;
     state.claims.clear();
     for (auto entry = state.entries.begin(); entry != state.entries.end();) {
@@ -352,6 +352,34 @@ void settle(State& state, Time now) {
             if (waiter.deadline && *waiter.deadline > now) state.wake_at(*waiter.deadline);
     for (const Device& device : state.devices)
         if (device.promise_until) state.wake_at(*device.promise_until);
+}
+
+Wait wait_for(const State& state, const Survey& survey, const std::vector<Piece>& pieces, int priority, bool ending,
+              Time now) {
+    Wait wait;
+    if (!ending) wait.option = survey.place(pieces, priority, Reach::bounded);
+    wait.in_time = wait.option.has_value();
+    if (!wait.in_time) wait.option = survey.place(pieces, priority, Reach::ever);
+    if (wait.option && !wait.option->behind_priority)
+        wait.expected = expected_of(state, survey, pieces, *wait.option, now) + millis(state.queued_for);
+    return wait;
+}
+
+void claim_for_those_before(State& state, const Survey& survey, const Unit& unit, Time now) {
+    const Entry* own = state.entry_of(unit);
+    const std::uint64_t number = own == nullptr ? state.number_last + 1 : own->number;
+    state.claims.assign(state.devices.size(), std::nullopt);
+    state.queued_for = {};
+    for (const Entry& entry : state.entries) {
+        const std::vector<Slot*> missing = state.missing(*entry.unit);
+        const bool waits = entry.unit != &unit && !missing.empty() && !entry.waiters.empty() &&
+                           std::ranges::all_of(missing, [](const Slot* slot) { return slot->phase == Phase::none; });
+        const int priority = priority_of(*entry.unit);
+        if (!waits || !comes_before(entry, priority_of(unit), number)) continue;
+        const std::vector<Piece> pieces = pieces_of(state, missing);
+        if (const auto in_time = survey.place(pieces, priority, Reach::bounded))
+            claim(state, survey, pieces, *in_time, priority, now);
+    }
 }
 
 void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter) {

@@ -28,6 +28,17 @@ void serve(State& state, Ticket ticket, Asker asker, Slot& slot, Time now);
 /// The ready replica with the least in flight; null without one.
 [[nodiscard]] Slot* least_busy(Model& model);
 
+/// How pieces that cannot be placed now will be.
+struct Wait {
+    std::optional<Option> option;    ///< empty: never
+    bool in_time = false;            ///< in bounded time
+    std::optional<Millis> expected;  ///< until they are ready; empty: not known
+};
+[[nodiscard]] Wait wait_for(const State& state, const Survey& survey, const std::vector<Piece>& pieces, int priority,
+                            bool ending, Time now);
+/// Sets the claims of those waiters that a load of this unit would come after. Each event sets them again.
+void claim_for_those_before(State& state, const Survey& survey, const Unit& unit, Time now);
+
 /// Says why the pieces can never be placed under the present limits: sizes, and a remedy.
 [[nodiscard]] Error never_fits(const State& state, const std::vector<Piece>& pieces);
 /// Names the workers in the way, for `why` and `Queued`.

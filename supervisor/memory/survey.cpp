@@ -178,8 +178,7 @@ std::int64_t Survey::room_within(Reach reach, std::size_t device, int priority) 
 bool Survey::may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const {
     const auto claim = claim_of(device);
     if (claim && reach == Reach::bounded) return false;
-    const bool is_unknown = piece.need(device).basis == Basis::unknown;
-    const auto need = is_unknown ? 1 : static_cast<std::int64_t>(piece.need(device).device);
+    const std::int64_t need = piece.bytes(device);
     if (claim && reach == Reach::now && (need > *claim || need > room_[device])) return false;
     return need <= room_within(reach, device, priority) || need <= room_[device];
 }

@@ -192,8 +192,11 @@ std::string waits_for(const Survey& survey, const Option& option, Time now) {
             const Candidate& one = survey.candidates()[victim];
             return std::pair{one.in_use_until == Time::max(), one.priority};
         });
-        return fmt::format("waits for the room of {}; {} has a higher priority and stays while it is in use", all,
-                           survey.candidates()[*busy].slots.front()->id().text());
+        return fmt::format(
+            "waits for the room of {}; {} has a higher priority and stays while it is in use, at most for the first {} "
+            "of a wait",
+            all, survey.candidates()[*busy].slots.front()->id().text(),
+            duration_text(millis(Clock::duration{limits::patience}).count()));
     }
     const std::string in = duration_text(option.when - now);
     const std::string first = last->slots.front()->id().text();
@@ -235,7 +238,7 @@ Plan Policy::plan(const std::string& model, Time now) const {
     }
     const Survey survey{*state_, now};
     const std::vector<Piece> pieces = pieces_of(*state_, missing);
-    const int priority = priority_of(*known->unit);
+    const int priority = entry == nullptr ? priority_of(*known->unit) : state_->priority_of(*entry, now);
     const auto fill = [&](const Option& option) {
         for (std::size_t i = 0; i < pieces.size(); ++i) {
             const Need& need = pieces[i].need(option.device[i]);

@@ -23,6 +23,8 @@ inline constexpr auto turn_max = 60s;
 inline constexpr int gap_of_load = 8;
 inline constexpr auto gap_min = 100ms;
 inline constexpr auto gap_max = 2s;
+/// Whoever has waited for so long counts as of the highest priority, until its turn is over.
+inline constexpr auto patience = 2min;
 inline constexpr auto first_use_grace = 1s;  ///< from an opened channel to its first request
 
 // --- estimates until a measurement
@@ -48,7 +50,7 @@ inline constexpr auto promise_for = 30s;  ///< how long room made by a reclaim i
 /// them out, in so many steps.
 inline constexpr std::size_t assignments_max = 256;
 inline constexpr std::size_t deals_max = 1'024;
-inline constexpr std::size_t footprints_max = 4'096;  ///< the oldest are dropped
+inline constexpr std::size_t footprints_max = 4'096;                ///< the oldest are dropped
 inline constexpr std::uint64_t bytes_max = std::uint64_t{1} << 50;  ///< of one figure: sums cannot overflow
 
 }  // namespace bulkhead::supervisor::memory::limits

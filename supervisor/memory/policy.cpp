@@ -1,6 +1,7 @@
 #include "supervisor/memory/policy.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -44,11 +45,12 @@ void make_slots(Model& model, std::size_t count) {
     while (model.slots.size() > count && model.slots.back().phase == Phase::none) model.slots.pop_back();
 }
 
-Entry& entry_for(State& state, Unit& unit) {
+Entry& entry_for(State& state, Unit& unit, Time now) {
     if (Entry* known = state.entry_of(unit)) return *known;
     Entry& entry = state.entries.emplace_back();
     entry.unit = &unit;
     entry.number = ++state.number_last;
+    entry.since = now;
     return entry;
 }
 
@@ -60,10 +62,11 @@ void refuse(State& state, Ticket ticket, Error error) {
     state.actions.emplace_back(action::Refuse{ticket, std::move(error)});
 }
 
-void apply(State& state, const event::Declared& event, Time /*now*/) {
+void apply(State& state, const event::Declared& event, Time now) {
     state.limits = event.limits;
     for (Device& device : state.devices) state.apply_limit(device);
     for (auto& [name, model] : state.models) model.known = model.pinned = false;
+    state.highest_priority = std::numeric_limits<int>::min();
     bool elsewhere = false;  // placed replicas may have to change their device
     for (const Declaration& declared : event.models) {
         Model& model = state.models[declared.model];
@@ -73,6 +76,7 @@ void apply(State& state, const event::Declared& event, Time /*now*/) {
         model.declared.replicas_max = std::max(declared.replicas_max, model.declared.replicas_min);
         model.known = true;
         model.pinned = declared.pin;
+        state.highest_priority = std::max(state.highest_priority, declared.priority);
         make_slots(model, model.declared.replicas_max);
     }
     // Waiters keep their places, even if their model is now in another unit.
@@ -99,8 +103,9 @@ void apply(State& state, const event::Declared& event, Time /*now*/) {
     make_units(state);
     for (Entry& entry : before)
         for (Waiter& waiter : entry.waiters) {
-            Entry& now_in = entry_for(state, *waiter.model->unit);
+            Entry& now_in = entry_for(state, *waiter.model->unit, now);
             now_in.number = std::min(now_in.number, entry.number);
+            now_in.since = std::min(now_in.since, entry.since);
             now_in.retried = now_in.retried || entry.retried;
             now_in.expected = entry.expected;
             now_in.why = entry.why;
@@ -140,7 +145,7 @@ void apply(State& state, const event::LoadAsked& event, Time now) {
     }
     ++of_client;
     ++state.tickets;
-    entry_for(state, *model->unit)
+    entry_for(state, *model->unit, now)
         .waiters.push_back({event.ticket, model, event.asker, event.client, event.deadline, event.for_room, 0});
 }
 

@@ -88,7 +88,9 @@ void repair_placements(State& state, Time now) {
                 continue;
             }
         }
-        const auto victims = survey.victims_for(device, -survey.room(device), priority_of(*last->model->unit));
+        const auto victims =
+            survey.victims_for(device, -survey.room(device),
+                               std::max(priority_of(*last->model->unit), last->lent.value_or(lowest_priority)));
         if (victims.enough && !is_lost) {
             for (const std::size_t victim : victims.candidates)
                 for (const Slot* slot : survey.candidates()[victim].slots)
@@ -176,7 +178,8 @@ std::string why_there(const State& state, const Survey& survey, const Piece& pie
 }
 
 void start(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option,
-           const std::string& for_whom, Time now) {
+           const std::string& for_whom, int priority, Time now) {
+    const int own = priority_of(*pieces.front().slot->model->unit);
     std::vector<std::string> reasons;  // before the evictions
     for (const Piece& piece : pieces) reasons.push_back(why_there(state, survey, piece, option));
     for (const std::size_t victim : option.victims) {
@@ -184,8 +187,9 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
         const std::string why =
             fmt::format("{} needs its place; {}", for_whom,
                         one.in_use_until <= now ? fmt::format("it was idle for {}", duration_text(now - one.idle_since))
-                        : one.priority < priority_of(*pieces.front().slot->model->unit) ? "it has a lower priority"
-                                                                                        : "its turn is over");
+                        : one.priority < own    ? "it has a lower priority"
+                        : priority > own        ? fmt::format("{} has waited for its turn", for_whom)
+                                                : "its turn is over");
         for (const Slot* slot : one.slots) evict(state, *state.find(slot->id()), EvictCause::room, for_whom, why, now);
     }
     for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -196,6 +200,7 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
         slot.host_bytes = pieces[i].need(slot.device).host;
         slot.basis = pieces[i].need(slot.device).basis;
         slot.placed_as = ++state.placed_last;
+        slot.lent = priority > own ? std::optional{priority} : std::nullopt;
         slot.placed_why = std::move(reasons[i]);
     }
 }
@@ -235,7 +240,7 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
     const std::vector<Slot*> missing = state.missing(*entry.unit);
     if (missing.empty() || entry.waiters.empty()) return Settled::as_it_was;
     if (!survey) survey.emplace(state, now);
-    const int priority = priority_of(*entry.unit);
+    const int priority = state.priority_of(entry, now);
     const std::vector<Piece> pieces = pieces_of(state, missing);
     const std::string& name = entry.unit->models.front()->declared.model;
     const auto going = std::ranges::find_if(missing, [](const Slot* slot) { return slot->phase != Phase::none; });
@@ -243,7 +248,7 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
     if (const auto at_once = ending ? std::nullopt : survey->place(pieces, priority, Reach::now)) {
         entry.expected = now + expected_of(state, *survey, pieces, *at_once, now);
         entry.why = at_once->victims.empty() ? "it is being loaded" : waits_for(*survey, *at_once, now);
-        start(state, *survey, pieces, *at_once, name, now);
+        start(state, *survey, pieces, *at_once, name, priority, now);
         survey.emplace(state, now);
         return at_once->victims.empty() ? Settled::as_it_was : Settled::others_went;
     }
@@ -260,16 +265,17 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
     return Settled::as_it_was;
 }
 
-bool comes_before(const Entry& one, int priority, std::uint64_t number) {
-    const int own = priority_of(*one.unit);
+bool comes_before(const State& state, const Entry& one, int priority, std::uint64_t number, Time now) {
+    const int own = state.priority_of(one, now);
     return own != priority ? own > priority : one.number < number;
 }
 
 /// Places entries in order. A refusal frees what was placed for the entry, and evictions may free
 /// more than needed: in both cases, start over.
 void place_entries(State& state, Time now) {
-    state.entries.sort(
-        [](const Entry& a, const Entry& b) { return comes_before(a, priority_of(*b.unit), b.number); });
+    state.entries.sort([&](const Entry& a, const Entry& b) {
+        return comes_before(state, a, state.priority_of(b, now), b.number, now);
+    });
     std::optional<Survey> survey;
     state.claims.clear();
     for (auto entry = state.entries.begin(); entry != state.entries.end();) {
@@ -285,7 +291,9 @@ void place_entries(State& state, Time now) {
     std::size_t position = 0;
     for (Entry& entry : state.entries) {
         const bool is_placed = entry.unit->any([](const Slot& slot) { return slot.phase == Phase::placed; });
-        if (is_placed || !state.missing(*entry.unit).empty()) tell_positions(state, entry, ++position, now);
+        if (!is_placed && state.missing(*entry.unit).empty()) continue;
+        tell_positions(state, entry, ++position, now);
+        if (entry.since + limits::patience > now) state.wake_at(entry.since + limits::patience);
     }
     if (!survey) return;
     for (const Candidate& one : survey->candidates())
@@ -330,7 +338,7 @@ void start_surplus(State& state, Time now) {
         model.pressed_since.reset();
         state.note(model, fmt::format("replica {} was started: every other has requests that wait", spare->replica),
                    now);
-        start(state, survey, pieces, *option, name, now);
+        start(state, survey, pieces, *option, name, model.declared.priority, now);
     }
 }
 
@@ -368,14 +376,15 @@ Wait wait_for(const State& state, const Survey& survey, const std::vector<Piece>
 void claim_for_those_before(State& state, const Survey& survey, const Unit& unit, Time now) {
     const Entry* own = state.entry_of(unit);
     const std::uint64_t number = own == nullptr ? state.number_last + 1 : own->number;
+    const int rank = own == nullptr ? priority_of(unit) : state.priority_of(*own, now);
     state.claims.assign(state.devices.size(), std::nullopt);
     state.queued_for = {};
     for (const Entry& entry : state.entries) {
         const std::vector<Slot*> missing = state.missing(*entry.unit);
         const bool waits = entry.unit != &unit && !missing.empty() && !entry.waiters.empty() &&
                            std::ranges::all_of(missing, [](const Slot* slot) { return slot->phase == Phase::none; });
-        const int priority = priority_of(*entry.unit);
-        if (!waits || !comes_before(entry, priority_of(unit), number)) continue;
+        const int priority = state.priority_of(entry, now);
+        if (!waits || !comes_before(state, entry, rank, number, now)) continue;
         const std::vector<Piece> pieces = pieces_of(state, missing);
         if (const auto in_time = survey.place(pieces, priority, Reach::bounded))
             claim(state, survey, pieces, *in_time, priority, now);

@@ -78,6 +78,11 @@ Entry* State::entry_of(const Unit& unit) {
     return found == entries.end() ? nullptr : &*found;
 }
 
+int State::priority_of(const Entry& entry, Time now) const {
+    const int own = memory::priority_of(*entry.unit);
+    return now < entry.since + limits::patience ? own : std::max(own, highest_priority);
+}
+
 bool State::is_being_loaded(const Unit& unit) const {
     const auto found = std::ranges::find(entries, &unit, [](const Entry& one) -> const Unit* { return one.unit; });
     return found != entries.end() && !found->waiters.empty() && unit.any(&Slot::is_starting);

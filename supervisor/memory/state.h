@@ -40,6 +40,7 @@ struct Slot {
     Bytes peak_before = 0;   ///< serving peak of earlier workers, when this one became ready
     Bytes host_peak_before = 0;
     std::uint64_t placed_as = 0;  ///< order of grants
+    std::optional<int> lent;      ///< the priority of a long wait, until its turn is over
     std::string placed_why;       ///< why on this device; empty if a former supervisor placed it
     Time ready_at{};
     Time idle_since{};
@@ -92,6 +93,7 @@ struct Waiter {
 struct Entry {
     Unit* unit = nullptr;
     std::uint64_t number = 0;  ///< first come, first served
+    Time since{};              ///< of its first waiter
     std::list<Waiter> waiters;
     bool retried = false;  ///< second try, after memory ran out
     std::optional<Time> expected;
@@ -127,6 +129,7 @@ struct State {
     std::list<Entry> entries;  ///< by their order
     std::list<Reclaim> reclaims;
     Footprints footprints;
+    int highest_priority = 0;  ///< of all models declared
     std::uint64_t number_last = 0;
     std::uint64_t placed_last = 0;
     std::size_t tickets = 0;
@@ -147,6 +150,8 @@ struct State {
     [[nodiscard]] Slot* find(const ReplicaId& who);
     [[nodiscard]] Model* find(const std::string& model);
     [[nodiscard]] Entry* entry_of(const Unit& unit);
+    /// Returns the priority of its models, or the highest of all once it has waited for `limits::patience`.
+    [[nodiscard]] int priority_of(const Entry& entry, Time now) const;
     /// A unit with waiters whose load is under way: its ready parts stay until it is complete.
     [[nodiscard]] bool is_being_loaded(const Unit& unit) const;
     template <typename Visit>

@@ -11,11 +11,13 @@ void add(Candidate& to, std::size_t device, Bytes bytes) {
     known == to.freed.end() ? void(to.freed.emplace_back(device, bytes)) : void(known->second += bytes);
 }
 
-void add(Candidate& to, const Slot& slot, const State& state) {
+void add(Candidate& to, const Slot& slot, const State& state, Time now) {
     const Model& model = *slot.model;
+    int priority = model.declared.priority;
+    if (slot.lent && (slot.is_starting() || now < slot.turn_until)) priority = std::max(priority, *slot.lent);
     to.slots.push_back(&slot);
     to.pinned = to.pinned || model.pinned;
-    to.priority = to.slots.size() == 1 ? model.declared.priority : std::max(to.priority, model.declared.priority);
+    to.priority = to.slots.size() == 1 ? priority : std::max(to.priority, priority);
     add(to, slot.device, slot.device_bytes);
     add(to, 0, slot.host_bytes);
     if (slot.is_starting()) {
@@ -43,14 +45,14 @@ Survey::Survey(const State& state, Time now)
         room_[slot.device] += sign * static_cast<std::int64_t>(slot.device_bytes);
         room_[0] += sign * static_cast<std::int64_t>(slot.host_bytes);
         const bool stays = slot.phase == Phase::ready || slot.is_starting();
-        if (stays && !slot.model->unit->together) add(candidates_.emplace_back(), slot, state);
+        if (stays && !slot.model->unit->together) add(candidates_.emplace_back(), slot, state, now);
     });
     for (const Unit& unit : state.units) {
         if (!unit.together) continue;
         Candidate one;
         for (const Model* model : unit.models)
             for (const Slot& slot : model->slots)
-                if (slot.phase == Phase::ready || slot.is_starting()) add(one, slot, state);
+                if (slot.phase == Phase::ready || slot.is_starting()) add(one, slot, state, now);
         if (!one.slots.empty()) candidates_.push_back(std::move(one));
     }
     for (std::size_t i = 0; i < candidates_.size(); ++i) {

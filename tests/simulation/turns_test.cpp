@@ -3,13 +3,64 @@
 #include <gtest/gtest.h>
 
 #include "supervisor/memory/limits.h"
+#include "tests/simulation/policy_fixture.h"
 #include "tests/simulation/rivals.h"
 #include "tests/simulation/trace.h"
 
 namespace bulkhead::simulation {
 namespace {
 
-using namespace std::chrono_literals;
+class MemoryTurn : public PolicyFixture {
+protected:
+    /// One of priority 1 that is busy without an end, and one of priority 0 that has waited for its place for so long.
+    void wait_behind_a_higher_priority(Clock::duration time) {
+        auto high = model("high", 8 * gib);
+        high.priority = 1;
+        declare({high, model("low", 8 * gib)});
+        load("high", 8 * gib);
+        use("high");
+        now += 1min;
+        ask("low");
+        now += time;
+        send(event::Tick{});
+    }
+};
+
+TEST_F(MemoryTurn, OfALowerPriorityComesAfterTwoMinutesAndIsNotCutShort) {
+    wait_behind_a_higher_priority(119s);
+    EXPECT_THAT(evicted(), IsEmpty());
+    EXPECT_LE(policy.next_tick(), now + 1s);
+    now += 1s;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), ElementsAre("high/0"));
+    EXPECT_THAT(all<action::Evict>()[0].why, HasSubstr("low needs its place; low has waited for its turn"));
+    end("high");
+    ready("low", 8 * gib);
+    use("low");
+    ask("high");
+    EXPECT_THAT(evicted(), IsEmpty()) << "it has its turn";
+    now += 4s;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), IsEmpty());
+    now += 1s;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), ElementsAre("low/0"));
+}
+
+TEST_F(MemoryTurn, OfALowerPriorityThatCameIsNotLentToItsNextWait) {
+    wait_behind_a_higher_priority(2min);
+    end("high");
+    ready("low", 8 * gib);
+    now += 1min;
+    ask("high");
+    end("low");
+    ready("high", 8 * gib);
+    use("high");
+    ask("low");
+    now += 119s;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), IsEmpty());
+}
 
 TEST(MemoryTurns, OfTwoClientsBringManyTimesTheAnswersOfASwapForEach) {
     const auto ours = alternate(std::make_unique<OurPolicy>(), 2, 1, 3s, 100ms, 1h);

@@ -135,7 +135,7 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
         std::string size = on_gpu ? need_text(piece.on_gpu) : need_text(piece.on_host);
         if (on_gpu && piece.on_gpu.host > 0) {
             size += fmt::format(" and {} of the host", bytes_text(piece.on_gpu.host));
-            devices.push_back(0);
+            if (std::ranges::find(devices, std::size_t{0}) == devices.end()) devices.push_back(0);
         }
         if (on_gpu && on_host) size += fmt::format(" on a GPU, {} on the host", need_text(piece.on_host));
         needs += fmt::format("{}{} needs {}", needs.empty() ? "" : ", ", piece.slot->id().text(), size);

@@ -125,18 +125,20 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
     return option;
 }
 
-/// Deals the largest piece first, each to the device with the most room left, and goes back where one does not fit.
+/// Deals the largest piece first, each to the device with the most room left. If that fails, goes back where one does
+/// not fit; replicas of one model then take devices in order, since it is the same which of them goes where.
 std::optional<Option> Survey::deal(const std::vector<Piece>& pieces, const Allowed& allowed, int priority,
                                    Reach reach) const {
     std::vector<std::int64_t> left(room_.size());
+    const auto claim_now = [&](std::size_t device) { return reach == Reach::now ? claim_of(device) : std::nullopt; };
     for (std::size_t device = 0; device < left.size(); ++device) {
-        const auto claim = claim_of(device);
+        const auto claim = claim_now(device);
         left[device] = claim ? std::min(room_[device], *claim) : room_within(reach, device, priority);
     }
     for (const Candidate& one : candidates_)  // what is of the same unit stays
         if (one.unit == pieces.front().slot->model->unit && may_go(one, priority, reach))
             for (const auto& [device, bytes] : one.freed)
-                if (!claim_of(device)) left[device] -= static_cast<std::int64_t>(bytes);
+                if (!claim_now(device)) left[device] -= static_cast<std::int64_t>(bytes);
     std::vector<std::int64_t> size;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         size.push_back(0);
@@ -148,28 +150,35 @@ std::optional<Option> Survey::deal(const std::vector<Piece>& pieces, const Allow
     std::vector<std::size_t> devices(pieces.size());
     std::optional<Option> found;
     std::size_t tried = 0;
-    const std::function<bool(std::size_t)> deal_from = [&](std::size_t at) {
+    bool spread = true;
+    const std::function<bool(std::size_t, std::size_t)> deal_from = [&](std::size_t at, std::size_t last) {
         if (at == order.size()) {
             found = try_devices(pieces, devices, priority, reach);
             return found.has_value();
         }
         const Piece& piece = pieces[order[at]];
-        std::vector<std::size_t> most_room_first = allowed[order[at]];
-        std::ranges::stable_sort(most_room_first, std::greater{}, [&](std::size_t device) { return left[device]; });
-        for (const std::size_t device : most_room_first) {
-            const std::int64_t beside = static_cast<std::int64_t>(piece.need(device).host);
+        std::vector<std::size_t> choices = allowed[order[at]];
+        if (spread) std::ranges::stable_sort(choices, std::greater{}, [&](std::size_t device) { return left[device]; });
+        const bool is_same = at > 0 && piece.slot->model == pieces[order[at - 1]].slot->model;
+        for (std::size_t i = spread || !is_same ? 0 : last; i < choices.size(); ++i) {
+            const std::size_t device = choices[i];
+            const auto beside = static_cast<std::int64_t>(piece.need(device).host);
             if (left[device] < piece.bytes(device) || (beside > 0 && left[0] < beside)) continue;
             if (++tried > limits::deals_max) return false;
             devices[order[at]] = device;
             left[device] -= piece.bytes(device);
             left[0] -= beside;
-            if (deal_from(at + 1)) return true;
+            if (deal_from(at + 1, i)) return true;
             left[device] += piece.bytes(device);
             left[0] += beside;
+            if (spread) return false;
         }
         return false;
     };
-    (void)deal_from(0);
+    if (!deal_from(0, 0)) {
+        spread = false;
+        (void)deal_from(0, 0);
+    }
     return found;
 }
 

@@ -14,7 +14,7 @@ struct History {
     std::uint64_t evictions = 0;
     std::uint64_t answered = 0;
     std::int64_t longest_wait_ms = 0;
-    std::uint64_t waited_first = 0;  ///< of the highest priority, at the end: their wait was bounded
+    std::uint64_t waited_first = 0;  ///< at the end, and their wait was bounded
 };
 
 /// A random fleet on random devices, and `steps` random things that happen to it: loads, requests, crashes, memory that

@@ -1,6 +1,7 @@
 #include "tests/simulation/invariants.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include <fmt/format.h>
@@ -33,7 +34,7 @@ void sum_up(const std::vector<Holding>& holdings, std::vector<DeviceLedger>& dev
 }  // namespace
 
 Invariants::Invariants(World& world, OurPolicy& ours) : world_{world}, ours_{&ours} {
-    world.check = [this](const Event& /*event*/, const Actions& actions) { check(actions); };
+    world.check = [this](const Event& event, const Actions& actions) { check(event, actions); };
 }
 
 void Invariants::fail(const std::string& what) {
@@ -41,12 +42,17 @@ void Invariants::fail(const std::string& what) {
     world_.stopped = true;
 }
 
-void Invariants::check(const Actions& actions) {
+void Invariants::check(const Event& event, const Actions& actions) {
     if (paused || !broken_.empty()) return;
     ledger_ = ours_->policy.ledger();
+    note_who_waits(event);
+    note_lent(actions);
     check_ledger();
+    check_limits();
     check_grants(actions);
+    check_groups(actions);
     check_evictions(actions);
+    if (!world_.misdealt.empty()) fail(world_.misdealt);
     check_refusals(actions);
     check_nobody_waits_in_vain();
 }
@@ -111,6 +117,70 @@ void Invariants::check_grants(const Actions& actions) {
     }
 }
 
+/// After every event: where a device is over its limit, or in what half of the margin others need, no worker stays
+/// that could go at once.
+void Invariants::check_limits() {
+    const std::vector<Victim> all = victims();
+    for (const DeviceLedger& books : ledger_) {
+        if (books.lost) continue;
+        std::int64_t going = 0;
+        for (const auto& [who, one] : world_.processes)
+            if (one.state == At::draining || one.state == At::ended)
+                going += static_cast<std::int64_t>(held(who, books.id));
+        const auto used = static_cast<std::int64_t>(books.used()) - going;
+        const auto others = static_cast<std::int64_t>(books.foreign + books.margin / 2);
+        const std::int64_t over = std::max(used - static_cast<std::int64_t>(books.limit),
+                                           used + others - static_cast<std::int64_t>(books.total));
+        if (over <= 0) continue;
+        for (const Victim& victim : all) {
+            if (victim.pinned || victim.starting || victim.in_use || world_.now < victim.protected_until) continue;
+            for (const ReplicaId& who : victim.members)
+                if (held(who, books.id) > 0)
+                    return fail(fmt::format("{} is over its limit by {}, and {} stays", books.id, over, who.text()));
+        }
+    }
+}
+
+/// One member of an exclusive group on a device; all members of a together group, or none.
+void Invariants::check_groups(const Actions& actions) {
+    bool gave_up = false;
+    for (const Action& action : actions) gave_up = gave_up || std::holds_alternative<action::Withdraw>(action);
+    for (const Action& action : actions) {
+        if (const auto* grant = std::get_if<action::Grant>(&action)) {
+            const auto& group = world_.declared.at(grant->who.model).group;
+            if (!group || group->kind != GroupKind::exclusive) continue;
+            for (const auto& [who, one] : world_.processes) {
+                const auto other = world_.declared.find(who.model);
+                const bool excluded = other != world_.declared.end() && who.model != grant->who.model &&
+                                      other->second.group == group && one.device == grant->device;
+                if (excluded && one.state != At::placed && one.state != At::leaving)
+                    return fail(fmt::format("{} was granted a device beside {}, of the same exclusive group",
+                                            grant->who.text(), who.text()));
+            }
+        } else if (const auto* place = std::get_if<action::Place>(&action)) {
+            const auto unit = unit_of(place->who.model);
+            bool ending = false;
+            const bool waits = std::ranges::any_of(world_.tickets, [&](const auto& ticket) {
+                return std::ranges::find(unit, ticket.second) != unit.end();
+            });
+            const bool surplus = place->who.replica >= std::max(world_.declared.at(place->who.model).replicas_min, 1U);
+            if (waits && !surplus && !gave_up && !missing(unit, ending).empty())
+                return fail(place->who.text() + " was placed without the others that load with it");
+        } else if (const auto* evict = std::get_if<action::Evict>(&action);
+                   evict != nullptr && evict->cause != EvictCause::surplus &&
+                   world_.declared.contains(evict->who.model)) {
+            const auto& group = world_.declared.at(evict->who.model).group;
+            if (!group || group->kind != GroupKind::together) continue;
+            for (const auto& [who, one] : world_.processes) {
+                const auto other = world_.declared.find(who.model);
+                if (other != world_.declared.end() && other->second.group == group && one.state == At::ready)
+                    return fail(
+                        fmt::format("{} was evicted, and {} of its group stays", evict->who.text(), who.text()));
+            }
+        }
+    }
+}
+
 std::vector<std::string> Invariants::unit_of(const std::string& model) const {
     const auto& group = world_.declared.at(model).group;
     if (!group || group->kind != GroupKind::together) return {model};
@@ -140,8 +210,12 @@ Invariants::Victim Invariants::victim_of(const std::vector<ReplicaId>& members) 
             if (one.state == At::ready || one.state == At::draining)
                 victim.protected_until = std::max(victim.protected_until, one.ready_at + known->second.min_resident);
         }
+        const auto lent = lent_.find(who);
+        const int lent_priority = lent == lent_.end() ? INT_MIN : lent->second;
         if (one.state != At::ready && one.state != At::draining) {
             victim.starting = true;
+            victim.lent_until_turn = std::max(victim.lent_until_turn, lent_priority);
+            victim.lent_until_over = std::max(victim.lent_until_over, lent_priority);
             continue;
         }
         const Millis gap =
@@ -151,9 +225,12 @@ Invariants::Victim Invariants::victim_of(const std::vector<ReplicaId>& members) 
         const auto turn_for = [&](Millis swap) {
             return one.ready_at + std::min(swap * limits::turn_per_swap, Millis{limits::turn_max});
         };
-        victim.turn_until = std::max(victim.turn_until, turn_for(real.load));
-        victim.turn_over = std::max(victim.turn_over,
-                                    turn_for(real.load + std::max(real.reclaim, Millis{limits::reclaim_time_unknown})));
+        const Time at_least = turn_for(real.load);
+        const Time at_most = turn_for(real.load + std::max(real.reclaim, Millis{limits::reclaim_time_unknown}));
+        victim.turn_until = std::max(victim.turn_until, at_least);
+        victim.turn_over = std::max(victim.turn_over, at_most);
+        if (world_.now < at_least) victim.lent_until_turn = std::max(victim.lent_until_turn, lent_priority);
+        if (world_.now < at_most) victim.lent_until_over = std::max(victim.lent_until_over, lent_priority);
     }
     return victim;
 }
@@ -249,9 +326,10 @@ void Invariants::check_evictions(const Actions& actions) {
             if (victim.in_use) return fail(name + " was evicted for others while in use");
             continue;
         }
-        const int priority = priority_of(unit_of(evict->for_whom));
-        if (victim.in_use && priority < victim.priority) return fail(name + " was in use, and of a higher priority");
-        if (victim.in_use && priority == victim.priority && world_.now < victim.turn_until)
+        const int priority = rank_of(unit_of(evict->for_whom));
+        const int of_victim = std::max(victim.priority, victim.lent_until_turn);
+        if (victim.in_use && priority < of_victim) return fail(name + " was in use, and of a higher priority");
+        if (victim.in_use && priority == of_victim && world_.now < victim.turn_until)
             return fail(name + " was in use, and its turn was not over");
         if (several || is_lone_load_placed() || is_unknown(piece_of(evict->for_whom))) continue;
         const auto& group = world_.declared.at(evict->for_whom).group;
@@ -296,62 +374,68 @@ std::vector<Invariants::Piece> Invariants::missing(const std::vector<std::string
 
 bool Invariants::fits(const std::vector<Piece>& pieces, const std::vector<std::string>& unit,
                       const std::function<bool(const Victim&)>& may_go, const std::vector<DeviceId>& closed) const {
-    const std::vector<Victim> all = victims();
-    std::vector<std::vector<DeviceId>> allowed;
+    std::map<DeviceId, std::int64_t> left;
+    for (const auto& [id, machine] : world_.machines) left[id] = room(id);
+    std::vector<Victim> stay;
+    for (Victim& one : victims()) {
+        const bool is_own = std::ranges::find(unit, one.members.front().model) != unit.end();
+        if (is_own || !may_go(one)) {
+            stay.push_back(std::move(one));
+            continue;
+        }
+        for (const ReplicaId& who : one.members)
+            for (auto& [id, bytes] : left) bytes += static_cast<std::int64_t>(held(who, id));
+    }
+    const auto is_taken = [&](const Piece& piece, const DeviceId& id) {
+        const auto& group = world_.declared.at(piece.model).group;
+        if (!group || group->kind != GroupKind::exclusive) return false;
+        for (const Victim& one : stay)
+            for (const ReplicaId& who : one.members)
+                if (who.model != piece.model && world_.declared.contains(who.model) &&
+                    world_.declared.at(who.model).group == group && world_.processes.at(who).device == id)
+                    return true;
+        return false;
+    };
+    const auto bytes_on = [](const Piece& piece, const DeviceId& id) {
+        return static_cast<std::int64_t>(piece.need(id).device) + (piece.need(id).basis == Basis::unknown ? 1 : 0);
+    };
+    struct Allowed {
+        const Piece* piece;
+        std::vector<DeviceId> devices;
+        std::int64_t most = 0;
+    };
+    std::vector<Allowed> all;
     for (const Piece& piece : pieces) {
-        auto& devices = allowed.emplace_back();
+        Allowed& one = all.emplace_back(Allowed{&piece, {}, 0});
         for (const DeviceId& id : world_.declared.at(piece.model).devices)
             if (const auto machine = world_.machines.find(id);
                 machine != world_.machines.end() && !machine->second.lost &&
-                std::ranges::find(closed, id) == closed.end() &&
-                (piece.need(id).host == 0 || std::ranges::find(closed, DeviceId{host}) == closed.end()))
-                devices.push_back(id);
-        if (devices.empty()) return false;
-    }
-    const auto of_unit = [&](const Victim& one) {
-        return std::ranges::find(unit, one.members.front().model) != unit.end();
-    };
-    const std::function<bool(std::size_t, std::vector<DeviceId>&)> try_from = [&](std::size_t i,
-                                                                                  std::vector<DeviceId>& chosen) {
-        if (i < pieces.size()) {
-            for (const DeviceId& id : allowed[i]) {
-                chosen.push_back(id);
-                if (try_from(i + 1, chosen)) return true;
-                chosen.pop_back();
+                std::ranges::find(closed, id) == closed.end() && !is_taken(piece, id) &&
+                (piece.need(id).host == 0 || std::ranges::find(closed, DeviceId{host}) == closed.end())) {
+                one.devices.push_back(id);
+                one.most = std::max(one.most, bytes_on(piece, id));
             }
-            return false;
+        if (one.devices.empty()) return false;
+    }
+    std::ranges::stable_sort(all, std::greater{}, &Allowed::most);
+    std::size_t steps = 0;
+    const std::function<bool(std::size_t, std::size_t)> deal = [&](std::size_t at, std::size_t from) {
+        if (at == all.size()) return true;
+        const auto& [piece, devices, most] = all[at];
+        const bool same = at > 0 && all[at - 1].piece->model == piece->model;  // in the order of their devices
+        for (std::size_t i = same ? from : 0; i < devices.size() && ++steps < 20'000; ++i) {
+            const std::int64_t bytes = bytes_on(*piece, devices[i]);
+            const auto beside = static_cast<std::int64_t>(piece->need(devices[i]).host);
+            left[devices[i]] -= bytes;
+            left[DeviceId{host}] -= beside;
+            const bool is_room = left[devices[i]] >= 0 && (beside == 0 || left[DeviceId{host}] >= 0);
+            if (is_room && deal(at + 1, i)) return true;
+            left[devices[i]] += bytes;
+            left[DeviceId{host}] += beside;
         }
-        std::map<DeviceId, std::int64_t> left;
-        for (const auto& [id, machine] : world_.machines) left[id] = room(id);
-        for (const Victim& one : all) {
-            const bool excluded = std::ranges::any_of(one.members, [&](const ReplicaId& who) {
-                for (std::size_t piece = 0; piece < pieces.size(); ++piece) {
-                    const auto& group = world_.declared.at(pieces[piece].model).group;
-                    if (group && group->kind == GroupKind::exclusive && who.model != pieces[piece].model &&
-                        world_.declared.contains(who.model) && world_.declared.at(who.model).group == group &&
-                        world_.processes.at(who).device == chosen[piece])
-                        return true;
-                }
-                return false;
-            });
-            const bool goes = !of_unit(one) && may_go(one);
-            if (excluded && !goes) return false;
-            if (!goes) continue;
-            for (const ReplicaId& who : one.members)
-                for (auto& [id, bytes] : left) bytes += static_cast<std::int64_t>(held(who, id));
-        }
-        for (std::size_t piece = 0; piece < pieces.size(); ++piece) {
-            const Need& need = pieces[piece].need(chosen[piece]);
-            left[chosen[piece]] -= static_cast<std::int64_t>(need.device) + (need.basis == Basis::unknown ? 1 : 0);
-            left[DeviceId{host}] -= static_cast<std::int64_t>(need.host);
-        }
-        for (std::size_t piece = 0; piece < pieces.size(); ++piece)
-            if (left[chosen[piece]] < 0 || (pieces[piece].need(chosen[piece]).host > 0 && left[DeviceId{host}] < 0))
-                return false;
-        return true;
+        return false;
     };
-    std::vector<DeviceId> chosen;
-    return try_from(0, chosen);
+    return deal(0, 0);
 }
 
 /// What is refused for its size fits nowhere, even if all that is not pinned went.
@@ -369,66 +453,6 @@ void Invariants::check_refusals(const Actions& actions) {
         if (!ending && !pieces.empty() && fits(pieces, unit, [](const Victim& one) { return !one.pinned; }, {}))
             return fail(model + " was refused, and would fit: " + refuse->error.text());
     }
-}
-
-/// Nobody waits while a legal eviction would make room, unless for those who came first.
-void Invariants::check_nobody_waits_in_vain() {
-    struct Waiting {
-        std::vector<std::string> unit;
-        std::vector<Piece> pieces;
-        int priority;
-        Ticket ticket;
-        bool possible;
-    };
-    std::vector<Waiting> all;
-    std::set<std::string> seen;
-    for (const auto& [ticket, model] : world_.tickets) {
-        if (!world_.declared.contains(model)) continue;
-        const auto unit = unit_of(model);
-        if (!seen.insert(unit.front()).second) continue;
-        bool ending = false;
-        auto pieces = missing(unit, ending);
-        if (ending || pieces.empty()) continue;
-        all.push_back({unit, std::move(pieces), priority_of(unit), ticket, false});
-    }
-    if (all.empty() || is_lone_load_placed()) return;
-    const auto may_go_for = [&](const Waiting& waiting) {
-        const bool unknown = std::ranges::any_of(waiting.pieces, [&](const Piece& one) { return is_unknown(one); });
-        return [this, unknown, priority = waiting.priority](const Victim& one) {
-            if (one.pinned || one.starting || world_.now < one.protected_until) return false;
-            if (unknown) return !one.in_use;
-            return !one.in_use || priority > one.priority || (priority == one.priority && world_.now >= one.turn_over);
-        };
-    };
-    const auto alone = [&](const Waiting& waiting) {  // where its size is not known
-        if (std::ranges::none_of(waiting.pieces, [&](const Piece& one) { return is_unknown(one); })) return true;
-        for (const auto& [who, one] : world_.processes)
-            if (one.state == At::loading || one.state == At::placed) return false;
-        return true;
-    };
-    int highest = INT_MIN;
-    for (Waiting& one : all) {
-        highest = std::max(highest, one.priority);
-        one.possible = alone(one) && fits(one.pieces, one.unit, may_go_for(one), {});
-    }
-    bool first_is_stuck = false;
-    for (const Waiting& one : all) {
-        first_is_stuck = first_is_stuck || (one.priority == highest && !one.possible);
-        if (!one.possible) continue;
-        std::vector<DeviceId> closed;  // who may have come first
-        for (const Waiting& other : all)
-            if (&other != &one && other.priority >= one.priority)
-                for (const Piece& piece : other.pieces) {
-                    const auto& devices = world_.declared.at(piece.model).devices;
-                    closed.insert(closed.end(), devices.begin(), devices.end());
-                    if (piece.on_gpu.host > 0) closed.emplace_back(host);
-                }
-        if (fits(one.pieces, one.unit, may_go_for(one), closed))
-            return fail(fmt::format("{} waits with ticket {}, and there is room that nobody else waits for",
-                                    one.unit.front(), one.ticket));
-    }
-    if (!first_is_stuck)
-        fail(all.front().unit.front() + " waits, and everybody of the highest priority could be placed");
 }
 
 }  // namespace bulkhead::simulation

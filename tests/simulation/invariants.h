@@ -1,5 +1,8 @@
 #pragma once
 
+#include <climits>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +21,7 @@ public:
     /// Something else than the rules here was broken.
     void fail(const std::string& what);
     /// Another supervisor's policy from now on.
-    void watch(OurPolicy& ours) { ours_ = &ours; }
+    void watch(OurPolicy& ours);
     bool paused = false;  ///< while a new supervisor adopts
 
     /// The ledger's figures, from what processes hold.
@@ -33,8 +36,15 @@ private:
         bool in_use = false;
         bool busy = false;
         Time protected_until{};
-        Time turn_until{};  ///< at least
-        Time turn_over{};   ///< at most
+        Time turn_until{};              ///< at least
+        Time turn_over{};               ///< at most
+        int lent_until_turn = INT_MIN;  ///< priority of a long wait, while its turn lasts at least
+        int lent_until_over = INT_MIN;  ///< the same, while its turn lasts at most
+    };
+    /// Since when a model, or the others of its together group, have waited.
+    struct Since {
+        Ticket ticket = 0;
+        Time when{};
     };
     struct Piece {
         std::string model;
@@ -42,14 +52,21 @@ private:
         Need on_host;
         [[nodiscard]] const Need& need(const DeviceId& device) const { return device == host ? on_host : on_gpu; }
     };
-    void check(const Actions& actions);
+    void check(const Event& event, const Actions& actions);
+    void note_who_waits(const Event& event);
+    void note_lent(const Actions& actions);
     void check_ledger();
+    void check_limits();
     void check_grants(const Actions& actions);
+    void check_groups(const Actions& actions);
     void check_evictions(const Actions& actions);
     void check_refusals(const Actions& actions);
     void check_nobody_waits_in_vain();
     [[nodiscard]] std::vector<std::string> unit_of(const std::string& model) const;
     [[nodiscard]] int priority_of(const std::vector<std::string>& unit) const;
+    [[nodiscard]] std::optional<Since> since(const std::vector<std::string>& unit) const;
+    /// With what a long wait adds.
+    [[nodiscard]] int rank_of(const std::vector<std::string>& unit) const;
     [[nodiscard]] std::vector<Victim> victims() const;
     [[nodiscard]] Victim victim_of(const std::vector<ReplicaId>& members) const;
     [[nodiscard]] Piece piece_of(const std::string& model) const;
@@ -65,6 +82,8 @@ private:
 
     World& world_;
     OurPolicy* ours_;
+    std::map<std::string, Since> since_;
+    std::map<ReplicaId, int> lent_;
     std::vector<DeviceLedger> ledger_;  ///< after the present event
     std::string broken_;
 };

@@ -115,12 +115,29 @@ void World::pump() {
         const Event event = std::move(to_send_.front());
         to_send_.pop_front();
         ++events;
+        note_told(event);
         const Actions actions = decider_->on(event, now);
         take_placements(actions);
         for (const Action& action : actions) std::visit([&](const auto& one) { do_one(one); }, action);
         if (check) check(event, actions);
     }
     sending_ = false;
+}
+
+void World::note_told(const Event& event) {
+    const auto process = [this](const ReplicaId& who) -> Process::Told* {
+        const auto found = processes.find(who);
+        return found == processes.end() ? nullptr : &found->second.told;
+    };
+    if (const auto* ready = std::get_if<event::Ready>(&event))
+        if (Process::Told* told = process(ready->who)) told->ready = true;
+    if (const auto* in_flight = std::get_if<event::InFlight>(&event))
+        if (Process::Told* told = process(in_flight->who)) told->in_flight = in_flight->requests;
+    if (const auto* channels = std::get_if<event::Channels>(&event))
+        if (Process::Told* told = process(channels->who)) told->channels = channels->open;
+    if (const auto* adopted = std::get_if<event::Adopted>(&event))
+        if (Process::Told* told = process(adopted->holding.who))
+            *told = {adopted->holding.holds == Holds::resident, adopted->in_flight, 0};
 }
 
 void World::at(Time when, std::function<void(World&)> what) { timed_.push({when, ++number_, std::move(what)}); }
@@ -298,6 +315,13 @@ void World::do_one(const action::Serve& serve) {
     request_of_.erase(of);
     requests.at(id).ticket = 0;
     Process& process = processes.at(serve.who);
+    const auto load = [](const Process& one) { return std::pair{one.told.in_flight, one.told.channels}; };
+    for (const auto& [who, other] : processes)
+        if (who.model == serve.who.model && other.state == State::ready && other.told.ready &&
+            load(other) < load(process))
+            misdealt = serve.who.text() + " got what " + who.text() + " with less to do should have got";
+    ++process.channels;
+    ++process.told.channels;
     process.requests.push_back(id);
     process.used = true;
     to_send_.push_back(event::InFlight{serve.who, static_cast<std::uint32_t>(process.requests.size())});
@@ -322,11 +346,20 @@ void World::finish(const ReplicaId& who, std::uint64_t generation, std::uint64_t
     send(event::InFlight{who, static_cast<std::uint32_t>(process->requests.size())});
     begin_next(who);
     answer(id, Outcome::served);
+    // Some clients keep their channel for another request that never comes.
+    const auto close = [who, generation](World& world) { world.close_channel(who, generation); };
+    id % 3 == 0 ? after(Millis{2'000}, close) : close(*this);
     if (drained)
         after(Millis{1}, [who, generation](World& world) {
             if (const Process* one = world.find(who, generation); one != nullptr && one->state == State::draining)
                 world.end(who, false);
         });
+}
+
+void World::close_channel(const ReplicaId& who, std::uint64_t generation) {
+    Process* process = find(who, generation);
+    if (process == nullptr || process->channels == 0) return;
+    send(event::Channels{who, --process->channels});
 }
 
 void World::answer(std::uint64_t id, Outcome outcome) {
@@ -355,6 +388,18 @@ void World::do_one(const action::Reclaimed& reclaimed) {
     if (answered) answered(reclaimed.ticket, reclaimed);
 }
 
+std::vector<Holding> World::holdings() const {
+    std::vector<Holding> all;
+    for (const auto& [who, one] : processes) {
+        if (one.state == State::placed || one.state == State::leaving) continue;
+        const Holds holds = one.state == State::loading ? Holds::reserved
+                            : one.state == State::ended ? Holds::reclaiming
+                                                        : Holds::resident;
+        all.push_back({who, holds, one.state == State::draining, one.device, one.device_bytes, one.host_bytes, 0});
+    }
+    return all;
+}
+
 void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>& holdings,
                     const std::function<void()>& adopted) {
     decider_ = std::move(decider);
@@ -372,6 +417,7 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
         process.used = true;
         process.estimated = process.estimated && peak == 0;
         process.peak_before = peak;
+        process.channels = 0;  // their clients open new ones
         send(event::Adopted{one, millis_since(process.ready_at), millis_since(process.idle_since),
                             static_cast<std::uint32_t>(process.requests.size())});
     }

@@ -59,6 +59,12 @@ struct Process {
     bool used = false;
     bool estimated = false;               ///< ready, and not measured while it served
     std::vector<std::uint64_t> requests;  ///< accepted, the first one runs
+    std::uint32_t channels = 0;           ///< open
+    struct Told {                         ///< what its decider was told of it
+        bool ready = false;
+        std::uint32_t in_flight = 0;
+        std::uint32_t channels = 0;
+    } told;
     Time drain_until = Time::max();
 };
 
@@ -129,6 +135,7 @@ public:
     std::map<std::string, bool> pinned;
     bool placed = false;    ///< by the last event, a replica got a place
     bool withdrew = false;  ///< by the last event, one lost its place before its grant
+    std::string misdealt;  ///< a request that another replica with less to do should have got
     std::uint64_t events = 0;
     std::uint64_t loads = 0;
     std::uint64_t evictions = 0;
@@ -142,6 +149,8 @@ public:
     /// The answer to a load or a reclaim that does not belong to a request.
     std::function<void(Ticket, const Action&)> answered;
 
+    /// What each process holds.
+    [[nodiscard]] std::vector<Holding> holdings() const;
     /// A new supervisor: its decider is told what the former one's processes hold. `adopted` is called before whoever
     /// waits asks again.
     void replace(std::unique_ptr<Decider> decider, const std::vector<Holding>& holdings,
@@ -165,6 +174,8 @@ private:
     void do_one(const action::Queued& queued) { (void)queued; }
     void do_one(const action::Reclaimed& reclaimed);
     void become_ready(const ReplicaId& who);
+    void note_told(const Event& event);
+    void close_channel(const ReplicaId& who, std::uint64_t generation);
     void end(const ReplicaId& who, bool out_of_memory);
     void ask(std::uint64_t id);
     void begin_next(const ReplicaId& who);

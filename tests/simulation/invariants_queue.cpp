@@ -1,0 +1,119 @@
+/// Who waits, since when, and whether anybody waits in vain.
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "supervisor/memory/limits.h"
+#include "tests/simulation/invariants.h"
+
+namespace bulkhead::simulation {
+
+using At = Process::State;
+
+std::optional<Invariants::Since> Invariants::since(const std::vector<std::string>& unit) const {
+    std::optional<Since> first;
+    for (const std::string& model : unit)
+        if (const auto known = since_.find(model); known != since_.end())
+            first =
+                first ? Since{std::min(first->ticket, known->second.ticket), std::min(first->when, known->second.when)}
+                      : known->second;
+    return first;
+}
+
+int Invariants::rank_of(const std::vector<std::string>& unit) const {
+    int priority = priority_of(unit);
+    const auto first = since(unit);
+    if (!first || world_.now < first->when + limits::patience) return priority;
+    for (const auto& [name, one] : world_.declared) priority = std::max(priority, one.priority);
+    return priority;
+}
+
+void Invariants::watch(OurPolicy& ours) {
+    ours_ = &ours;
+    since_.clear();
+    lent_.clear();
+    note_who_waits(event::Tick{});  // they have asked again
+}
+
+/// A unit waits from its first ticket until nobody waits for it and nothing of it loads.
+void Invariants::note_who_waits(const Event& event) {
+    const bool is_reload = std::holds_alternative<event::Declared>(event);
+    std::set<std::string> asked;
+    for (const auto& [ticket, model] : world_.tickets) asked.insert(model);
+    std::erase_if(since_, [&](const auto& one) {
+        if (!world_.declared.contains(one.first)) return true;
+        if (is_reload) return !asked.contains(one.first);
+        const auto unit = unit_of(one.first);
+        return std::ranges::none_of(unit, [&](const std::string& model) { return asked.contains(model); }) &&
+               std::ranges::none_of(world_.processes, [&](const auto& process) {
+                   const At state = process.second.state;
+                   return (state == At::placed || state == At::loading) &&
+                          std::ranges::find(unit, process.first.model) != unit.end();
+               });
+    });
+    for (const auto& [ticket, model] : world_.tickets)
+        if (world_.declared.contains(model) && !since_.contains(model))
+            since_[model] = since(unit_of(model)).value_or(Since{ticket, world_.now});
+}
+
+void Invariants::note_lent(const Actions& actions) {
+    for (const Action& action : actions) {
+        const auto* place = std::get_if<action::Place>(&action);
+        if (place == nullptr) continue;
+        const auto unit = unit_of(place->who.model);
+        lent_.erase(place->who);
+        if (rank_of(unit) > priority_of(unit)) lent_[place->who] = rank_of(unit);
+    }
+}
+
+/// Nobody waits while a legal eviction would make room, unless for those who came first.
+void Invariants::check_nobody_waits_in_vain() {
+    struct Waiting {
+        std::vector<std::string> unit;
+        std::vector<Piece> pieces;
+        int priority;
+        Ticket first;
+    };
+    std::vector<Waiting> all;
+    std::set<std::string> seen;
+    for (const auto& [ticket, model] : world_.tickets) {
+        if (!world_.declared.contains(model)) continue;
+        const auto unit = unit_of(model);
+        if (!seen.insert(unit.front()).second) continue;
+        bool ending = false;
+        auto pieces = missing(unit, ending);
+        if (!ending && !pieces.empty()) all.push_back({unit, std::move(pieces), rank_of(unit), since(unit)->ticket});
+    }
+    if (all.empty() || is_lone_load_placed()) return;
+    std::ranges::sort(all, {}, [](const Waiting& one) { return std::pair{-one.priority, one.first}; });
+    const auto may_go_for = [&](const Waiting& waiting) {
+        const bool unknown = std::ranges::any_of(waiting.pieces, [&](const Piece& one) { return is_unknown(one); });
+        return [this, unknown, priority = waiting.priority](const Victim& one) {
+            if (one.pinned || one.starting || world_.now < one.protected_until) return false;
+            if (unknown) return !one.in_use;
+            const int of_victim = std::max(one.priority, one.lent_until_over);
+            return !one.in_use || priority > of_victim || (priority == of_victim && world_.now >= one.turn_over);
+        };
+    };
+    const auto alone = [&](const Waiting& waiting) {  // where its size is not known
+        if (std::ranges::none_of(waiting.pieces, [&](const Piece& one) { return is_unknown(one); })) return true;
+        for (const auto& [who, one] : world_.processes)
+            if (one.state == At::loading || one.state == At::placed) return false;
+        return true;
+    };
+    std::vector<DeviceId> closed;  // that those before it may get
+    for (const Waiting& one : all) {
+        if (alone(one) && fits(one.pieces, one.unit, may_go_for(one), closed))
+            return fail(fmt::format("{} waits since ticket {}, and there is room that nobody before it waits for",
+                                    one.unit.front(), one.first));
+        for (const Piece& piece : one.pieces) {
+            const auto& devices = world_.declared.at(piece.model).devices;
+            closed.insert(closed.end(), devices.begin(), devices.end());
+            if (piece.on_gpu.host > 0) closed.emplace_back(host);
+        }
+    }
+}
+
+}  // namespace bulkhead::simulation

@@ -279,7 +279,7 @@ private:
         world_.check = [&](const Event& event, const Actions& all) {
             if (std::exchange(first, false)) {
                 actions = all;
-                placed = world_.placed;
+                placed = !world_.placed.empty();
                 withdrawn = world_.withdrew;
             }
             former(event, all);

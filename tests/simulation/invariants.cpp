@@ -46,7 +46,7 @@ void Invariants::check(const Event& event, const Actions& actions) {
     if (paused || !broken_.empty()) return;
     ledger_ = ours_->policy.ledger();
     note_who_waits(event);
-    note_lent(actions);
+    note_lent();
     check_ledger();
     check_limits();
     check_grants(actions);
@@ -143,8 +143,15 @@ void Invariants::check_limits() {
 
 /// One member of an exclusive group on a device; all members of a together group, or none.
 void Invariants::check_groups(const Actions& actions) {
-    bool gave_up = false;
-    for (const Action& action : actions) gave_up = gave_up || std::holds_alternative<action::Withdraw>(action);
+    for (const auto& [who, device] : world_.placed) {
+        const auto unit = unit_of(who.model);
+        bool ending = false;
+        const bool waits = std::ranges::any_of(
+            world_.tickets, [&](const auto& ticket) { return std::ranges::find(unit, ticket.second) != unit.end(); });
+        const bool surplus = who.replica >= std::max(world_.declared.at(who.model).replicas_min, 1U);
+        if (waits && !surplus && !world_.withdrew && !missing(unit, ending).empty())
+            return fail(who.text() + " was placed without the others that load with it");
+    }
     for (const Action& action : actions) {
         if (const auto* grant = std::get_if<action::Grant>(&action)) {
             const auto& group = world_.declared.at(grant->who.model).group;
@@ -153,19 +160,10 @@ void Invariants::check_groups(const Actions& actions) {
                 const auto other = world_.declared.find(who.model);
                 const bool excluded = other != world_.declared.end() && who.model != grant->who.model &&
                                       other->second.group == group && one.device == grant->device;
-                if (excluded && one.state != At::placed && one.state != At::leaving)
+                if (excluded && one.state != At::placed)
                     return fail(fmt::format("{} was granted a device beside {}, of the same exclusive group",
                                             grant->who.text(), who.text()));
             }
-        } else if (const auto* place = std::get_if<action::Place>(&action)) {
-            const auto unit = unit_of(place->who.model);
-            bool ending = false;
-            const bool waits = std::ranges::any_of(world_.tickets, [&](const auto& ticket) {
-                return std::ranges::find(unit, ticket.second) != unit.end();
-            });
-            const bool surplus = place->who.replica >= std::max(world_.declared.at(place->who.model).replicas_min, 1U);
-            if (waits && !surplus && !gave_up && !missing(unit, ending).empty())
-                return fail(place->who.text() + " was placed without the others that load with it");
         } else if (const auto* evict = std::get_if<action::Evict>(&action);
                    evict != nullptr && evict->cause != EvictCause::surplus &&
                    world_.declared.contains(evict->who.model)) {

@@ -54,7 +54,7 @@ private:
     };
     void check(const Event& event, const Actions& actions);
     void note_who_waits(const Event& event);
-    void note_lent(const Actions& actions);
+    void note_lent();
     void check_ledger();
     void check_limits();
     void check_grants(const Actions& actions);

@@ -58,13 +58,11 @@ void Invariants::note_who_waits(const Event& event) {
             since_[model] = since(unit_of(model)).value_or(Since{ticket, world_.now});
 }
 
-void Invariants::note_lent(const Actions& actions) {
-    for (const Action& action : actions) {
-        const auto* place = std::get_if<action::Place>(&action);
-        if (place == nullptr) continue;
-        const auto unit = unit_of(place->who.model);
-        lent_.erase(place->who);
-        if (rank_of(unit) > priority_of(unit)) lent_[place->who] = rank_of(unit);
+void Invariants::note_lent() {
+    for (const auto& [who, device] : world_.placed) {
+        const auto unit = unit_of(who.model);
+        lent_.erase(who);
+        if (rank_of(unit) > priority_of(unit)) lent_[who] = rank_of(unit);
     }
 }
 

@@ -1,5 +1,6 @@
 /// Where models go on several devices, and what `plan` says of it.
 
+#include "tests/simulation/placed.h"
 #include "tests/simulation/policy_fixture.h"
 
 namespace bulkhead::simulation {
@@ -17,7 +18,8 @@ protected:
     }
     std::map<DeviceId, int> placed() const {
         std::map<DeviceId, int> count;
-        for (const auto& one : all<action::Place>()) ++count[one.device];
+        for (const auto& one : all<action::Grant>()) ++count[one.device];
+        for (const auto& one : simulation::placed(policy)) ++count[one.device];
         return count;
     }
 };

@@ -1,6 +1,7 @@
 #include "tests/simulation/world.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -191,7 +192,8 @@ void World::take_placements(const Actions& actions) {
     }
     for (const Action& action : actions)
         if (const auto* grant = std::get_if<action::Grant>(&action)) after_it.insert({grant->who, grant->device});
-    placed = !std::ranges::includes(before, after_it);
+    placed.clear();
+    std::ranges::set_difference(after_it, before, std::inserter(placed, placed.end()));
     withdrew = !std::ranges::includes(after_it, before);
 }
 
@@ -391,7 +393,7 @@ void World::do_one(const action::Reclaimed& reclaimed) {
 std::vector<Holding> World::holdings() const {
     std::vector<Holding> all;
     for (const auto& [who, one] : processes) {
-        if (one.state == State::placed || one.state == State::leaving) continue;
+        if (one.state == State::placed) continue;
         const Holds holds = one.state == State::loading ? Holds::reserved
                             : one.state == State::ended ? Holds::reclaiming
                                                         : Holds::resident;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <queue>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -133,7 +134,7 @@ public:
     std::map<DeviceId, Machine> machines;
     std::map<std::string, Bytes> served_peak;  ///< by key of a footprint
     std::map<std::string, bool> pinned;
-    bool placed = false;    ///< by the last event, a replica got a place
+    std::set<std::pair<ReplicaId, DeviceId>> placed;  ///< who got a place by the last event
     bool withdrew = false;  ///< by the last event, one lost its place before its grant
     std::string misdealt;  ///< a request that another replica with less to do should have got
     std::uint64_t events = 0;

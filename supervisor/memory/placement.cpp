@@ -89,6 +89,8 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
             if (reach == Reach::now && one.starting) return std::nullopt;
             if ((reach != Reach::now || use_of(one) == 0) && let_go(i)) option.victims.push_back(i);
         }
+        for (const std::size_t i : others_on(device))  // and what is in use, if nothing would be left
+            if (short_by[device] >= 0 && let_go(i)) option.victims.push_back(i);
         if (short_by[device] >= 0) return std::nullopt;
     }
     std::vector<std::size_t> listed;

@@ -64,6 +64,22 @@ TEST_F(MemoryPlacement, ATogetherGroupIsPlacedWhereTheFirstDeviceHasRoomForOneOf
     EXPECT_EQ(all<action::Grant>().size(), 6U);
 }
 
+TEST_F(MemoryPlacement, AModelOfUnknownSizeGetsTheTurnOfABusyModelThatLeavesNoRoom) {
+    auto unknown = model("unknown", 0);
+    unknown.memory.reset();
+    declare({model("busy", 10 * gib), unknown, model("next", 8 * gib)});
+    load("busy", 10 * gib);
+    use("busy");
+    ask("unknown");
+    ask("next");
+    EXPECT_THAT(evicted(), IsEmpty());
+    now += 1min;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), ElementsAre("busy/0")) << "else whoever comes after it would wait as long";
+    end("busy");
+    EXPECT_THAT(granted(), ElementsAre("unknown/0"));
+}
+
 TEST_F(MemoryPlacement, APlanThatWaitsNamesTheDeviceAndTheVictimOfTheLoad) {
     auto high = model("high", 8 * gib);
     high.priority = 1;

@@ -110,7 +110,8 @@ public:
         exits_[request.name.generation] = std::move(exited);
         ledgers[request.name.generation];
         workers.push_back(std::move(worker));
-        boost::asio::post(io_, [this, process, spawned = std::move(spawned)] {
+        boost::asio::post(io_, [this, process, spawned = std::move(spawned), asked_by = supervisors_] {
+            if (asked_by != supervisors_) return;
             if (spawn_error)
                 spawned(*spawn_error);
             else
@@ -150,8 +151,9 @@ public:
         worker.ended = exit;
     }
 
-    /// The supervisor has died: what the next one finds, and from now on nobody hears of an end.
+    /// The supervisor has died: what the next one finds. The dead one hears of no start and no end any more.
     std::vector<FoundWorker> hand_over() {
+        ++supervisors_;
         exits_.clear();
         std::vector<FoundWorker> found;
         for (auto& worker : workers) {
@@ -190,6 +192,7 @@ private:
 
     boost::asio::io_context& io_;
     std::map<std::uint64_t, OnExited> exits_;
+    int supervisors_ = 0;  ///< that have died
 };
 
 }  // namespace bulkhead::supervisor::test

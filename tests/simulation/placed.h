@@ -7,7 +7,7 @@
 
 namespace bulkhead::simulation {
 
-/// Replicas that have their place and wait for their grant: no action tells of them.
+/// Replicas that have a place and wait for their grant. No action names them.
 inline std::vector<supervisor::memory::Holding> placed(const supervisor::memory::Policy& policy) {
     std::vector<supervisor::memory::Holding> all;
     policy.state().each_slot([&](const supervisor::memory::Slot& slot) {

@@ -48,7 +48,7 @@ class HiggsAudioTest(SmallModelTest):
 
     def upstream(self, turns: list[Any], scene: list[Any] | None = None, ras: tuple[int, int] = (7, 2), system: str = SYSTEM,
                  **sampling: Any) -> torch.Tensor:  # fmt: skip
-        """Speaks TEXT after these turns; upstream alone. An empty list is no scene, and None the usual one."""
+        """Speaks TEXT after these turns; upstream alone. An empty list leaves the scene out; None is the default scene."""
         scenery = [text(SCENE)] if scene is None else scene
         said = [("system", [text(system)]), *([("scene", scenery)] if scenery else []), *turns, ("user", [text(TEXT)])]
         inputs = self.processor.apply_chat_template(

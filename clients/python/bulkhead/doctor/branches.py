@@ -11,7 +11,9 @@ from typing import Iterator
 from .source import Place, absolute, around, frames, statement_of
 
 _ROUNDS = 2
-_PATIENCE = 32  #: reads at one line in a loop, after which the value that may end it is returned: the read may be in a called function
+#: Reads at one line in a loop, after which the value that may end it is returned: the read may be in a
+#: called function.
+_PATIENCE = 32
 _CALLERS_MAX = 4  #: functions on the stack whose comparisons are examined
 _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 _MEMBERS_MAX = 8  #: of a list that a number is looked for in

@@ -369,7 +369,8 @@ def _kernel_reads(name: str, function: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _fills_mask(args: Any) -> bool:
-    """Whether `index_put` becomes `masked_fill`, which takes the number as it is: canDispatchToMaskedFill, TensorAdvancedIndexing.cpp."""
+    """Whether `index_put` becomes `masked_fill`, which takes the number as it is: see canDispatchToMaskedFill
+    in TensorAdvancedIndexing.cpp."""
     indices = [one for one in args[1] if isinstance(one, torch.Tensor)]
     value = args[2]
     return value.numel() == 1 and value.device.type == "cpu" and len(indices) == 1 and indices[0].dtype in (torch.bool, torch.uint8)

@@ -45,8 +45,9 @@ def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
 
 
 def vary(found: Findings, watch: Watch, draws: Draws, step: Any, args: Any, kwargs: Any, earlier: Sequence[Kernel], last: Sequence[Kernel]) -> None:
-    """Makes one more call for each number among the arguments, with that number changed. A number that changes shapes, or the count
-    of operators, only selects a graph. Shapes and numbers that differ between the first two calls (a growing cache) are ignored."""
+    """Makes one more call for each number among the arguments, with that number changed. A number that changes
+    shapes, or the count of operators, only selects a graph. Shapes and numbers that differ between the first two
+    calls (a growing cache) are ignored."""
     if [one.where for one in earlier] != [one.where for one in last]:
         earlier = last
     given = list(_numbers(args, kwargs))

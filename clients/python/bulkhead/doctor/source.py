@@ -20,7 +20,8 @@ import torch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _OWN = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("doctor", "worker"))
-_CALLERS = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("run.py", "numbers.py"))  #: modules that call a target
+#: Modules that call a target.
+_CALLERS = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("run.py", "numbers.py"))
 _PATH_LENGTH_MAX = 12
 _LIBRARIES = ("numpy", "triton", "functorch", "torchgen")
 

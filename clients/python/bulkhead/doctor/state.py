@@ -104,7 +104,8 @@ def _is_plain_object(value: Any) -> bool:
     return (hasattr(value, "__dict__") or hasattr(value, "__slots__")) and type(value).__module__.split(".")[0] not in _OTHERS
 
 
-_OTHERS = ("torch", "builtins", "threading", "logging", "re", "itertools", "random")  #: modules whose objects are not examined further
+#: Modules whose objects are not examined further.
+_OTHERS = ("torch", "builtins", "threading", "logging", "re", "itertools", "random")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def _tell_torch(kind: Kind) -> None:
         setattr(cuda, name, _always(answer))
     for name in ("get_rng_state", "set_rng_state"):
         setattr(cuda.random, name, getattr(cuda, name))
-    # It may have been read before, and caches what it found.
+    # It may have been read before, and its result is cached.
     from torch._dynamo.device_interface import CudaInterface
 
     for name, answer in answers.items():

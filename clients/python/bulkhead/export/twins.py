@@ -60,7 +60,7 @@ def _like(tensor: Tensor) -> Tensor:
 def original(tensor: Tensor, name: str) -> Tensor:
     """Returns the tensor that a program's constant stands for: itself, unless it is a twin.
 
-    Errors: input_invalid for a tensor without bytes that is no twin of the model's."""
+    Errors: input_invalid for a tensor without bytes that has no counterpart in the model."""
     if not isinstance(tensor, torch._subclasses.FakeTensor):
         return tensor
     found = _originals.get(absent_gpu.storage(tensor))

@@ -36,7 +36,7 @@ class Qwen3VlStep(Step):
     @contextmanager
     def _traced(self) -> Iterator[None]:
         # Upstream selects the rows of pictures by a mask, which has unknown sizes. Ours has all
-        # rows, with zeros where there is no picture.
+        # rows; a row without a picture is zero.
         self.model._deepstack_process = lambda hidden, unused, seen: hidden + seen
         try:
             with given_attention(self.model):
@@ -244,7 +244,7 @@ class Qwen3Vl(Family):
         return str(self.model.dtype).removeprefix("torch.")
 
     def _words(self, count: int) -> Tensor:
-        """Random tokens that are no placeholders."""
+        """Random text tokens."""
         config = self.model.config
         special = {config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id}
         plain = torch.tensor([one for one in range(min(config.text_config.vocab_size, 10_000)) if one not in special])

@@ -26,7 +26,7 @@ constexpr std::array number_options{
     std::pair{"top_p", "Draw among the likeliest that hold this share of the probability"},
     std::pair{"min_p", "Draw among those at least this likely, relative to the likeliest"},
     std::pair{"repetition_penalty", "Divides the logits of tokens that were there; 1: none"},
-    std::pair{"ras_repeats", "Draw again without filters what stood so often in the last frames, for models that look back; 0: off"},
+    std::pair{"ras_repeats", "Draw again what the last frames hold this number of times, where a model looks back; 0: off"},
     std::pair{"seed", "Of the sequence's own random stream"},
     std::pair{"max_new_tokens", "End after this number of tokens"},
     std::pair{"guidance", "Weight of classifier-free guidance, for models that have it"},

@@ -22,12 +22,12 @@ constexpr const char* exits =
     "The daemon is found by --socket, $BULKHEAD_SOCKET, $XDG_RUNTIME_DIR/bulkhead/control.sock, then\n"
     "/run/bulkhead/control.sock. --socket and --json may stand before or after the command.\n"
     "\n"
-    "With --json standard output is exactly one JSON document (`generate`, `logs -f` and `events`: one a line), and an\n"
-    "error is one {\"error\":{\"code\",\"attempt\",\"remedy\"}} on standard error. Colours: only on a terminal, never\n"
-    "with NO_COLOR set.\n"
+    "With --json standard output is exactly one JSON document (`generate`, `logs -f` and `events`: one a\n"
+    "line), and an error is one {\"error\":{\"code\",\"attempt\",\"remedy\"}} on standard error. Colours: only\n"
+    "on a terminal, never with NO_COLOR set.\n"
     "\n"
-    "A supervisor that dies is restarted, and its workers run on. Commands that wait go on with the next one; those\n"
-    "that follow say on standard error that something may be missing.\n"
+    "A supervisor that dies is restarted, and its workers run on. Commands that wait go on with the next\n"
+    "one; those that follow say on standard error that something may be missing.\n"
     "\n"
     "Exit status: 0 done, 1 the operation failed, 2 wrong usage, 3 no daemon answers, 78 the configuration\n"
     "is invalid.\n"
@@ -70,9 +70,9 @@ std::optional<int> parse(int argc, const char* const* argv, Session& session) {
     app.require_subcommand(1);
     app.fallthrough();  // commands inherit it: global options may follow them
 
-    for (AddCommand* add : {add_up, add_down, add_ps, add_top, add_load, add_unload, add_restart, add_infer,
-                            add_generate, add_logs, add_events, add_why, add_plan, add_pin, add_crashes, add_gpus,
-                            add_info, add_reload, add_upgrade, add_validate, add_doctor})
+    for (AddCommand* add : {add_up,      add_down,     add_ps,   add_top,    add_load,    add_unload,   add_restart,
+                            add_infer,   add_generate, add_logs, add_events, add_why,     add_plan,     add_pin,
+                            add_crashes, add_gpus,     add_info, add_reload, add_upgrade, add_validate, add_doctor})
         add(app, session);  // in the order of the help
 
     try {

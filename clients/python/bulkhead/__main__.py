@@ -24,7 +24,7 @@ NUMBERS = {
     "top_p": "draw among the likeliest that hold this share of the probability",
     "min_p": "draw among those at least this likely, relative to the likeliest",
     "repetition_penalty": "divides the logits of tokens that were there; 1: none",
-    "ras_repeats": "draw again without filters what stood so often in the last frames, for models that look back; 0: off",
+    "ras_repeats": "draw again what the last frames hold this number of times, where a model looks back; 0: off",
     "seed": "of the answer's own random stream",
     "max_new_tokens": "end after this number of tokens",
     "guidance": "weight of classifier-free guidance, for models that have it",

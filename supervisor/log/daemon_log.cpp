@@ -13,6 +13,7 @@
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 
+#include "ipc/base/whole_io.h"
 #include "supervisor/log/log_file.h"
 
 namespace bulkhead::supervisor {
@@ -21,12 +22,7 @@ namespace {
 class StandardError : public LogTarget {
 public:
     void append(std::string_view lines) override {
-        while (!lines.empty()) {
-            const ssize_t written = ::write(STDERR_FILENO, lines.data(), lines.size());
-            if (written < 0 && errno == EINTR) continue;
-            if (written <= 0) return;  // there is nowhere to report it
-            lines.remove_prefix(static_cast<std::size_t>(written));
-        }
+        (void)write_all(STDERR_FILENO, std::as_bytes(std::span{lines}));  // there is nowhere to report a failure
     }
 };
 

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/export/pt2_archive_constants.h>
 
+#include "ipc/base/whole_io.h"
 #include "worker/model/load_limits.h"
 #include "worker/torch/runtime.h"
 #include "worker/torch/sha256.h"
@@ -45,16 +46,6 @@ Result<> make_folders(const std::filesystem::path& root, const std::filesystem::
     return {};
 }
 
-Result<> write_all(int fd, std::span<const std::byte> bytes, const std::filesystem::path& path) {
-    while (!bytes.empty()) {
-        const auto count = ::write(fd, bytes.data(), bytes.size());
-        if (count < 0 && errno == EINTR) continue;
-        if (count < 0) return system_error(fmt::format("writing {}", path.string()), errno);
-        bytes = bytes.subspan(static_cast<std::size_t>(count));
-    }
-    return {};
-}
-
 Result<UnpackedFile> unpack_one(PyTorchStreamReader& archive, const std::string& name,
                                 const std::filesystem::path& target, std::vector<std::byte>& chunk) {
     const auto path = target / name;
@@ -71,7 +62,7 @@ Result<UnpackedFile> unpack_one(PyTorchStreamReader& archive, const std::string&
         if (count == 0) throw std::runtime_error{fmt::format("{} ends after {} bytes", name, done)};
         const auto bytes = std::span{chunk}.first(count);
         hash.update(bytes);
-        if (auto written = write_all(file.get(), bytes, path); !written) return written.error();
+        if (!write_all(file.get(), bytes)) return system_error(fmt::format("writing {}", path.string()), errno);
         done += count;
     }
     unpacked.sha256 = hash.hex();

@@ -14,24 +14,12 @@
 #include <fmt/ranges.h>
 
 #include "ipc/base/file_identity.h"
+#include "ipc/base/whole_io.h"
 #include "worker/model/load_limits.h"
 #include "worker/torch/sha256.h"
 
 namespace bulkhead::worker {
 namespace {
-
-/// Reads until `bytes` is full or the file ends; -1 with errno.
-ssize_t read_at(int fd, std::span<std::byte> bytes, std::uint64_t offset) {
-    std::size_t done = 0;
-    while (done < bytes.size()) {
-        const ssize_t count = ::pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
-        if (count < 0 && errno == EINTR) continue;
-        if (count < 0) return -1;
-        if (count == 0) break;
-        done += static_cast<std::size_t>(count);
-    }
-    return static_cast<ssize_t>(done);
-}
 
 class Reader final : public caffe2::serialize::ReadAdapterInterface {
 public:
@@ -42,10 +30,10 @@ public:
 
     std::size_t read(std::uint64_t offset, void* target, std::size_t count, const char* what) const override {
         const auto got = read_at(fd_, {static_cast<std::byte*>(target), count}, offset);
-        if (got < 0) throw std::runtime_error{fmt::format("{}: {}", what, std::strerror(errno))};
-        done_ = std::min(done_ + static_cast<std::uint64_t>(got), size_bytes_);
+        if (!got) throw std::runtime_error{fmt::format("{}: {}", what, std::strerror(errno))};
+        done_ = std::min(done_ + *got, size_bytes_);
         if (progress_) progress_(done_);
-        return static_cast<std::size_t>(got);
+        return *got;
     }
 
 private:
@@ -76,7 +64,8 @@ Result<ModelFile> ModelFile::open_any(const std::filesystem::path& path) {
     struct stat status {};
     if (::fstat(file.fd_.get(), &status) != 0) return failed(std::strerror(errno), "");
     if (!S_ISREG(status.st_mode))
-        return failed("it is not a regular file", "let the model's `file` name the TorchScript file or the .pt2 package");
+        return failed("it is not a regular file",
+                      "let the model's `file` name the TorchScript file or the .pt2 package");
     if (status.st_size == 0) return failed("it is empty (0 bytes)", "copy or export it again");
     file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
     file.identity_ = file_identity(status);
@@ -88,13 +77,12 @@ Result<ModelFile> ModelFile::open(const std::filesystem::path& path) {
     if (!file) return file;
     std::array<std::byte, 4> start{};
     const auto got = read_at(file->fd_.get(), start, 0);
-    if (got < 0) return not_opened(path, std::strerror(errno), "check the disk it lies on");
+    if (!got) return not_opened(path, std::strerror(errno), "check the disk it lies on");
     constexpr std::array zip_magic{std::byte{'P'}, std::byte{'K'}, std::byte{3}, std::byte{4}};
     if (start != zip_magic)
         return not_opened(path,
                           fmt::format("its {} bytes start with {:02x}, a zip archive with 50 4b 03 04",
-                                      file->size_bytes_,
-                                      fmt::join(std::span{start}.first(static_cast<std::size_t>(got)), " ")),
+                                      file->size_bytes_, fmt::join(std::span{start}.first(*got), " ")),
                           "give a file that torch.jit.save or torch._inductor.aoti_compile_and_package has written");
     return file;
 }
@@ -111,10 +99,10 @@ Result<std::string> ModelFile::sha256(const std::function<void(std::uint64_t)>& 
     std::vector<std::byte> chunk(limits::io_chunk_bytes);
     for (std::uint64_t offset = 0; offset < size_bytes_;) {
         const auto got = read_at(fd_.get(), chunk, offset);
-        if (got < 0) return system_error(fmt::format("reading {} at byte {}", path_.string(), offset), errno);
-        if (got == 0) break;  // the file became shorter; `unchanged` reports that
-        hash.update(std::span{chunk}.first(static_cast<std::size_t>(got)));
-        offset += static_cast<std::uint64_t>(got);
+        if (!got) return system_error(fmt::format("reading {} at byte {}", path_.string(), offset), errno);
+        if (*got == 0) break;  // the file became shorter; `unchanged` reports that
+        hash.update(std::span{chunk}.first(*got));
+        offset += *got;
         if (progress) progress(offset);
     }
     if (auto same = unchanged(); !same) return same.error();

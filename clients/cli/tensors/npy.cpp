@@ -15,6 +15,7 @@
 
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/terminal.h"
+#include "ipc/base/whole_io.h"
 #include "ipc/channel/dtype.h"
 #include "ipc/channel/tensor_layout.h"
 
@@ -38,29 +39,6 @@ constexpr std::array<Descr, 11> descrs{{{"b1", wire::DType::boolean},
                                         {"f8", wire::DType::float64},
                                         {"c8", wire::DType::complex64},
                                         {"c16", wire::DType::complex128}}};
-
-/// Reads up to `size` bytes at `offset`; fewer only at the end of the file.
-Result<std::size_t> read_at(int file, std::byte* to, std::size_t size, std::uint64_t offset) {
-    std::size_t done = 0;
-    while (done < size) {
-        const ssize_t got = ::pread(file, to + done, size - done, static_cast<off_t>(offset + done));
-        if (got == 0) break;
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return system_error("reading", errno);
-        done += static_cast<std::size_t>(got);
-    }
-    return done;
-}
-
-Result<> write_all(int file, std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-        const ssize_t put = ::write(file, bytes.data(), bytes.size());
-        if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return system_error("writing", errno);
-        bytes = bytes.subspan(static_cast<std::size_t>(put));
-    }
-    return {};
-}
 
 Error damaged(std::string attempt) {
     return {ErrorCode::input_invalid, std::move(attempt), "save the array again with numpy.save"};
@@ -178,8 +156,8 @@ Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
     const auto size = static_cast<std::uint64_t>(facts.st_size);
 
     std::array<std::byte, 12> prefix{};  // magic, version, and the longer of the two header sizes
-    const Result<std::size_t> got = read_at(file.get(), prefix.data(), prefix.size(), 0);
-    if (!got) return Error{got.error()}.during(step);
+    const auto got = read_at(file.get(), prefix, 0);
+    if (!got) return system_error(step, errno);
     if (*got < 10 || std::memcmp(prefix.data(), magic.data(), magic.size()) != 0)
         return Error{ErrorCode::input_invalid, step + ": not a .npy file: it does not start with \\x93NUMPY",
                      "save it with numpy.save"};
@@ -194,8 +172,8 @@ Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
         return damaged(fmt::format("{}: a header of {} bytes in a file of {}", step, header_bytes, size));
 
     std::string text(header_bytes, '\0');
-    const auto header_got = read_at(file.get(), reinterpret_cast<std::byte*>(text.data()), text.size(), header_offset);
-    if (!header_got) return Error{header_got.error()}.during(step);
+    const auto header_got = read_at(file.get(), std::as_writable_bytes(std::span{text}), header_offset);
+    if (!header_got) return system_error(step, errno);
     if (*header_got != text.size()) return damaged(step + ": the file was cut while it was read");
     Result<Header> header = NpyHeaderParser{text}.parse();
     if (!header) return std::move(header).error().during(step);
@@ -209,8 +187,8 @@ Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
 }
 
 Result<> NpyFile::read(std::span<std::byte> to) const {
-    const Result<std::size_t> got = read_at(file_.get(), to.data(), to.size(), data_offset_);
-    if (!got) return Error{got.error()}.during(path_.string());
+    const auto got = read_at(file_.get(), to, data_offset_);
+    if (!got) return system_error("reading " + path_.string(), errno);
     if (*got != to.size()) return damaged(fmt::format("reading {}: the file was cut meanwhile", path_.string()));
     return {};
 }
@@ -237,7 +215,7 @@ Result<> write_npy(const std::filesystem::path& path, wire::DType dtype, std::sp
     const UniqueFd file{::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
     if (!file) return system_error(step, errno);
     for (const auto part : {std::as_bytes(std::span{whole}), bytes})
-        if (const Result<> written = write_all(file.get(), part); !written) return Error{written.error()}.during(step);
+        if (!write_all(file.get(), part)) return system_error(step, errno);
     return {};
 }
 

@@ -33,7 +33,7 @@ TEST(Fault01, AZeroLengthFrameIsIgnoredAndCounted) {
     client.expect_served(1);
 
     EXPECT_EQ(daemon.row("echo").at("ignored_frames").as_int64(), 10);
-    const auto line = raw_connection(daemon.socket());
+    const auto line = unix_client(daemon.socket());
     send_text(line, "\n\n\r\n" + info_request);
     EXPECT_THAT(read_line(line), HasSubstr("keeper_pid")) << "an empty line is nothing, too";
 }
@@ -45,7 +45,7 @@ TEST(Fault05, AForeignUserAndAnAbstractAddressFindNobody) {
         const pid_t child = ::fork();
         if (child == 0) {
             if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(9);
-            const auto socket = raw_connection(daemon.socket());
+            const auto socket = unix_client(daemon.socket());
             if (!socket) ::_exit(0);
             send_text(socket, info_request);
             ::_exit(read_line(socket).find("not_permitted") != std::string::npos ? 1 : 2);

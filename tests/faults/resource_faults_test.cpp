@@ -107,7 +107,7 @@ TEST(Fault24, NamesWithControlCharactersAreRefusedAndNeverShownRaw) {
         for (const char c : unknown.error().text())
             EXPECT_GE(static_cast<unsigned char>(c), 0x20) << "raw, in an error";
         EXPECT_FALSE(daemon.call("channel.open", {{"model", "echo"}, {"client", name}}));
-        const auto socket = raw_connection(daemon.socket());
+        const auto socket = unix_client(daemon.socket());
         send_text(socket, json::serialize(json::object{{"jsonrpc", "2.0"}, {"id", name}, {"method", name}}) + "\n");
         const std::string answer = read_line(socket);
         EXPECT_THAT(answer, HasSubstr("no such method"));

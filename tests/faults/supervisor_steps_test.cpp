@@ -128,7 +128,7 @@ struct Capturing {
 
     Capturing()
         : daemon{fleet({minimal_model("m", "MINIMAL_CAPTURE: \"1\", MINIMAL_CAPTURE_HANGS: \"1\"")}), minimal()},
-          loading{raw_connection(daemon.socket())} {
+          loading{unix_client(daemon.socket())} {
         send_text(loading, R"({"jsonrpc":"2.0","id":1,"method":"model.load","params":{"model":"m"}})"
                            "\n");
         EXPECT_TRUE(daemon.wait_state("m", "capturing"));

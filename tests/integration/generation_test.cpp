@@ -1,7 +1,9 @@
-// Models that generate, through the daemon: streams of tokens, what shows of them, and what is refused.
+// Models that generate, through the daemon: streams of tokens, what shows of them, and a supervisor that is lost
+// meanwhile.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include "tests/integration/fixture/fleets.h"
 #include "tests/integration/fixture/generation.h"
@@ -55,6 +57,39 @@ TEST(Generation, PsAndWhyShowIt) {
     const std::string why = daemon.cli({"why", "tiny"}).out;
     EXPECT_THAT(why, HasSubstr("generating: 0/4 slots; 40 tokens, "));
     EXPECT_THAT(why, HasSubstr("steps: p50 "));
+}
+
+constexpr int long_answer = 240;
+/// Far more sequences of that length than are over before a test has done what it does in their midst, and as many as a
+/// channel takes.
+constexpr int many = 64;
+
+std::vector<std::uint64_t> submit_many(Channel& channel) {
+    std::vector<std::uint64_t> ids;
+    for (int i = 0; i < many; ++i) ids.push_back(submit(channel, prompt(i + 1), greedy(long_answer)).value());
+    return ids;
+}
+
+TEST(Generation, GoesOnWithoutASupervisor) {
+    Daemon daemon{fleet({one_by_one()})};
+    Channel channel = daemon.open("tiny").value();
+    const pid_t worker = daemon.pid("tiny");
+    const auto ids = submit_many(channel);
+    std::vector<Answered> answers(ids.size());
+    ASSERT_TRUE(take(channel, ids[0], answers[0]));
+
+    const auto supervisor = static_cast<pid_t>(daemon.call("daemon.info").value().at("supervisor_pid").as_int64());
+    ::kill(supervisor, SIGKILL);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        answers[i] = rest_of(channel, ids[i], answers[i]);
+        ASSERT_FALSE(answers[i].error) << i << ": " << answers[i].error->text();
+        EXPECT_EQ(answers[i].streamed, answers[i].all);
+    }
+
+    EXPECT_EQ(daemon.pid("tiny"), worker);
+    EXPECT_TRUE(daemon.wait_until("tiny", [](const json::object& row) {
+        return row.at("generate").is_object() && row.at("generate").at("tokens").as_int64() == many * long_answer;
+    })) << "the next supervisor hears the same counts";
 }
 
 }  // namespace

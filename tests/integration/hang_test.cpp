@@ -58,6 +58,17 @@ void expect_replaced(const Daemon& daemon, std::string_view model, pid_t former)
     }));
 }
 
+std::uint64_t submit_four(Channel& channel) {
+    const auto input = channel.allocate(wire::DType::float32, dims_four).value();
+    std::ranges::copy(four, input.as<float>().begin());
+    return submit(channel, input).value();
+}
+
+void expect_lost(const Result<Reply>& reply) {
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost) << reply.error().text();
+}
+
 TEST(Hang, AStoppedIdleWorkerIsFoundByPs) {
     Daemon daemon{fleet({minimal_model("m"), minimal_model("neighbour")}), minimal()};
     auto channel = daemon.open("m").value();
@@ -70,9 +81,7 @@ TEST(Hang, AStoppedIdleWorkerIsFoundByPs) {
     (void)daemon.state("m");  // an answer to an earlier question may have been on its way
 
     EXPECT_THAT(events.reason_of("crashed"), HasSubstr("does not answer, for 5."));
-    const auto reply = infer_float(channel, "x", four, dims_four);
-    ASSERT_FALSE(reply);
-    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
+    expect_lost(infer_float(channel, "x", four, dims_four));
     expect_replaced(daemon, "m", former);
     EXPECT_TRUE(infer_float(neighbour, "x", four, dims_four)) << "the neighbour noticed";
     EXPECT_EQ(daemon.crash_of("m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
@@ -83,18 +92,13 @@ TEST(Hang, AWorkerStoppedAmidARequestIsFoundByItsDeadline) {
     auto channel = daemon.open("m").value();
     const pid_t former = daemon.pid("m");
     StateEvents events{daemon};
-    auto input = channel.allocate(wire::DType::float32, dims_four).value();
-    std::ranges::copy(four, input.as<float>().begin());
-    const auto request = submit(channel, input);
-    ASSERT_TRUE(request) << request.error().text();
+    const std::uint64_t request = submit_four(channel);
     EXPECT_FALSE(events.reason_of("busy").empty());
 
     ASSERT_EQ(::kill(former, SIGSTOP), 0);
 
     EXPECT_THAT(events.reason_of("crashed"), HasSubstr("made no step for"));
-    const auto reply = channel.wait(*request);
-    ASSERT_FALSE(reply);
-    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost) << reply.error().text();
+    expect_lost(channel.wait(request));
     expect_replaced(daemon, "m", former);
     EXPECT_EQ(daemon.crash_of("m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
 }
@@ -152,16 +156,11 @@ TEST(Hang, AWorkerWhoseCoverIsStoppedAnswersShortRequestsAndIsFoundByOneThatNeve
         const auto reply = infer_float(channel, "x", unprovoked, dims_four);
         ASSERT_TRUE(reply) << reply.error().text();
     }
-    auto input = channel.allocate(wire::DType::float32, dims_four).value();
-    std::ranges::copy(four, input.as<float>().begin());
-    const auto request = submit(channel, input);
-    ASSERT_TRUE(request) << request.error().text();
+    const std::uint64_t request = submit_four(channel);
 
     EXPECT_THAT(events.reason_of("crashed"), HasSubstr("made no step for"));
     cover.await_death();
-    const auto reply = channel.wait(*request);
-    ASSERT_FALSE(reply);
-    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost) << reply.error().text();
+    expect_lost(channel.wait(request));
     expect_replaced(daemon, "m", former);
 }
 
@@ -172,18 +171,14 @@ TEST(Hang, AWorkerWhoseModelThreadIsStoppedIsFoundByPs) {
     StateEvents events{daemon};
     StoppedThread model_thread{thread_of(former, "executor")};
     if (model_thread.error() != 0) GTEST_SKIP() << "tracing a worker: " << std::strerror(model_thread.error());
-    auto input = channel.allocate(wire::DType::float32, dims_four).value();
-    const auto request = submit(channel, input);
-    ASSERT_TRUE(request) << request.error().text();
+    const std::uint64_t request = submit_four(channel);
 
     EXPECT_EQ(daemon.state("m"), "ready");
     (void)daemon.state("m");
 
     EXPECT_THAT(events.reason_of("crashed"), HasSubstr("does not answer, for 5."));
     model_thread.await_death();
-    const auto reply = channel.wait(*request);
-    ASSERT_FALSE(reply);
-    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost) << reply.error().text();
+    expect_lost(channel.wait(request));
     expect_replaced(daemon, "m", former);
 }
 
@@ -230,9 +225,7 @@ TEST(Hang, OneThatIgnoresSigtermIsUnloadedAllTheSame) {
     StateEvents events{daemon};
     {  // the client is gone before the unload: its slabs would be named on the receipt
         auto channel = daemon.open("bad").value();
-        auto input = channel.allocate(wire::DType::float32, dims_four).value();
-        std::ranges::copy(four, input.as<float>().begin());
-        (void)submit(channel, input);
+        (void)submit_four(channel);
         EXPECT_FALSE(events.reason_of("busy").empty());
     }
     const pid_t former = daemon.pid("bad");

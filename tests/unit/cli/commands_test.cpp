@@ -1,10 +1,8 @@
 /// The program as a shell sees it: arguments in, exit status and text out, against a daemon of canned answers.
 
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -17,6 +15,7 @@
 #include "ipc/base/unique_fd.h"
 #include "tests/support/file_text.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/unix_socket.h"
 #include "tests/unit/cli/ran.h"
 
 namespace bulkhead::cli {
@@ -34,12 +33,7 @@ using testing::StartsWith;
 class CannedDaemon {
 public:
     CannedDaemon() {
-        sockaddr_un address{};
-        address.sun_family = AF_UNIX;
-        std::strcpy(address.sun_path, path().c_str());
-        if (::bind(listening_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-            ::listen(listening_.get(), 4) != 0)
-            throw std::runtime_error{"listening"};
+        if (!listening_) throw std::runtime_error{"listening"};
         thread_ = std::jthread{[this] { serve(); }};
     }
     ~CannedDaemon() { ::shutdown(listening_.get(), SHUT_RDWR); }  // wakes accept
@@ -89,7 +83,7 @@ private:
     }
 
     TemporaryFolder folder_;
-    UniqueFd listening_{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    UniqueFd listening_ = test::unix_listener(path());
     std::map<std::string, Canned> answers_;  ///< filled before a command runs
     std::mutex mutex_;
     std::vector<std::string> asked_;

@@ -5,18 +5,16 @@
 /// WHAT is `answers`, or how it dies before it answers: `config`, `running`, `crash`, `mute`.
 
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include <boost/json.hpp>
 
-#include "ipc/base/unique_fd.h"
+#include "tests/support/unix_socket.h"
 
 namespace {
 
@@ -57,13 +55,9 @@ int main(int argc, char** argv) {
     if (what == "crash") std::abort();
 
     std::signal(SIGPIPE, SIG_IGN);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
     const std::string unheard = std::string{argv[2]} + "~";  // until it listens: a file there means that it answers
-    std::strncpy(address.sun_path, unheard.c_str(), sizeof address.sun_path - 1);
-    const bulkhead::UniqueFd listening{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    if (::bind(listening.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return 1;
-    if (::listen(listening.get(), 8) != 0 || ::rename(unheard.c_str(), argv[2]) != 0) return 1;
+    const bulkhead::UniqueFd listening = bulkhead::test::unix_listener(unheard);
+    if (!listening || ::rename(unheard.c_str(), argv[2]) != 0) return 1;
     ::alarm(60);  // no test leaves it behind
     for (bool stopped = false; !stopped;)
         stopped = serve(bulkhead::UniqueFd{::accept(listening.get(), nullptr, nullptr)}.get());

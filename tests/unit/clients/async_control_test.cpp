@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "bulkhead/async_control.h"
+#include "tests/unit/clients/both_controls.h"
 #include "tests/unit/clients/fake_daemon.h"
 #include "tests/unit/clients/fake_worker.h"
 
@@ -25,30 +26,6 @@ namespace json = boost::json;
 using namespace std::chrono_literals;
 using namespace test;
 using testing::HasSubstr;
-
-/// Runs an operation on a loop of its own, to its end.
-template <typename T>
-Result<T> run(asio::io_context& loop, std::function<asio::awaitable<Result<T>>()> operation) {
-    std::optional<Result<T>> outcome;
-    asio::co_spawn(loop, std::move(operation), [&](std::exception_ptr failure, Result<T> result) {
-        EXPECT_FALSE(failure);
-        outcome = std::move(result);
-    });
-    loop.restart();
-    while (!outcome && loop.run_one() > 0) {
-    }
-    EXPECT_TRUE(outcome) << "the loop ran dry";
-    return outcome ? std::move(*outcome) : Error{};
-}
-
-Result<Answer> call(asio::io_context& loop, AsyncControl& control, std::string method,
-                    std::optional<std::chrono::milliseconds> deadline = {}) {
-    return run<Answer>(loop, [&]() { return control.async_call(method, {}, deadline, asio::use_awaitable); });
-}
-
-Result<json::object> next_event(asio::io_context& loop, AsyncControl& control) {
-    return run<json::object>(loop, [&]() { return control.async_next_event({}, asio::use_awaitable); });
-}
 
 TEST(AsyncControl, EveryKindOfTokenGetsTheAnswer) {
     FakeDaemon daemon{[](FakeDaemon& d) {
@@ -241,10 +218,9 @@ TEST(AsyncControl, ADeadlineEndsACallAndNotTheConnection) {
         d.answer(d.request("b"), 2);
         d.await_hang_up();
     }};
-    asio::io_context loop;
-    AsyncControl control{loop.get_executor(), daemon.path()};
-    EXPECT_EQ(call(loop, control, "a", 1ms).error().code, ErrorCode::deadline_exceeded);
-    EXPECT_EQ(call(loop, control, "b").value().result, 2);
+    SteppedControl control{daemon.path()};
+    EXPECT_EQ(control.call("a", {}, 1ms).error().code, ErrorCode::deadline_exceeded);
+    EXPECT_EQ(control.call("b").value().result, 2);
 }
 
 TEST(AsyncControl, AConnectionThatIsOneTooManyIsTheErrorOfEveryCallOnIt) {
@@ -315,7 +291,11 @@ TEST(AsyncControl, AReaderOfEventsThatWaitsMayBeCancelled) {
     EXPECT_EQ(ended->code, ErrorCode::cancelled);
 
     control.async_call("go", {}, [](Result<Answer>) {});
-    EXPECT_EQ(next_event(loop, control).value().at("number"), 1) << "subscribed once, though nobody waited for it";
+    std::optional<Result<json::object>> event;
+    control.async_next_event({}, [&](Result<json::object> next) { event = std::move(next); });
+    while (!event && loop.run_one() > 0) {
+    }
+    EXPECT_EQ(event->value().at("number"), 1) << "subscribed once, though nobody waited for it";
 }
 
 }  // namespace

@@ -84,8 +84,7 @@ TEST(ChannelFaults, EveryRequestOfADeadWorkerIsLostAndSoIsTheChannel) {
     const std::array<std::uint64_t, 3> requests{submit(channel, x), submit(channel, x), submit(channel, x)};
 
     for (const std::uint64_t request : requests) EXPECT_EQ(channel.wait(request).error().code, ErrorCode::worker_lost);
-    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
-    EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::worker_lost);
+    EXPECT_EQ(channel.submit({.inputs = only(x)}).error().code, ErrorCode::worker_lost);
 }
 
 TEST(ChannelFaults, WhatWasDeliveredBeforeTheDeathIsStillReadable) {
@@ -114,9 +113,8 @@ TEST(ChannelFaults, AnswersAreReadEvenWhenTheDeathIsFoundBySending) {
     const Input x = filled(channel, {});
     const std::uint64_t answered = submit(channel, x);
     worker.finish();
-    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
 
-    EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::worker_lost);
+    EXPECT_EQ(channel.submit({.inputs = only(x)}).error().code, ErrorCode::worker_lost);
     EXPECT_EQ(channel.wait(answered).value().outputs[0].as<float>()[0], 42);
 }
 
@@ -128,9 +126,8 @@ TEST(ChannelFaults, ADeadWorkerRaisesNoSignalInTheClient) {
     ::sigaction(SIGPIPE, nullptr, &before);
     ASSERT_EQ(before.sa_handler, SIG_DFL) << "a SIGPIPE would end this process";
     const Input x = filled(channel, {});
-    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
 
-    EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::worker_lost);
+    EXPECT_EQ(channel.submit({.inputs = only(x)}).error().code, ErrorCode::worker_lost);
 }
 
 TEST(ChannelFaults, AnErrorOfTheChannelThatPrecedesItsEndIsTheReason) {
@@ -181,46 +178,36 @@ TEST(ChannelFaults, ASlabThatThisProcessHasNoDescriptorForIsANamedError) {
 }
 
 TEST(ChannelFaults, SlabsThatAreNotWhatTheMessageSaysAreRefused) {
-    const auto offering = [](const std::function<void(FakeWorker&)>& offers) {
-        return refusal_of([&](FakeWorker& w) {
-                   w.expect<channel::Hello>();
-                   w.send(channel::encode(w.welcome).value());
-                   offers(w);
-               })
-            .code;
-    };
-    const auto offer_of = [](wire::SlabDirection direction, wire::SlabKind kind, std::uint64_t size) {
-        return channel::encode(channel::SlabOffer{0, 0, direction, kind, size});
+    constexpr std::uint64_t size = FakeWorker::slab_bytes;
+    const auto offer_of = [](wire::SlabDirection direction, wire::SlabKind kind, std::uint64_t bytes) {
+        return channel::encode(channel::SlabOffer{0, 0, direction, kind, bytes});
     };
     const HostSlab memory = HostSlab::create(FakeWorker::slab_bytes, input, "fake").value();
     const std::array<int, 1> fd{memory.fd()};
     const std::array<int, 2> two{memory.fd(), memory.fd()};
     using enum wire::SlabKind;
 
-    EXPECT_EQ(offering([&](FakeWorker& w) { w.send(offer_of(input, host_memfd, FakeWorker::slab_bytes * 2), fd); }),
-              ErrorCode::protocol_violation)
-        << "larger than its memory";
-    EXPECT_EQ(offering([&](FakeWorker& w) { w.send(offer_of(output, host_memfd, FakeWorker::slab_bytes), fd); }),
-              ErrorCode::protocol_violation)
-        << "an output that the client could write";
-    EXPECT_EQ(offering([&](FakeWorker& w) { w.send(offer_of(input, cuda_vmm, FakeWorker::slab_bytes), fd); }),
-              ErrorCode::protocol_violation)
-        << "of a kind that was not agreed";
-    EXPECT_EQ(offering([&](FakeWorker& w) { w.send(offer_of(input, host_memfd, FakeWorker::slab_bytes)); }),
-              ErrorCode::protocol_violation)
-        << "without a descriptor";
-    EXPECT_EQ(offering([&](FakeWorker& w) { w.send(offer_of(input, host_memfd, FakeWorker::slab_bytes), two); }),
-              ErrorCode::protocol_violation)
-        << "with two";
-    EXPECT_EQ(offering([&](FakeWorker& w) { w.send(offer_of(input, host_memfd, 1 << 21), fd); }),
-              ErrorCode::protocol_violation)
-        << "beyond the bound that welcome named";
-    EXPECT_EQ(offering([&](FakeWorker& w) {
-                  w.offer(0, input);
-                  w.send(offer_of(input, host_memfd, FakeWorker::slab_bytes), fd);
-              }),
-              ErrorCode::protocol_violation)
-        << "with an id that is in use";
+    struct Offer {
+        const char* what;
+        std::vector<std::byte> message;
+        std::span<const int> fds;
+        bool again = false;  ///< behind one that takes its id
+    };
+    for (const Offer& one : {Offer{"larger than its memory", offer_of(input, host_memfd, size * 2), fd},
+                             Offer{"an output that the client could write", offer_of(output, host_memfd, size), fd},
+                             Offer{"of a kind that was not agreed", offer_of(input, cuda_vmm, size), fd},
+                             Offer{"without a descriptor", offer_of(input, host_memfd, size), {}},
+                             Offer{"with two", offer_of(input, host_memfd, size), two},
+                             Offer{"beyond the bound that welcome named", offer_of(input, host_memfd, 1 << 21), fd},
+                             Offer{"with an id that is in use", offer_of(input, host_memfd, size), fd, true}}) {
+        const Error refused = refusal_of([&](FakeWorker& w) {
+            w.expect<channel::Hello>();
+            w.send(channel::encode(w.welcome).value());
+            if (one.again) w.offer(0, input);
+            w.send(one.message, one.fds);
+        });
+        EXPECT_EQ(refused.code, ErrorCode::protocol_violation) << one.what;
+    }
 }
 
 TEST(ChannelFaults, AWorkerThatSpeaksOutOfTurnIsRefused) {

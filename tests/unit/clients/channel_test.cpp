@@ -42,11 +42,10 @@ TYPED_TEST(ChannelTest, CarriesARequestThereAndItsAnswerBack) {
     EXPECT_EQ(channel.generation(), 3u);
     EXPECT_TRUE(channel.methods().contains("forward"));
     const Input x = filled(channel, {1, 2, 3});
-    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
 
     const Reply reply = channel
                             .infer({.method = "embed",
-                                    .inputs = inputs,
+                                    .inputs = only(x),
                                     .parameters = {{"sr", 16000}},
                                     .deadline = 250ms,
                                     .retry_safe = true})
@@ -222,9 +221,8 @@ TYPED_TEST(ChannelTest, AnInputOfAnotherChannelIsRefused) {
     FakeWorker one{idle}, other{idle};
     TypeParam channel = adopt<TypeParam>(one).value(), stranger = adopt<TypeParam>(other).value();
     const Input x = stranger.allocate(wire::DType::float32, three).value();
-    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
 
-    EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::input_invalid);
+    EXPECT_EQ(channel.submit({.inputs = only(x)}).error().code, ErrorCode::input_invalid);
 }
 
 TYPED_TEST(ChannelTest, MoreRequestsThanTheWorkerTakesAreRefusedHere) {
@@ -242,9 +240,8 @@ TYPED_TEST(ChannelTest, MoreRequestsThanTheWorkerTakesAreRefusedHere) {
     const Input x = filled(channel, {});
     std::vector<std::uint64_t> requests;
     for (std::uint32_t i = 0; i < worker.welcome.in_flight_max; ++i) requests.push_back(submit(channel, x));
-    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
 
-    EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::queue_full);
+    EXPECT_EQ(channel.submit({.inputs = only(x)}).error().code, ErrorCode::queue_full);
     refused.open();
     for (const std::uint64_t request : requests) EXPECT_TRUE(channel.wait(request));
     EXPECT_TRUE(infer(channel, x));
@@ -280,8 +277,7 @@ TYPED_TEST(ChannelTest, AWorkerThatMissesTheDeadlineIsNotWaitedForAndMayAnswerLa
     std::uint64_t late = 0;
     {
         const Input x = filled(channel, {});
-        const std::array<NamedInput, 1> inputs{{{"x", &x}}};
-        late = channel.submit({.inputs = inputs, .deadline = 1ms}).value();
+        late = channel.submit({.inputs = only(x), .deadline = 1ms}).value();
     }
     EXPECT_EQ(channel.wait(late).error().code, ErrorCode::deadline_exceeded);
     EXPECT_EQ(channel.wait(late).error().code, ErrorCode::input_invalid);
@@ -299,10 +295,9 @@ TYPED_TEST(ChannelTest, AClosingWorkerAnswersWhatIsInFlightAndGetsNothingNew) {
     }};
     TypeParam channel = adopt<TypeParam>(worker).value();
     const Input x = filled(channel, {});
-    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
 
     EXPECT_TRUE(infer(channel, x));
-    EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::worker_draining);
+    EXPECT_EQ(channel.submit({.inputs = only(x)}).error().code, ErrorCode::worker_draining);
 }
 
 }  // namespace

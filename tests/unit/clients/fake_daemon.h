@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <array>
 #include <cstdlib>
@@ -19,6 +18,7 @@
 #include "ipc/base/packet.h"
 #include "tests/support/open_descriptors.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/unix_socket.h"
 
 namespace bulkhead::test {
 
@@ -29,12 +29,7 @@ public:
     using Script = std::function<void(FakeDaemon&)>;
 
     explicit FakeDaemon(Script script) {
-        sockaddr_un address{};
-        address.sun_family = AF_UNIX;
-        std::strcpy(address.sun_path, path().c_str());
-        listener_ = UniqueFd{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-        EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-        EXPECT_EQ(::listen(listener_.get(), 8), 0);
+        EXPECT_TRUE(listener_);
         thread_ = std::thread{[this, run = std::move(script)] {
             next_connection();
             run(*this);
@@ -112,7 +107,7 @@ public:
 
 private:
     const TemporaryFolder folder_;
-    UniqueFd listener_, connection_;
+    UniqueFd listener_ = unix_listener(path()), connection_;
     std::thread thread_;
 };
 

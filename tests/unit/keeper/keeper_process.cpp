@@ -5,7 +5,6 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -202,13 +201,8 @@ void Seat::kill() { ::syscall(SYS_pidfd_send_signal, process_.get(), SIGKILL, nu
 KeeperProcess::KeeperProcess(KeeperOptions options) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what the keeper leaves behind is ours to see and to end
     const std::string relay_path = folder / "relay";
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    relay_path.copy(address.sun_path, sizeof address.sun_path - 1);
-    relay_ = UniqueFd{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
-    if (::bind(relay_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-        ::listen(relay_.get(), 8) != 0)
-        throw std::runtime_error{"no relay socket"};
+    relay_ = unix_listener(relay_path, SOCK_SEQPACKET);
+    if (!relay_) throw std::runtime_error{"no relay socket"};
     if (options.arguments.empty())
         options.arguments = {"--socket", socket(), "--supervisor", FAKE_SUPERVISOR, relay_path};
     pid_ = start_keeper(options.command, options.arguments, options.environment, folder / "errors", options.in_child);

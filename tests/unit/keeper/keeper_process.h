@@ -15,6 +15,7 @@
 #include "ipc/base/unique_fd.h"
 #include "ipc/links/keeper_link.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/unix_socket.h"
 
 namespace bulkhead::test {
 

@@ -30,21 +30,6 @@ mode_t mode_of(const fs::path& path) {
     return ::lstat(path.c_str(), &facts) == 0 ? facts.st_mode : 0;
 }
 
-sockaddr_un address_of(const fs::path& path) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.string().copy(address.sun_path, sizeof address.sun_path - 1);
-    return address;
-}
-
-UniqueFd listen_at(const fs::path& path) {
-    const sockaddr_un address = address_of(path);
-    UniqueFd socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    EXPECT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    EXPECT_EQ(::listen(socket.get(), 1), 0);
-    return socket;
-}
-
 /// A start that must fail before any supervisor.
 Ended start_at(const fs::path& socket) {
     return run_keeper({"--socket", socket, "--supervisor", "/nonexistent", "fleet"});
@@ -151,7 +136,8 @@ TEST(RuntimeDirectory, AListenerThatHoldsNoLockIsNotReplacedEither) {
     const Folder folder;
     fs::create_directory(folder / "run");
     fs::permissions(folder / "run", fs::perms::owner_all);
-    const UniqueFd somebody = listen_at(folder / "run/control.sock");
+    const UniqueFd somebody = unix_listener(folder / "run/control.sock");
+    ASSERT_TRUE(somebody);
 
     const Ended ended = start_at(folder / "run/control.sock");
 

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "tests/unit/keeper/keeper_process.h"
@@ -161,11 +160,8 @@ TEST_F(RunningSupervisor, ConnectionsWaitWhileItRestarts) {
     seat.kill();
     EXPECT_TRUE(ends(seat.process()));
 
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    keeper.socket().string().copy(address.sun_path, sizeof address.sun_path - 1);
-    const UniqueFd client{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    ASSERT_EQ(::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const UniqueFd client = unix_client(keeper.socket());
+    ASSERT_TRUE(client);
 
     Seat next = keeper.next_seat();
     ASSERT_TRUE(readable(next.listening().get()));

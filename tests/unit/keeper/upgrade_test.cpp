@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -176,11 +175,8 @@ TEST_F(Upgrade, KeepsTheSocketAndTheLockOfItsFolder) {
 
     const Ended second = run_keeper({"--socket", keeper.socket(), "--supervisor", "/nonexistent", "fleet"});
     EXPECT_THAT(second.errors, HasSubstr("already_running"));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    keeper.socket().string().copy(address.sun_path, sizeof address.sun_path - 1);
-    const UniqueFd client{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    ASSERT_EQ(::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const UniqueFd client = unix_client(keeper.socket());
+    ASSERT_TRUE(client);
     EXPECT_TRUE(readable(seat.listening().get()));
 }
 

@@ -1,13 +1,10 @@
 #pragma once
 
-#include <fcntl.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,9 +12,11 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/json.hpp>
 
+#include "ipc/base/received_fds.h"
 #include "ipc/base/unique_fd.h"
-#include "tests/unit/supervisor/loop.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/unix_socket.h"
+#include "tests/unit/supervisor/loop.h"
 
 namespace bulkhead::supervisor::test {
 
@@ -26,30 +25,13 @@ using bulkhead::test::TemporaryFolder;
 /// A listening Unix socket in a folder of its own.
 class Listener {
 public:
-    Listener() : socket_{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)} {
-        if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address()), sizeof(sockaddr_un)) != 0 ||
-            ::listen(socket_.get(), 4096) != 0)
-            std::abort();
-    }
     [[nodiscard]] UniqueFd take() { return std::move(socket_); }
-    [[nodiscard]] UniqueFd connect() {
-        UniqueFd client{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
-        if (client && ::connect(client.get(), reinterpret_cast<const sockaddr*>(&address()), sizeof(sockaddr_un)) != 0)
-            client.reset();
-        return client;
-    }
+    [[nodiscard]] UniqueFd connect() { return bulkhead::test::unix_client(path(), SOCK_STREAM | SOCK_NONBLOCK); }
 
 private:
-    const sockaddr_un& address() {
-        if (address_.sun_family == 0) {
-            address_.sun_family = AF_UNIX;
-            std::strncpy(address_.sun_path, (folder_.path() / "s").c_str(), sizeof address_.sun_path - 1);
-        }
-        return address_;
-    }
-    TemporaryFolder folder_;
-    sockaddr_un address_{};
-    UniqueFd socket_;
+    [[nodiscard]] std::filesystem::path path() const { return folder_.path() / "s"; }
+    const TemporaryFolder folder_;
+    UniqueFd socket_ = bulkhead::test::unix_listener(path(), SOCK_STREAM | SOCK_NONBLOCK);
 };
 
 /// A client in the same thread as the loop: each wait runs the loop.
@@ -116,21 +98,16 @@ private:
     void receive() {
         while (!closed_) {
             std::array<char, 64 * 1024> bytes;
-            alignas(cmsghdr) std::array<char, 256> control{};
+            ReceivedFds descriptors;
             iovec part{bytes.data(), bytes.size()};
             msghdr message{};
             message.msg_iov = &part;
             message.msg_iovlen = 1;
-            message.msg_control = control.data();
-            message.msg_controllen = control.size();
+            descriptors.attach_to(message);
             const ssize_t count = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
             if (count < 0 && errno == EAGAIN) return;
             if (count <= 0) closed_ = true;
-            for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-                int fd = -1;
-                std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-                fds.emplace_back(fd);
-            }
+            for (UniqueFd& fd : descriptors.take_from(message)) fds.push_back(std::move(fd));
             if (count > 0) buffer_.append(bytes.data(), static_cast<std::size_t>(count));
         }
     }

@@ -2,6 +2,7 @@
 /// the fake driver.
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <future>
@@ -15,6 +16,7 @@
 
 #include "bulkhead/async_channel.h"
 #include "tests/gpu/slabs/gpu_channel.h"
+#include "tests/unit/clients/introducing.h"
 
 namespace bulkhead::test {
 namespace {
@@ -93,6 +95,42 @@ TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToHostSlabsForAllThatAsk) {
     auto reply = loop.infer(channel, {.inputs = named});
     ASSERT_TRUE(reply) << reply.error().text();
     EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(2)));
+}
+
+TEST_F(GpuAsyncChannel, WhoWaitsForASlabOfAWorkerThatDrainsAsksTheNext) {
+    const auto greet = [](FakeWorker& w) {
+        w.welcome.features = wire::feature_returning | wire::feature_cuda_vmm;
+        w.greet();
+        return w.expect<channel::SlabRequest>().request_id;
+    };
+    std::atomic<bool> drains = false;
+    FakeWorker first{[&](FakeWorker& w) {
+        greet(w);
+        w.send(channel::encode(channel::Closing{ErrorCode::worker_draining, 1000ms}));
+        drains = true;
+        w.await_hang_up();
+    }};
+    FakeWorker second{[&](FakeWorker& w) {
+        const std::uint64_t asked = greet(w);
+        w.send(channel::encode(channel::Failure{asked, {ErrorCode::out_of_memory, "making a slab", ""}}));
+        w.await_hang_up();
+    }};
+    FakeDaemon introducer{introducing({&first, &second})};
+    control.emplace(loop.context.get_executor(), introducer.path());
+    ChannelOptions options;
+    options.gpu = gpu;
+    std::optional<AsyncChannel> channel = loop.open(*control, "fake", options).value();
+    std::optional<Result<>> kept, reopened;
+    channel->async_keep_outputs_on_gpu(4096, [&](Result<> done) { kept = std::move(done); });
+    run_until([&] { return drains.load(); });
+    channel->async_reopen(std::nullopt, [&](Result<> done) { reopened = std::move(done); });
+    EXPECT_TRUE(loop.until(reopened));
+
+    const Result<> refused = loop.until(kept);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
+    channel.reset();
+    control.reset();
 }
 
 TEST_F(GpuAsyncChannel, AWorkerThatCannotMakeTheSlabTellsItsAskerAlone) {

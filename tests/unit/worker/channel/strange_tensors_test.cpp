@@ -84,6 +84,8 @@ TEST_F(StrangeTensors, TwoOfOneRequestShareAllTheirBytesOrNone) {
         << error.attempt;
     EXPECT_EQ(client.values(client.expect_result(2).tensors.at(0)), values);
     EXPECT_EQ(client.values(client.expect_result(3).tensors.at(0)), values);
+    client.infer(4, "pair", {client.tensor(values, 64), w(32, 0)});
+    client.expect_error(4, ErrorCode::protocol_violation);
     EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"pair 3", "pair 3"}));
 }
 

@@ -40,7 +40,8 @@ TEST_F(RequestQueue, AClientsDeadlineDoesNotExceedTheModels) {
     spec.deadlines.request = 5ms;
     TestClient client = first_channel();
     client.infer(1, "wait", {client.tensor({1})}, {}, 1h);
-    client.expect_error(1, ErrorCode::deadline_exceeded);
+    const Error late = client.expect_error(1, ErrorCode::deadline_exceeded);
+    EXPECT_NE(late.attempt.find("its deadline is 5 ms"), std::string::npos) << late.attempt;
     log->gate.open();
 }
 

@@ -2,16 +2,18 @@
 
 #include <chrono>
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/json.hpp>
 
+#include "bulkhead/async_control.h"
 #include "clients/cli/top/screen.h"
 #include "clients/cli/top/snapshot.h"
-#include "clients/cpp/control/control_connection.h"
 
 namespace bulkhead::cli::top {
 
@@ -21,51 +23,45 @@ struct Outcome {
     bool is_bad = false;
 };
 
-/// Asks the daemon once a second, receives its events, and carries out orders; reconnects if the
-/// connection ends. Never blocks: its owner polls `fd` until `due`, then calls `work`.
+/// Asks the daemon once a second, receives its events, and carries out orders, while its loop runs. Waits for a daemon
+/// that goes away. The loop must not run after its end.
 class Feed {
 public:
     using Clock = std::chrono::steady_clock;
-    explicit Feed(std::filesystem::path socket) : socket_{std::move(socket)} {}
+    Feed(boost::asio::io_context& loop, const std::filesystem::path& socket);
 
-    [[nodiscard]] int fd() const { return connection_ ? connection_->fd() : -1; }
-    [[nodiscard]] bool has_unsent() const { return !unsent_.empty(); }
-    [[nodiscard]] Clock::time_point due() const;
-    void work(Clock::time_point now);
-    /// Errors  queue_full: too many orders are under way; not_running: no connection now
+    /// Errors  queue_full: too many orders are under way
     [[nodiscard]] Result<> carry_out(const Order& order);
 
     /// Returns what arrived since the last call.
     [[nodiscard]] std::optional<Sampler::Answers> take_answers() { return std::exchange(answers_, std::nullopt); }
     [[nodiscard]] std::vector<boost::json::object> take_events() { return std::exchange(events_, {}); }
     [[nodiscard]] std::vector<Outcome> take_outcomes() { return std::exchange(outcomes_, {}); }
+    /// Why the last questions had no answer.
+    [[nodiscard]] const std::optional<Error>& failure() const { return failure_; }
     /// Why answers are missing; empty while they arrive.
     [[nodiscard]] std::string trouble(Clock::time_point now) const;
 
 private:
-    void connect(Clock::time_point now);
-    void disconnect(Clock::time_point now, std::string why);
-    void ask(Clock::time_point now);
-    std::int64_t send(std::string_view method, const boost::json::object& params);
-    void flush(Clock::time_point now);
-    void receive(Clock::time_point now);
-    void take(boost::json::object message, Clock::time_point now);
+    void ask();
+    void ask(const char* method, boost::json::value Sampler::Answers::*place);
+    void ask_again();
+    void listen();
 
-    std::filesystem::path socket_;
-    std::optional<ControlConnection> connection_;
-    std::string unsent_;
-    std::int64_t last_id_ = 0;
-    std::map<std::int64_t, std::string> questions_;  ///< methods asked in this turn, by id
-    std::map<std::int64_t, Order> orders_;
-    Sampler::Answers asked_;  ///< answers of this turn so far
+    AsyncControl control_;
+    boost::asio::steady_timer next_turn_;
+    Clock::time_point asked_at_{};
+    int unanswered_ = 0;            ///< questions of this turn
+    std::optional<Error> refused_;  ///< the error of one of them
+    Sampler::Answers asked_;        ///< answers of this turn so far
     std::optional<Sampler::Answers> answers_;
-    std::vector<boost::json::object> events_;
-    std::vector<Outcome> outcomes_;
-    bool has_gpus_ = false;
-    std::string why_not_;  ///< why there is no connection
     std::optional<Clock::time_point> answered_at_;
-    std::optional<Clock::time_point> asked_at_;
-    Clock::time_point next_{};  ///< time of the next question or connection attempt
+    std::optional<Error> failure_;
+    std::vector<boost::json::object> events_;
+    bool listens_ = false;
+    std::vector<Outcome> outcomes_;
+    std::size_t orders_ = 0;  ///< under way
+    bool has_gpus_ = false;
 };
 
 }  // namespace bulkhead::cli::top

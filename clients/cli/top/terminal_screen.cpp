@@ -1,6 +1,5 @@
 #include "clients/cli/top/terminal_screen.h"
 
-#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -10,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "ipc/base/whole_io.h"
+
 namespace bulkhead::cli::top {
 namespace {
 
@@ -17,39 +18,9 @@ namespace {
 constexpr std::string_view enter_codes = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J";
 constexpr std::string_view leave_codes = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-Result<> write_all(std::string_view text) {
-    while (!text.empty()) {
-        const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return system_error("writing to the terminal", errno);
-        text.remove_prefix(static_cast<std::size_t>(written));
-    }
-    return {};
-}
+bool write_text(std::string_view text) { return write_all(STDOUT_FILENO, std::as_bytes(std::span{text})); }
 
 }  // namespace
-
-Result<Signals> Signals::open() {
-    sigset_t wanted;
-    sigset_t before;
-    ::sigemptyset(&wanted);
-    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH}) ::sigaddset(&wanted, number);
-    UniqueFd fd{::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK)};
-    if (!fd) return system_error("waiting for signals", errno);
-    ::pthread_sigmask(SIG_BLOCK, &wanted, &before);
-    return Signals{std::move(fd), before};
-}
-
-Signals::Signals(Signals&& other) noexcept : fd_{std::move(other.fd_)}, before_{other.before_} {}
-
-Signals::~Signals() {
-    if (fd_) ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-}
-
-int Signals::take() {
-    signalfd_siginfo info{};
-    return ::read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
-}
 
 Result<TerminalScreen> TerminalScreen::open(bool colours) {
     termios before{};
@@ -74,14 +45,14 @@ void TerminalScreen::enter() {
     raw.c_cc[VMIN] = 0;
     raw.c_cc[VTIME] = 0;
     ::tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
-    (void)write_all(enter_codes);
+    (void)write_text(enter_codes);
     entered_ = true;
     forget();
 }
 
 void TerminalScreen::leave() {
     if (!std::exchange(entered_, false)) return;
-    (void)write_all(leave_codes);
+    (void)write_text(leave_codes);
     ::tcsetattr(STDIN_FILENO, TCSADRAIN, &before_);
 }
 
@@ -99,7 +70,7 @@ Result<> TerminalScreen::show(Frame frame) {
         text += fmt::format("\x1b[{};1H\x1b[2K{}", i + 1, frame[i].painted(colours_));
     }
     shown_ = std::move(frame);
-    return write_all(text);
+    return write_text(text) ? Result<>{} : Result<>{system_error("writing to the terminal", errno)};
 }
 
 }  // namespace bulkhead::cli::top

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <sys/signalfd.h>
 #include <termios.h>
 
 #include <optional>
@@ -8,29 +7,8 @@
 
 #include "clients/cli/top/canvas.h"
 #include "ipc/base/error.h"
-#include "ipc/base/unique_fd.h"
 
 namespace bulkhead::cli::top {
-
-/// Signals that end or resize a full-screen program, as a descriptor to poll. The destructor
-/// restores their actions; a pending signal then takes effect.
-class Signals {
-public:
-    /// Errors  resources_exhausted
-    static Result<Signals> open();
-    Signals(Signals&& other) noexcept;
-    Signals& operator=(Signals&&) = delete;
-    ~Signals();
-
-    [[nodiscard]] int fd() const { return fd_.get(); }
-    /// Takes the next pending signal; 0 if there is none.
-    [[nodiscard]] int take();
-
-private:
-    Signals(UniqueFd fd, sigset_t before) : fd_{std::move(fd)}, before_{before} {}
-    UniqueFd fd_;
-    sigset_t before_;
-};
 
 /// The terminal of standard input and output, in raw mode: keys arrive at once without echo, on an
 /// alternate screen without a cursor. The destructor restores it.

@@ -1,15 +1,22 @@
 #include "clients/cli/top/top.h"
 
-#include <poll.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/signal_set.hpp>
+
+#include "bulkhead/control.h"
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/output.h"
@@ -18,10 +25,13 @@
 #include "clients/cli/top/frame.h"
 #include "clients/cli/top/keys.h"
 #include "clients/cli/top/terminal_screen.h"
+#include "clients/cpp/base/wait_ready.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead::cli::top {
 namespace {
 
+namespace asio = boost::asio;
 using namespace std::chrono_literals;
 using Clock = Feed::Clock;
 
@@ -38,30 +48,12 @@ bool has_utf8() {
     return false;
 }
 
-/// Throws  ErrorException if no daemon answers
-void find_daemon(const std::filesystem::path& socket) { (void)ControlConnection::connect(socket).value(); }
-
-int milliseconds_until(Clock::time_point when) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(when - Clock::now()).count();
-    return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
-}
-
-short wanted(const Feed& feed) { return static_cast<short>(feed.has_unsent() ? POLLIN | POLLOUT : POLLIN); }
-
 /// Waits for the next answers. Throws  ErrorException, as `ControlClient`
-Sampler::Answers next_answers(Feed& feed) {
-    const Clock::time_point until = Clock::now() + limits::answer;
+Sampler::Answers next_answers(asio::io_context& loop, Feed& feed) {
     for (;;) {
-        feed.work(Clock::now());
         if (auto answers = feed.take_answers()) return std::move(*answers);
-        const Clock::time_point now = Clock::now();
-        if (feed.fd() < 0)
-            throw ErrorException{{ErrorCode::not_running, feed.trouble(now), "start it: bulkhead up FLEET.yaml"}};
-        if (now >= until)
-            throw ErrorException{
-                {ErrorCode::deadline_exceeded, "waiting for the daemon's answer", "look at the daemon's log"}};
-        pollfd ready{feed.fd(), wanted(feed), 0};
-        ::poll(&ready, 1, milliseconds_until(std::min(feed.due(), until)));
+        if (feed.failure()) throw ErrorException{*feed.failure()};
+        loop.run_one();
     }
 }
 
@@ -97,28 +89,29 @@ std::string text_of(const Frame& frame, bool colours) {
 /// One user's screen: takes keys, signals and answers; draws frames.
 class Session {
 public:
-    Session(const std::filesystem::path& socket, TerminalScreen& terminal, Signals& signals)
-        : feed_{socket}, terminal_{terminal}, signals_{signals}, style_{Style::of(stdout)}, utf8_{has_utf8()} {}
+    Session(asio::io_context& loop, UniqueFd input, asio::signal_set& signals, TerminalScreen& terminal,
+            const std::filesystem::path& socket)
+        : loop_{loop}, input_{loop, input.release()}, signals_{signals}, terminal_{terminal}, feed_{loop, socket},
+          style_{Style::of(stdout)}, utf8_{has_utf8()} {}
 
     /// Returns  the signal that ended it; 0 if the user quit
     int run() {
-        for (;;) {
-            feed_.work(Clock::now());
+        await_keys();
+        await_signal();
+        while (!ended_) {
             take();
             draw_if_due();
-            std::array<pollfd, 3> ready{{{STDIN_FILENO, POLLIN, 0}, {signals_.fd(), POLLIN, 0}, {feed_.fd(), wanted(feed_), 0}}};
-            ::poll(ready.data(), ready.size(), milliseconds_until(wake_at()));
-            if (const auto ended = take_signals()) return *ended;
-            if (ready[0].revents != 0 && !read_keys()) return 0;
-            if (press_keys(ready[0].revents == 0)) return 0;
+            loop_.run_one_until(wake_at());
+            if (keys_.is_waiting() && Clock::now() >= keys_came_at_ + key_pause) press_keys(true);
         }
+        return *ended_;
     }
 
 private:
     [[nodiscard]] Clock::time_point wake_at() const {
-        Clock::time_point when = std::min(feed_.due(), Clock::now() + 1s);  // for the clock and the ages shown
+        Clock::time_point when = Clock::now() + 1s;  // for the clock and the ages shown
         if (changed_) when = std::min(when, drawn_at_ + redraw_pause);
-        if (keys_.is_waiting()) when = std::min(when, Clock::now() + key_pause);
+        if (keys_.is_waiting()) when = std::min(when, keys_came_at_ + key_pause);
         return when;
     }
 
@@ -151,8 +144,8 @@ private:
         terminal_.show(draw(screen_, view)).value();
     }
 
-    std::optional<int> take_signals() {
-        while (const int number = signals_.take()) {
+    void await_signal() {
+        signals_.async_wait([this](boost::system::error_code, int number) {
             at_once_ = true;
             if (number == SIGWINCH) {
                 terminal_.forget();
@@ -161,53 +154,66 @@ private:
                 ::raise(SIGSTOP);
                 terminal_.enter();
             } else {
-                return number;
+                ended_ = number;
             }
-        }
-        return std::nullopt;
+            await_signal();
+        });
     }
 
-    /// False if the terminal has closed.
-    bool read_keys() {
-        std::array<char, 256> bytes;
-        const ssize_t count = ::read(STDIN_FILENO, bytes.data(), bytes.size());
-        if (count <= 0) return count < 0 && (errno == EINTR || errno == EAGAIN);
-        keys_.feed({bytes.data(), static_cast<std::size_t>(count)});
-        return true;
+    void await_keys() {
+        input_.async_wait(asio::posix::descriptor_base::wait_read, [this](boost::system::error_code) {
+            std::array<char, 256> bytes;
+            const ssize_t count = ::read(input_.native_handle(), bytes.data(), bytes.size());
+            if (count == 0 || (count < 0 && errno != EINTR && errno != EAGAIN)) {  // the terminal has closed
+                ended_ = 0;
+            } else if (count > 0) {
+                keys_.feed({bytes.data(), static_cast<std::size_t>(count)});
+                keys_came_at_ = Clock::now();
+                press_keys(false);
+            }
+            await_keys();
+        });
     }
 
-    /// True if the user quits.
-    bool press_keys(bool at_rest) {
+    void press_keys(bool at_rest) {
         while (const auto key = keys_.next(at_rest)) {
             at_once_ = true;
             if (key->name == Key::Name::redraw) terminal_.forget();
             Effect effect = screen_.press(*key);
-            if (effect.quit) return true;
+            if (effect.quit) ended_ = 0;
             if (!effect.order) continue;
             const Result<> sent = feed_.carry_out(*effect.order);
             screen_.tell(sent ? effect.order->model + ": asked the daemon" : one_line(sent.error().attempt), !sent);
         }
-        return false;
     }
 
-    Feed feed_;
+    asio::io_context& loop_;
+    asio::posix::stream_descriptor input_;
+    asio::signal_set& signals_;
     TerminalScreen& terminal_;
-    Signals& signals_;
+    Feed feed_;
     const Style style_;
     const bool utf8_;
     Sampler sampler_;
     Screen screen_;
     KeyReader keys_;
+    Clock::time_point keys_came_at_{};
     bool at_once_ = true;   ///< draw without delay
     bool changed_ = false;  ///< draw after `redraw_pause`
     Clock::time_point drawn_at_{};
+    std::optional<int> ended_;  ///< by this signal; 0: by the user
 };
 
 /// Returns  the signal that ended it; 0 if the user quit. Restores the terminal.
 int run_session(const std::filesystem::path& socket) {
-    Signals signals = Signals::open().value();
+    // Opened again: Asio makes it non-blocking, which the shell's own descriptor must not become.
+    UniqueFd input{::open("/dev/tty", O_RDONLY | O_CLOEXEC)};
+    if (!input) throw ErrorException{system_error("opening /dev/tty", errno)};
+    asio::io_context loop;
+    asio::signal_set signals{loop, SIGINT, SIGTERM, SIGHUP};
+    for (const int number : {SIGQUIT, SIGTSTP, SIGWINCH}) signals.add(number);
     TerminalScreen terminal = TerminalScreen::open(Style::of(stdout).colours).value();
-    return Session{socket, terminal, signals}.run();
+    return Session{loop, std::move(input), signals, terminal, socket}.run();
 }
 
 }  // namespace
@@ -218,12 +224,12 @@ bool has_screen() {
 }
 
 int show_once(const std::filesystem::path& socket, bool as_json) {
-    find_daemon(socket);
-    Feed feed{socket};
+    asio::io_context loop;
+    Feed feed{loop, socket};
     Sampler sampler;
     Screen screen;
-    (void)sampler.take(next_answers(feed), read_machine_memory(), unix_ms());
-    const Sampler::Answers answers = next_answers(feed);  // a second later
+    (void)sampler.take(next_answers(loop, feed), read_machine_memory(), unix_ms());
+    const Sampler::Answers answers = next_answers(loop, feed);  // a second later
     screen.snapshot = sampler.take(answers, read_machine_memory(), unix_ms());
     if (as_json) return print_json(document(answers, screen.snapshot));
     const View view = plain_view();
@@ -231,13 +237,13 @@ int show_once(const std::filesystem::path& socket, bool as_json) {
 }
 
 int print_rows(const std::filesystem::path& socket) {
-    find_daemon(socket);
-    Feed feed{socket};
+    asio::io_context loop;
+    Feed feed{loop, socket};
     Sampler sampler;
     Screen screen;
     const View view = plain_view();
     for (;;) {
-        screen.snapshot = sampler.take(next_answers(feed), read_machine_memory(), unix_ms());
+        screen.snapshot = sampler.take(next_answers(loop, feed), read_machine_memory(), unix_ms());
         screen.events.clear();
         for (const json::object& event : feed.take_events()) screen.add_event(event);
         print(text_of(draw(screen, view), view.colours) + "\n");
@@ -245,7 +251,7 @@ int print_rows(const std::filesystem::path& socket) {
 }
 
 int run_screen(const std::filesystem::path& socket) {
-    find_daemon(socket);
+    (void)ControlClient::connect(socket).value();  // throws if no daemon answers
     try {
         if (const int signal = run_session(socket); signal != 0) ::raise(signal);  // for the shell's exit status
         return 0;

@@ -59,7 +59,7 @@ void expect_replaced(const Daemon& daemon, std::string_view model, pid_t former)
 }
 
 std::uint64_t submit_four(Channel& channel) {
-    const auto input = channel.allocate(wire::DType::float32, dims_four).value();
+    auto input = channel.allocate(wire::DType::float32, dims_four).value();
     std::ranges::copy(four, input.as<float>().begin());
     return submit(channel, input).value();
 }

@@ -131,6 +131,7 @@ TEST_F(GpuAsyncChannel, WhoWaitsForASlabOfAWorkerThatDrainsAsksTheNext) {
     EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
     channel.reset();
     control.reset();
+    loop.context.restart(), loop.context.poll();  // closes what the two had, and lets the scripts end
 }
 
 TEST_F(GpuAsyncChannel, AWorkerThatCannotMakeTheSlabTellsItsAskerAlone) {

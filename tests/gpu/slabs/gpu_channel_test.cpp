@@ -43,6 +43,17 @@ const json::object* holds_gpu_slab(const json::object& receipt) {
     return nullptr;
 }
 
+/// Unloads "m" while the client reads what comes when its descriptor is readable, as a program with a loop does.
+void expect_let_go_at_unload(Daemon& daemon, Channel& channel) {
+    auto asked = std::async(std::launch::async, [&] { return daemon.unload("m"); });
+    pollfd readable{channel.fd(), POLLIN, 0};
+    while (::poll(&readable, 1, 30'000) > 0 && channel.receive()) {
+    }
+    const Result<json::object> receipt = asked.get();
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    EXPECT_FALSE(holds_gpu_slab(*receipt)) << json::serialize(*receipt);
+}
+
 /// What both clients promise.
 template <typename C>
 class GpuClients : public GpuChannel {
@@ -319,16 +330,7 @@ TEST_F(GpuChannel, AnUnloadAsksClientsToLetGoAndTheReceiptNamesNobodyWhoDid) {
         Input input = input_on_gpu(channel);
         ASSERT_TRUE(echo(channel, input, values(1)));
     }
-    auto asked = std::async(std::launch::async, [&] { return daemon->unload("m"); });
-
-    // As a program with a loop of its own does: what comes is read when the descriptor is readable.
-    pollfd readable{channel.fd(), POLLIN, 0};
-    while (::poll(&readable, 1, 30'000) > 0 && channel.receive()) {
-    }
-
-    const Result<json::object> receipt = asked.get();
-    ASSERT_TRUE(receipt) << receipt.error().text();
-    EXPECT_FALSE(holds_gpu_slab(*receipt)) << json::serialize(*receipt);
+    expect_let_go_at_unload(*daemon, channel);
 }
 
 TEST_F(GpuChannel, AnUnloadNamesTheClientThatHoldsOn) {
@@ -466,13 +468,7 @@ TEST_F(GpuChannel, AResultInASlabThatCannotBeImportedFailsItsRequestAlone) {
     // An unload asks for the other one too.
     reply = Error{ErrorCode::internal, "dropped", {}};
     { const Input gone = std::move(input); }
-    auto asked = std::async(std::launch::async, [&] { return daemon->unload("m"); });
-    pollfd readable{channel.fd(), POLLIN, 0};
-    while (::poll(&readable, 1, 30'000) > 0 && channel.receive()) {
-    }
-    const Result<json::object> receipt = asked.get();
-    ASSERT_TRUE(receipt) << receipt.error().text();
-    EXPECT_FALSE(holds_gpu_slab(*receipt)) << json::serialize(*receipt);
+    expect_let_go_at_unload(*daemon, channel);
 }
 
 }  // namespace

@@ -14,10 +14,15 @@ using enum wire::SlabDirection;
 constexpr std::uint64_t both = wire::feature_lending | wire::feature_returning;
 const std::vector<float> given{4, 5, 6};
 
-/// A worker that gives `given` in slab 1 for its first request.
-void give(FakeWorker& w) {
+/// A worker that lends and returns.
+void agree(FakeWorker& w) {
     w.welcome.features = both;
     w.greet();
+}
+
+/// It gives `given` in slab 1 for its first request.
+void give(FakeWorker& w) {
+    agree(w);
     w.answer(w.expect<channel::Infer>().request_id, {w.output("y", given)});
 }
 
@@ -41,15 +46,13 @@ std::uint32_t take_loan(FakeWorker& w) {
 TEST(Forwarding, AnOutputIsReadWhereItLiesByAnotherWorker) {
     std::promise<wire::LeaseRef> written;
     FakeWorker a{[&](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         const channel::Tensor y = w.output("y", given);
         written.set_value(y.lease);
         w.answer(w.expect<channel::Infer>().request_id, {y});
     }};
     FakeWorker b{[&](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         const auto lend = w.expect<channel::SlabLend>();
         const HostSlab slab = HostSlab::adopt(std::move(w.brought.at(0)), lend.size_bytes, output).value();
         w.send(channel::encode(channel::SlabAccepted{lend.request_id, lend.slab_id}));
@@ -83,8 +86,7 @@ TEST(Forwarding, ItsLeaseGoesBackWhenTheSecondWorkerHasAnsweredAndNotEarlier) {
         w.answer(w.expect<channel::Infer>().request_id, {});
     }};
     FakeWorker b{[&](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         take_loan(w);
         const auto request = w.expect<channel::Infer>();
         asked_again.wait();
@@ -114,8 +116,7 @@ TEST(Forwarding, AWithdrawnSlabIsReturnedWhenNeitherTheClientNorTheBorrowerNeeds
         w.answer(w.expect<channel::Infer>().request_id, {});
     }};
     FakeWorker b{[&](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         const std::uint32_t loan = take_loan(w);
         w.answer(w.expect<channel::Infer>().request_id, {});
         EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, loan);  // nothing of this channel uses it
@@ -144,8 +145,7 @@ TEST(Forwarding, ALoanInUseIsReturnedOnceItsRequestIsAnswered) {
         EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, 1U);
     }};
     FakeWorker b{[&](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         const std::uint32_t loan = take_loan(w);
         const auto request = w.expect<channel::Infer>();
         withdrawn.wait();
@@ -173,8 +173,7 @@ TEST(Forwarding, TheEndOfTheFirstWorkerEndsTheLoanAndLeavesTheBytesToWhoReadsThe
     }};
     Gate dead;
     FakeWorker b{[&](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         const auto lend = w.expect<channel::SlabLend>();
         const HostSlab slab = HostSlab::adopt(std::move(w.brought.at(0)), lend.size_bytes, output).value();
         w.send(channel::encode(channel::SlabAccepted{lend.request_id, lend.slab_id}));
@@ -209,8 +208,7 @@ TEST(Forwarding, TheEndOfTheSecondWorkerLeavesTheFirstOnesOutput) {
         w.answer(w.expect<channel::Infer>().request_id, {});
     }};
     FakeWorker b{[](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         take_loan(w);
         w.expect<channel::Infer>();
     }};
@@ -231,8 +229,7 @@ TEST(Forwarding, AClientThatClosesTheFirstChannelReturnsTheLoan) {
         w.await_hang_up();
     }};
     FakeWorker b{[](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         const std::uint32_t loan = take_loan(w);
         w.answer(w.expect<channel::Infer>().request_id, {});
         EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, loan);
@@ -272,8 +269,7 @@ TEST(Forwarding, AWorkerThatTakesNoLoansOrHasNoRoomForOneGetsACopy) {
 TEST(Forwarding, ARefusedLoanIsTheErrorOfThatRequestAlone) {
     FakeWorker a{give};
     FakeWorker b{[](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         const Error refused{ErrorCode::protocol_violation, "taking a slab", ""};
         w.send(channel::encode(channel::Failure{w.expect<channel::SlabLend>().request_id, refused}));
         w.answer(w.expect<channel::Infer>().request_id, {});
@@ -304,8 +300,7 @@ TEST(Forwarding, AnOutputMayGoBackToItsOwnWorker) {
 
 TEST(Returning, AnAddedInputSlabThatStaysEmptyIsGivenBackWithTheNextRequest) {
     FakeWorker worker{[](FakeWorker& w) {
-        w.welcome.features = both;
-        w.greet();
+        agree(w);
         const auto request = w.expect<channel::SlabRequest>();
         w.offer(2, input, request.size_bytes, request.request_id);
         w.answer(w.expect<channel::Infer>().request_id, {});  // both are in use

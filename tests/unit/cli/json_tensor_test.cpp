@@ -86,24 +86,18 @@ TEST(JsonTensor, RefusesWhatTheDtypeCannotHold) {
     EXPECT_THAT(there_and_back("[1]", DType::complex64), HasSubstr("complex64 written as JSON"));
 }
 
-TEST(Half, BringsEveryFloat16ThroughFloatUnchanged) {
-    for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
-        const float value = from_float16(static_cast<std::uint16_t>(bits));
-        if (std::isnan(value))
-            EXPECT_TRUE(std::isnan(from_float16(to_float16(value))));
-        else
-            ASSERT_EQ(to_float16(value), bits);
-    }
-}
-
-TEST(Half, BringsEveryBfloat16ThroughFloatUnchanged) {
-    for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
-        const float value = from_bfloat16(static_cast<std::uint16_t>(bits));
-        if (std::isnan(value))
-            EXPECT_TRUE(std::isnan(from_bfloat16(to_bfloat16(value))));
-        else
-            ASSERT_EQ(to_bfloat16(value), bits);
-    }
+TEST(Half, BringsEveryValueThroughFloatUnchanged) {
+    const auto bring = [](auto from, auto to) {
+        for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+            const float value = from(static_cast<std::uint16_t>(bits));
+            if (std::isnan(value))
+                EXPECT_TRUE(std::isnan(from(to(value))));
+            else
+                ASSERT_EQ(to(value), bits);
+        }
+    };
+    bring(from_float16, to_float16);
+    bring(from_bfloat16, to_bfloat16);
 }
 
 TEST(Half, RoundsToNearestTiesToEven) {

@@ -15,10 +15,23 @@ using namespace std::chrono_literals;
 using namespace test;
 using testing::HasSubstr;
 
-/// Takes one request, and dies of it.
-void die_of_it(FakeWorker& worker) {
-    worker.greet();
-    worker.expect<channel::Infer>();
+FakeWorker::Script dies_of(int requests) {
+    return [requests](FakeWorker& w) {
+        w.greet();
+        for (int i = 0; i < requests; ++i) w.expect<channel::Infer>();
+    };
+}
+const FakeWorker::Script die_of_it = dies_of(1);
+
+/// Answers one request, which brings this value, with 41 more, and gets nothing else.
+FakeWorker::Script answers_only(float value) {
+    return [value](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        EXPECT_EQ(w.values_of(request.tensors.at(0))[0], value);
+        w.answer(request.request_id, {w.output("p", {value + 41})});
+        EXPECT_EQ(w.receive(), std::nullopt) << "neither another request nor leases of a dead worker";
+    };
 }
 
 template <typename C>
@@ -168,18 +181,8 @@ TYPED_TEST(ChannelRetry, ASecondLossIsTheEndAndSaysWhatWasTried) {
 
 TYPED_TEST(ChannelRetry, WhatTwoWorkersDiedOfIsNotSentToAThirdEither) {
     FakeWorker first{die_of_it};
-    FakeWorker second{[](FakeWorker& w) {
-        w.greet();
-        w.expect<channel::Infer>();
-        w.expect<channel::Infer>();
-    }};
-    FakeWorker third{[](FakeWorker& w) {
-        w.greet();
-        const auto request = w.expect<channel::Infer>();
-        EXPECT_EQ(w.values_of(request.tensors.at(0))[0], 2);
-        w.answer(request.request_id, {});
-        EXPECT_EQ(w.receive(), std::nullopt);
-    }};
+    FakeWorker second{dies_of(2)};
+    FakeWorker third{answers_only(2)};
     FakeDaemon daemon{introducing({&first, &second, &third})};
     TypeParam channel = opened<TypeParam>(daemon);
     const Input poison = filled(channel, {1}), harmless = filled(channel, {2});
@@ -192,10 +195,7 @@ TYPED_TEST(ChannelRetry, WhatTwoWorkersDiedOfIsNotSentToAThirdEither) {
 }
 
 TYPED_TEST(ChannelRetry, AllThatWereLostGoOutTogether) {
-    FakeWorker first{[](FakeWorker& w) {
-        w.greet();
-        for (int i = 0; i < 3; ++i) w.expect<channel::Infer>();
-    }};
+    FakeWorker first{dies_of(3)};
     FakeWorker second{[](FakeWorker& w) {
         w.greet();
         std::vector<channel::Infer> requests;
@@ -221,13 +221,7 @@ TYPED_TEST(ChannelRetry, AnAnswerThatHadArrivedIsHandedOutAndItsRequestNotSentAg
         w.expect<channel::Infer>();
         w.answer(answered.request_id, {w.output("p", {42})});
     }};
-    FakeWorker second{[](FakeWorker& w) {
-        w.greet();
-        const auto request = w.expect<channel::Infer>();
-        EXPECT_EQ(w.values_of(request.tensors.at(0))[0], 2);
-        w.answer(request.request_id, {w.output("p", {43})});
-        EXPECT_EQ(w.receive(), std::nullopt) << "neither the other request nor leases of the dead worker";
-    }};
+    FakeWorker second{answers_only(2)};
     FakeDaemon daemon{introducing({&first, &second})};
     TypeParam channel = opened<TypeParam>(daemon);
     const std::uint64_t answered = channel.submit(retry_safe(only(filled(channel, {1})))).value();
@@ -260,10 +254,7 @@ TYPED_TEST(ChannelRetry, AModelWithStateGetsNothingTwice) {
 }
 
 TYPED_TEST(ChannelRetry, AModelWithStateGetsNothingTwiceThoughItsChannelIsReopened) {
-    FakeWorker first{[](FakeWorker& w) {
-        w.greet();
-        for (int i = 0; i < 2; ++i) w.expect<channel::Infer>();
-    }};
+    FakeWorker first{dies_of(2)};
     FakeWorker second{[](FakeWorker& w) {
         w.greet();
         EXPECT_EQ(w.receive(), std::nullopt);
@@ -293,13 +284,7 @@ TYPED_TEST(ChannelRetry, ACancelledRequestIsNotSentAgainWithTheOthers) {
         w.expect<channel::Infer>();
         w.expect<channel::Cancel>();
     }};
-    FakeWorker second{[](FakeWorker& w) {
-        w.greet();
-        const auto request = w.expect<channel::Infer>();
-        EXPECT_EQ(w.values_of(request.tensors.at(0))[0], 2);
-        w.answer(request.request_id, {});
-        EXPECT_EQ(w.receive(), std::nullopt);
-    }};
+    FakeWorker second{answers_only(2)};
     FakeDaemon daemon{introducing({&first, &second})};
     TypeParam channel = opened<TypeParam>(daemon);
     const std::uint64_t cancelled = channel.submit(retry_safe(only(filled(channel, {1})))).value();
@@ -386,18 +371,8 @@ TYPED_TEST(ChannelRetry, TheNextWorkerGetsWhatTheLoadLeftOfTheDeadline) {
 }
 
 TYPED_TEST(ChannelRetry, ARequestWhoseDeadlinePassedDuringTheLoadIsNotSentWithTheOthers) {
-    FakeWorker first{[](FakeWorker& w) {
-        w.greet();
-        w.expect<channel::Infer>();
-        w.expect<channel::Infer>();
-    }};
-    FakeWorker second{[](FakeWorker& w) {
-        w.greet();
-        const auto request = w.expect<channel::Infer>();
-        EXPECT_EQ(w.values_of(request.tensors.at(0))[0], 1);
-        w.answer(request.request_id, {});
-        EXPECT_EQ(w.receive(), std::nullopt);
-    }};
+    FakeWorker first{dies_of(2)};
+    FakeWorker second{answers_only(1)};
     FakeDaemon daemon{introducing({&first, &second})};
     TypeParam channel = opened<TypeParam>(daemon);
     const std::uint64_t patient = channel.submit(retry_safe(only(filled(channel, {1})))).value();

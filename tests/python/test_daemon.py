@@ -152,7 +152,7 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = [line.rstrip() for line in done.stdout.splitlines()]
         self.assertEqual(lines[:-1], [  # the last line tells times
-            "Front_Center.wav", "   0.00 s  ████▁ █████▁", "Front_Left.wav", "   1.92 s  ████ ▁████▅",
+            "Front_Center.wav", "   0.00 s  ████▁ █████▁", "Front_Left.wav", "   1.92 s  ████ ▁████▆",
             "speech in Front_Center.wav:  0.07-0.54 s  0.77-1.44 s", "speech in Front_Left.wav:  1.92-2.46 s  2.66-3.26 s"])
 
 

@@ -153,12 +153,14 @@ class HiggsAudioTest(SmallModelTest):
         steps = counted(engine)["no_gpu"]
         self.assertGreater(steps, 50)
         self.said(engine, max_new_tokens=500)  # beside the prompt that is too long for the cache of 512
-        self.assertEqual(counted(engine), {"no_gpu": steps})
+        self.assertEqual(counted(engine)["no_gpu"], steps)
+        self.assertGreater(counted(engine)["no_bucket"], 50)
 
     def test_without_graphs_there_is_no_static_cache_and_the_sound_is_the_same(self) -> None:
         engine = self.fresh("off")
         self.assertEqual(engine.caches, {})
         self.equals(self.said(engine), self.said())
+        self.assertEqual(set(counted(engine)), {"graphs_off"})
 
     def test_a_step_can_be_captured_and_capturing_leaves_nothing(self) -> None:
         engine = self.fresh(context=Capturing)

@@ -5,7 +5,7 @@ transformers' classes. Upstream's `HiggsAudioServeEngine` makes the prompt, and 
 second thread, whose loop reports each step to a streamer. Replaced parts:
 
 - The graphs of one step, by `context.graph`: upstream captures at its own will, and counts nothing. They stand where
-  upstream looks for its own, in `decode_graph_runners`.
+  upstream looks for its own, in `decode_graph_runners`. Steps in a cache that grows are counted by `_layers`.
 - The constructor of `HiggsAudioServeEngine`, by `_prompts`: it makes caches where graphs are off.
 - `repetition_penalty` is added to the processors: upstream's class takes audio codes for text.
 
@@ -65,6 +65,9 @@ class HiggsAudio:
         self.rate, self.hop = self.codec.sampling_rate, self.codec.sampling_rate // self.codec.tps
         context.progress(2, 3, "graphs")
         self.caches: dict[int, Any] = {}
+        self.layers = self.model._forward_core
+        self.grown = context.graph(self.layers, [])
+        self.model._forward_core = self._layers
         if context.graphs != "off":
             self._capture(context, context.options.get("cache_lengths", CACHE_LENGTHS))
         self.thread = ThreadPoolExecutor(1)  # one for all requests: OpenMP keeps threads for each computing thread
@@ -90,11 +93,15 @@ class HiggsAudio:
 
     def _step(self, *, cache: Any, of_sound: bool, **tensors: Array) -> Array:
         """The layers, for one position [1, 1, E]."""
-        done: Array = self.model._forward_core(
+        done: Array = self.layers(
             **tensors, past_key_values=cache, use_cache=True, output_attentions=False, output_hidden_states=False,
             is_decoding_audio_token=of_sound, is_using_cuda_graph=True,
         )[0]  # fmt: skip
         return done
+
+    def _layers(self, *, hidden_states: Array, **given: Any) -> Any:
+        """Replaces upstream's call of its layers outside the graphs: of a prompt, or of one position, which is counted."""
+        return (self.layers if hidden_states.shape[1] > 1 else self.grown)(hidden_states=hidden_states, **given)
 
     @method(
         inputs=VOICES,

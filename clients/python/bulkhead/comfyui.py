@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import Error
@@ -16,9 +19,11 @@ def install(comfyui: Path) -> str:
     """Copies the nodes, replacing an earlier copy. Returns a sentence on what was done."""
     target = _target(comfyui)
     replaced = target.exists()
-    if replaced:
-        _remove(target)
-    shutil.copytree(PACK, target, ignore=shutil.ignore_patterns(*UNFIT))
+    with _writing(target), tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
+        copy = shutil.copytree(PACK, Path(folder, NAME), ignore=shutil.ignore_patterns(*UNFIT))
+        if replaced:
+            _remove(target)
+        copy.rename(target)
     count = sum(1 for path in target.rglob("*") if path.is_file())
     return f"{'replaced' if replaced else 'made'} {target} with {count} files; start ComfyUI again to see its nodes"
 
@@ -28,12 +33,13 @@ def uninstall(comfyui: Path) -> str:
     target = _target(comfyui)
     if not target.exists():
         return f"there is no {target}: nothing was done"
-    _remove(target)
     done = f"removed {target}"
     learnt = comfyui / "user" / "bulkhead.json"
-    if learnt.exists():
-        learnt.unlink()
-        done += f" and {learnt}"
+    with _writing(target):
+        _remove(target)
+        if learnt.exists():
+            learnt.unlink()
+            done += f" and {learnt}"
     return done + "; start ComfyUI again"
 
 
@@ -42,6 +48,14 @@ def _target(comfyui: Path) -> Path:
     if not (nodes.is_dir() and (comfyui / "main.py").is_file()):
         raise Error("input_invalid", f"{comfyui} is no ComfyUI folder: main.py and custom_nodes are not there", "name the folder with ComfyUI's main.py")
     return nodes / NAME
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # copytree's own has a list of them
+        raise Error("input_invalid", f"writing {target}: {error}", "run it as the user whose ComfyUI it is, and see that the disk has room") from None
 
 
 def _remove(target: Path) -> None:

@@ -78,6 +78,16 @@ class Install(unittest.TestCase):
             self.assertIn("was not made by this command", text)
         self.assertTrue((self.target / "theirs.py").exists())
 
+    def test_a_folder_that_cannot_be_written_is_told(self) -> None:
+        run("install", str(self.comfyui))
+        for does, fails in (("install", "comfyui.shutil.copytree"), ("install", "comfyui._remove"), ("uninstall", "comfyui._remove")):
+            with self.subTest(does, fails=fails), mock.patch(f"bulkhead.{fails}", side_effect=PermissionError(13, "Permission denied")):
+                status, text = run(does, str(self.comfyui))
+                self.assertEqual(status, 1)
+                self.assertIn(f"writing {self.target}: [Errno 13] Permission denied", text)
+            self.assertEqual(list((self.comfyui / "custom_nodes").iterdir()), [self.target])
+            self.assertTrue((self.target / "pyproject.toml").is_file())
+
     def test_a_folder_without_comfyui_is_refused(self) -> None:
         status, text = run("install", str(self.comfyui / "custom_nodes"))
         self.assertEqual(status, 1)

@@ -9,8 +9,11 @@ async def comfy_entrypoint() -> Any:
     """ComfyUI calls it once. It needs neither a daemon nor the client: the nodes say what is missing."""
     from comfy_api.latest import ComfyExtension
 
+    from . import manager
     from .nodes_fleet import FleetStatus, LoadModel, UnloadModel
     from .nodes_run import GenerateSpeech, RunAnyModel, VisionLanguage
+
+    manager.enlist_again()
 
     class Bulkhead(ComfyExtension):
         async def get_node_list(self) -> list[Any]:

@@ -34,6 +34,7 @@ async def _ask(model: str, method: str | None, values: dict[str, Any], part: Par
             name = _method(model, method, channel.methods)
             tensors, parameters = form.request(channel.methods[name], values, of=f"{model}.{name}")
             patcher = manager.enlist(model, row)
+            manager.measure(patcher)
             answer = Answer({}, {})
             async with aclosing(channel.stream(tensors, method=name, parameters=parameters, deadline=REQUEST_SECONDS)) as replies:
                 async for reply in replies:
@@ -62,6 +63,7 @@ async def load(client: Any, model: str) -> dict[str, Any]:
     if row["state"] in RUNNING:
         return row
     manager.make_room(model, row)
+    manager.enlist(model, row)
     async with await client.events(model) as events:
         watching = asyncio.ensure_future(_progress(events))
         try:

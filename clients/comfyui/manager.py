@@ -19,28 +19,39 @@ def make_room(model: str, row: dict[str, Any]) -> None:
     """Asks ComfyUI to free what a load will take: it does not see what other processes need."""
     from comfy import model_management
 
-    device = device_of(row) if row["device"] != "auto" else model_management.get_torch_device()
+    device = _device(row)
     needed = sizes.expected(row)
     if needed > 0 and device.type != "cpu":
         model_management.free_memory(needed + model_management.extra_reserved_memory(), device)
 
 
 def enlist(model: str, row: dict[str, Any]) -> Patcher:
-    """Before each request: what ComfyUI has detached is listed again, and what it needs itself is freed. On ComfyUI's thread."""
+    """Before a load: an interrupt does not end it, but Unload Models then does. Before each request: what ComfyUI has detached is
+    listed again, and what it needs itself is freed. On ComfyUI's thread."""
     from comfy import model_management
 
-    device = device_of(row)
+    device = _device(row)
     daemon.rows()  # with the process that may just have been loaded
     patcher = _patchers.get(model)
     if patcher is None or patcher.load_device != device:
         patcher = _patchers[model] = _patcher(model, device)
-    measure(patcher)
     model_management.load_models_gpu([patcher])
     return patcher
 
 
+def enlist_again() -> None:
+    """When ComfyUI starts: the models that it used before it ended, and that are still loaded."""
+    try:
+        for row in daemon.rows():
+            if row["pid"] is not None and learnt.methods(row["model"]):
+                enlist(row["model"], row)
+    except Exception as error:  # whatever it is, ComfyUI must start
+        logging.debug("Bulkhead: it is not known which models are loaded: %s", error)
+
+
 def measure(patcher: Patcher) -> None:
-    """Its size is what the next load will ask room for. Memory grows while a model runs, so it is looked at after that too."""
+    """Of a model that is loaded: its size is what the next load will ask room for. Memory grows while a model runs, so it is looked
+    at after that too."""
     if size := patcher.loaded_size():
         learnt.learn_size(patcher.name, size)
 
@@ -50,6 +61,12 @@ def is_reached(patcher: Patcher) -> bool:
     from comfy import model_management
 
     return patcher.load_device in model_management.get_all_torch_devices()
+
+
+def _device(row: dict[str, Any]) -> Any:
+    from comfy import model_management
+
+    return device_of(row) if row["device"] != "auto" else model_management.get_torch_device()
 
 
 def _patcher(model: str, device: Any) -> Patcher:

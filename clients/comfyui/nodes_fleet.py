@@ -58,6 +58,7 @@ async def _load(model: str) -> str:
         async with await client.open(model) as channel:
             learnt.learn(model, channel.methods)
         patcher = manager.enlist(model, row)
+        manager.measure(patcher)
     text = f"{model} is ready on {row['device']} after {time.monotonic() - started:.2f} s: process {row['pid']}, {sizes.text(patcher.loaded_size())}"
     if not manager.is_reached(patcher):
         text += ". ComfyUI does not compute there: its button Unload Models does not reach it, the node Unload Model does"

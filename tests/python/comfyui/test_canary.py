@@ -242,8 +242,9 @@ class Canary(unittest.TestCase):
         self.comfyui.post("/interrupt", {})
         prompt.finish()
         self.assertEqual(prompt.ended, "execution_interrupted")
+        self.free("voice")
         self.succeeds(self.speech("and on again"))
-        self.note("an interrupt while the model loads: the prompt ended, the next one worked")
+        self.note("an interrupt while the model loads: the prompt ended, /free reached the load that went on, the next prompt worked")
 
     def test_08_a_worker_that_is_killed_in_mid_sentence(self) -> None:
         prompt = self.comfyui.queue(self.speech("It dies in the middle of this. " * 100))
@@ -336,14 +337,15 @@ class Canary(unittest.TestCase):
         self.succeeds(self.any_model("echo/repeat", x="[[[[2.0]]]]"))
 
     def test_13_another_client_uses_the_same_model(self) -> None:
-        prompt = self.comfyui.queue(self.speech("While this is spoken, others ask. " * 3))
+        prompts = [self.comfyui.queue(self.speech(f"While {which} is spoken, others ask. " * 3)) for which in ("this", "that")]
         spoken = self.client.infer("voice", method="speak", text="me too")["audio"].shape
-        prompt.finish()
-        self.assertEqual(prompt.ended, "execution_success")
+        for prompt in prompts:
+            prompt.finish()
+            self.assertEqual(prompt.ended, "execution_success")
         self.assertGreater(spoken[1], 0)
         self.free("voice")
         self.assertGreater(self.client.infer("voice", method="speak", text="me again")["audio"].shape[1], 0)
-        self.note("a server used the model beside ComfyUI, and again after ComfyUI's /free")
+        self.note("a server used the model beside two workflows, and again after ComfyUI's /free")
 
     def test_14_no_daemon(self) -> None:
         self.succeeds(self.speech("there is one"))
@@ -367,9 +369,12 @@ class Canary(unittest.TestCase):
         self.note("ComfyUI was killed in mid-request: the daemon ended the request, and the model was ready")
         (receipt,) = self.client.unload("echo")
         self.assertEqual((receipt["verified"], receipt["held_by"]), (True, []))
+        self.client.load("echo")
         self.start()
+        self.free("echo")
         self.succeeds(self.any_model("echo/repeat", x="[[[[3.0]]]]"))
-        self.note(f"it was started again, and the model too; unloaded before: {receipt['ended']}, verified, held by nobody")
+        self.note(f"it was started again: /free reached the model that it had used before, whose next prompt worked; unloaded between: {receipt['ended']}, "
+                  "verified, held by nobody")  # fmt: skip
 
 
 def prompt_of(saved: dict[str, Any]) -> dict[str, Any]:

@@ -143,6 +143,21 @@ class OneModel(WithPack):
         self.manager.free_memory(99.5, torch.device("cpu"))  # half a byte too little
         self.assertEqual(row(self.client, "echo")["state"], "stopped")
 
+    def test_a_comfyui_that_starts_again_lists_what_it_used_and_what_is_still_loaded(self) -> None:
+        self.run_prompt()
+        for listed in (["echo"], []):  # loaded, and unloaded
+            self.new_comfyui()
+            self.manage(Manager())
+            asyncio.run(self.pack("__init__").comfy_entrypoint())
+            self.assertEqual(self.manager.names(), listed)
+            self.manager.press_free()
+            self.assertEqual(row(self.client, "echo")["state"], "stopped")
+        Path(self.user.name, "bulkhead.json").unlink()  # of a ComfyUI that never used it
+        self.client.load("echo")
+        self.new_comfyui()
+        asyncio.run(self.pack("__init__").comfy_entrypoint())
+        self.assertEqual(self.manager.names(), [])
+
     def test_every_prompt_has_a_loop_of_its_own(self) -> None:
         failed: list[BaseException] = []
 
@@ -169,7 +184,21 @@ class OneModel(WithPack):
 class Interrupts(WithPack):
     def setUp(self) -> None:
         super().setUp()
-        self.client = self.fleet(slow={"run_ms": 600_000, "deadlines": {"request": "900s", "drain": "300ms", "kill": "300ms"}})
+        self.client = self.fleet(slow={"run_ms": 600_000, "deadlines": {"request": "900s", "drain": "300ms", "kill": "300ms"}},
+                                 loading={"environment": {"MINIMAL_LOAD_HANGS": "1"}})  # fmt: skip
+
+    def test_a_load_that_was_interrupted_is_reached_by_the_next_unload(self) -> None:
+        async def prompt() -> None:
+            asking = asyncio.ensure_future(self.echo("loading"))
+            await asyncio.to_thread(until, self.client, "loading", lambda now: now["state"] == "loading")
+            self.manager.interrupted = True
+            with self.assertRaises(Interrupted):
+                await asking
+
+        asyncio.run(prompt())
+        self.assertEqual((self.manager.names(), row(self.client, "loading")["state"]), (["loading"], "loading"))
+        self.manager.press_free()
+        self.assertEqual((self.manager.names(), row(self.client, "loading")["state"]), ([], "stopped"))
 
     def test_a_request_that_is_interrupted_is_cancelled(self) -> None:
         async def prompt() -> None:

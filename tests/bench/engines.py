@@ -35,6 +35,9 @@ import bulkhead  # noqa: E402
 
 REQUESTS_OF_A_RELOAD = 15
 PEERS = Path(__file__).parent / "peers"
+CHATTERBOX = ROOT / "build/chatterbox"
+#: Where both sides find the engines that are not Bulkhead's own.
+PYTHONPATH = os.pathsep.join(map(str, (PEERS, ROOT / "tests/python/engines", CHATTERBOX)))
 VOICE = {"text": "Bulkhead keeps each model in a process of its own, and ends that process to unload it."}
 SHORT_VOICE = {"text": "Bulkhead keeps each model in a process of its own."}
 ANSWER = {"prompt": "What is in the picture?", "max_new_tokens": 32, "do_sample": False}
@@ -65,7 +68,7 @@ class InProcess:
 
     def __init__(self, engine: str, options: dict[str, Any], **variables: str) -> None:
         arguments = [sys.executable, str(PEERS / "engine_in_process.py"), engine, json.dumps(options)]
-        environment = {**os.environ, **variables}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **variables}
         self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def seconds(self, method: str, parameters: dict[str, Any]) -> float:
@@ -187,6 +190,15 @@ def node_overhead(user: str, rounds: int) -> None:
         print(f"  {name:<34} median {whole:6.1f} ms = {whole / once:6.1f} x one copy of it ({once:.3f} ms)")
 
 
+def chatterbox(folder: Path) -> tuple[str, dict[str, Any], str, dict[str, Any]]:
+    sys.path.append(str(CHATTERBOX))
+    import small_chatterbox
+
+    folder.mkdir()
+    options = {"model": str(small_chatterbox.chatterbox(folder)), "cache_lengths": [512]}
+    return "small_chatterbox:SmallChatterBox", options, "speak", {"text": SPEECH["text"], "max_new_tokens": 60}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
@@ -208,8 +220,12 @@ def main() -> None:
             "qwen3-vl": (vision, {"model": str(middle), "cache_lengths": [1024]}, "answer", ANSWER),
             "higgs-audio": (speech, {"model": str(higgs), "cache_lengths": [1024]}, "speak", SPEECH),
         }
-        python: dict[str, Any] = {"runtime": "python", "interpreter": sys.executable, "device": "cpu"}
-        models: dict[str, Any] = {"echo": {**python, "engine": "echo_engine:Echo", "environment": {"PYTHONPATH": str(PEERS)}}}
+        if CHATTERBOX.is_dir():
+            engines["chatterbox"] = chatterbox(Path(folder) / "chatterbox")
+        else:
+            print(f"chatterbox is left out: there is no {CHATTERBOX.relative_to(ROOT)}, which `scripts/install --tests` makes\n")
+        python: dict[str, Any] = {"runtime": "python", "interpreter": sys.executable, "device": "cpu", "environment": {"PYTHONPATH": PYTHONPATH}}
+        models: dict[str, Any] = {"echo": {**python, "engine": "echo_engine:Echo"}}
         for name, (engine, given, _, _) in engines.items():
             models[name] = {**python, "engine": engine, "options": given}
             models[f"{name}-one-thread"] = {**models[name], "threads": 1}

@@ -1,7 +1,7 @@
 """engine_in_process.py MODULE:CLASS OPTIONS: an engine called without a worker, a baseline of the bench "engines".
 
 Reads a line of JSON for each request, {"method", "parameters"}, and prints how many seconds its answer took, to the end of its
-stream.
+stream. What the engine prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def seconds(engine: Any, method: str, parameters: dict[str, Any]) -> float:
 
 
 def main() -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr
     module, _, name = sys.argv[1].partition(":")
     engine = getattr(importlib.import_module(module), name)()
     engine.load(LocalContext(json.loads(sys.argv[2])))
     for line in sys.stdin:
         asked = json.loads(line)
-        print(seconds(engine, asked["method"], asked["parameters"]), flush=True)
+        print(seconds(engine, asked["method"], asked["parameters"]), file=answers, flush=True)
 
 
 if __name__ == "__main__":

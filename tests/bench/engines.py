@@ -196,7 +196,7 @@ def chatterbox(folder: Path) -> tuple[str, dict[str, Any], str, dict[str, Any]]:
 
     folder.mkdir()
     options = {"model": str(small_chatterbox.chatterbox(folder)), "cache_lengths": [512]}
-    return "small_chatterbox:SmallChatterBox", options, "speak", {"text": SPEECH["text"], "max_new_tokens": 60}
+    return "small_chatterbox:SmallChatterBox", options, "speak", {"text": SPEECH["text"], "max_new_tokens": 30}
 
 
 def main() -> None:

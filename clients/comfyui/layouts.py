@@ -15,6 +15,7 @@ from .limits import TEXT_ITEMS_MAX
 
 CHANNELS_MAX = 2  #: ComfyUI writes six channels as two without a word
 COLOURS = (1, 3, 4)
+UNBOUNDED = str(2**63 - 1)  #: the upper end of a range that has none
 
 
 def to_tensor(value: Any, declared: dict[str, Any]) -> tuple[Any, int | None]:
@@ -88,7 +89,7 @@ def _of_dtype(tensor: Any, declared: dict[str, Any], low: int) -> Any:
 
 
 def describe(declared: dict[str, Any]) -> str:
-    return f"{declared['dtype']}[{', '.join(map(str, declared['shape']))}]"
+    return f"{declared['dtype']}[{', '.join(str(size).removesuffix(UNBOUNDED) for size in declared['shape'])}]"
 
 
 def audio(tensor: Any, rate: Any) -> dict[str, Any]:

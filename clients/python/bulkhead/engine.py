@@ -41,7 +41,7 @@ __all__ = [
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,54}")
 _DIM = re.compile(r"(?:([A-Za-z_][A-Za-z0-9_]{0,31})=)?([0-9]+)(?:(\.\.)([0-9]*))?")
 _DIMS_MAX = 8
-_UNBOUNDED = (1 << 63) - 1
+UNBOUNDED = (1 << 63) - 1
 _MARK = "__bulkhead_method__"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -306,8 +306,8 @@ def _dim(tensor: str, entry: int | str) -> Dim:
         raise TypeError(f"tensor {tensor!r} has dimension {entry!r}; write 512, '1..256', '1..' or 'n=1..256'")
     name, low, is_range, high = matched.groups()
     lowest = int(low)
-    highest = lowest if is_range is None else int(high) if high else _UNBOUNDED
-    if not lowest <= highest <= _UNBOUNDED:
+    highest = lowest if is_range is None else int(high) if high else UNBOUNDED
+    if not lowest <= highest <= UNBOUNDED:
         raise TypeError(f"tensor {tensor!r} has dimension {entry!r}, whose end is before its beginning")
     return Dim(name or "", lowest, highest)
 

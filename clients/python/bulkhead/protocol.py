@@ -215,8 +215,8 @@ class ChannelCore:
         except (TypeError, ValueError, RecursionError) as error:
             raise Error("input_invalid", f"parameters that are no JSON: {error}", "pass numbers that are finite, text, lists and dictionaries") from None
         if len(inputs) > LIMITS["tensors_max"] or len(text) > LIMITS["json_bytes_max"]:
-            raise Error("input_invalid", f"{len(inputs)} tensors and {len(text)} bytes of parameters",
-                        f"at most {LIMITS['tensors_max']} and {LIMITS['json_bytes_max']}")  # fmt: skip
+            raise Error("input_invalid", f"sending {len(inputs)} tensors and {len(text)} bytes of parameters",
+                        f"send at most {LIMITS['tensors_max']} tensors and {LIMITS['json_bytes_max']} bytes, or a shorter text")  # fmt: skip
         milliseconds = 0 if deadline is None else min(max(int(deadline * 1000), 1), 0xFFFFFFFF)
         members = [layout.text_field("Infer.method", method, _METHOD_BYTES_MAX), milliseconds, len(inputs), 0, len(text), 0]
         for name, placed in inputs:

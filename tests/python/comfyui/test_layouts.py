@@ -46,6 +46,8 @@ class Layouts(WithPack):
     def test_what_integers_cannot_hold_is_refused(self) -> None:
         self.refused(lambda: self.given(torch.rand(1, 2, 2), "int64", 1, 2, 2), "input x takes int64[1, 2, 2]", "numbers as JSON")
         self.refused(lambda: self.given({"samples": torch.rand(1, 4, 8, 8)}, "uint8", 1, 4, 8, 8), "x is LATENT", "uint8[1, 4, 8, 8]")
+        told = self.refused(lambda: self.given(torch.rand(2, 4, 5), "float32", "4..", f"width=5..{2**63 - 1}"), "float32[4.., width=5..]")
+        self.assertNotIn("9223372036854775807", told)
         counts = torch.tensor([[3, 4]])
         self.assertTrue(torch.equal(self.given(counts, "int64", 1, 2), counts), "integers stay what they are")
 

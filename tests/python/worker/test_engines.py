@@ -250,7 +250,7 @@ class Engines(unittest.TestCase):
             ("memory of torch", "out_of_memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
             ("nothing", "inference_failed", "act returned int"),
             ("other dtype", "inference_failed", "is float64, declared is float32"),
-            ("other rank", "inference_failed", "has rank 2"),
+            ("other rank", "inference_failed", "declared is rank 1 ([samples=0..])"),
             ("no output", "inference_failed", 'returned no "audio"'),
             ("more", "inference_failed", "returned video"),
             ("no JSON", "inference_failed", "no JSON"),

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from ..engine import Boolean, Choice, Dim, Integer, Method, Number, Parameter, Tensor, Text
+from ..engine import UNBOUNDED, Boolean, Choice, Dim, Integer, Method, Number, Parameter, Tensor, Text
 from ..errors import Error
 
 _METHODS_SHOWN_MAX = 16
@@ -168,7 +168,8 @@ def _names(declared: Iterable[str]) -> str:
 
 
 def _shape(dims: Sequence[Dim]) -> str:
-    return "[" + ", ".join(str(dim) for dim in dims) + "]"
+    """An unbounded range has no upper end, as in the engine's declaration."""
+    return "[" + ", ".join(str(dim).removesuffix(str(UNBOUNDED)) for dim in dims) + "]"
 
 
 def _article(kind: str) -> str:

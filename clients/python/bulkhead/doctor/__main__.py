@@ -129,13 +129,13 @@ def examine(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report.document(), ensure_ascii=False))
     elif options.sarif:
-        from . import sarif
+        from .report import sarif
 
-        print(json.dumps(sarif.document(report), ensure_ascii=False))
+        print(json.dumps(sarif(report), ensure_ascii=False))
     else:
-        from . import report as words
+        from .report import text
 
-        print(words.text(report, found - len(report.findings)), end="")
+        print(text(report, found - len(report.findings)), end="")
     return FAILED if report.error else FOUND if report.prevents_capture else DONE
 
 

@@ -1,14 +1,17 @@
-"""The report as text: by file, each finding with its source line and a caret."""
+"""The report in words, by file, each finding with its source line and a caret; and as SARIF, which editors and CI services read."""
 
 from __future__ import annotations
 
 import itertools
 import linecache
+import os
 import textwrap
 import unicodedata
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from .findings import SEVERITIES, Finding, Report
+from .findings import CODES, PREVENTS_CAPTURE, SEVERITIES, Finding, Report
 from .source import short
 
 _WIDTH = 100
@@ -63,3 +66,40 @@ def summary(report: Report, accepted: int = 0) -> str:
     count = len(report.findings)
     line = f"{report.target}: {count} finding{'s' * (count != 1)}" + (f" ({told})" if told else "") + f" in {report.calls} calls"
     return line + (f"; {accepted} accepted by the baseline" if accepted else "")
+
+
+def sarif(report: Report) -> dict[str, Any]:
+    """SARIF 2.1.0."""
+    run: dict[str, Any] = {
+        "tool": {"driver": {"name": "bulkhead doctor", "rules": [{"id": code, "shortDescription": {"text": told}} for code, told in CODES.items()]}},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(finding) for finding in report.findings],
+        "invocations": [{"executionSuccessful": not report.error, "toolExecutionNotifications": [_notice(one) for one in _notices(report)]}],
+    }
+    return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
+
+
+def _result(finding: Finding) -> dict[str, Any]:
+    region: dict[str, int] = {"startLine": max(finding.line, 1), "startColumn": max(finding.column, 1)}
+    if finding.end_column > finding.column:
+        region["endColumn"] = finding.end_column
+    return {
+        "ruleId": finding.code,
+        "level": "error" if finding.severity == PREVENTS_CAPTURE else "warning",
+        "message": {"text": f"{finding.reason}. Remedy: {finding.remedy}"},
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(finding.file)}, "region": region}}],
+        "properties": {"severity": finding.severity, "function": finding.function},
+    }
+
+
+def _uri(file: str) -> str:
+    relative = os.path.relpath(file)
+    return Path(file).as_uri() if relative.startswith("..") and os.path.isabs(file) else quote(Path(relative).as_posix())
+
+
+def _notices(report: Report) -> list[str]:
+    return report.skipped + ([report.error] if report.error else [])
+
+
+def _notice(text: str) -> dict[str, Any]:
+    return {"level": "warning", "message": {"text": text}}

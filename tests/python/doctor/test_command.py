@@ -11,6 +11,7 @@ import traceback
 import unittest
 from pathlib import Path
 from typing import NoReturn
+from unittest import mock
 
 from bulkhead.doctor import run  # noqa: F401  (imports PyTorch once)
 from bulkhead.doctor.__main__ import main
@@ -84,6 +85,12 @@ class Reports(unittest.TestCase):
         self.assertEqual(lines[at + 1].count("^"), len("lengths.max() > 2"))
         self.assertIn("steps.py:branches: 3 findings (3 prevents capture)", lines[-1])
 
+    def test_the_caret_is_under_the_operand_that_is_read(self) -> None:
+        shown = doctor("steps.py:second_of_two", "--inputs", "steps.py:inputs").stdout.splitlines()
+        at = next(index for index, line in enumerate(shown) if line.strip() == "if lengths is not None and not x.any():")
+        self.assertEqual((shown[at + 1].index("^"), shown[at + 1].count("^")), (shown[at].index("x.any()"), len("x.any()")))
+        self.assertIn("torch.where(~(x.any()), a, b)", " ".join(" ".join(shown).split()))
+
     def test_columns_count_characters(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "tabs.py"
@@ -138,7 +145,15 @@ class Reports(unittest.TestCase):
         ended = doctor("steps.py:Holder", "--inputs", "steps.py:token_inputs", "--json")
         (found,) = json.loads(ended.stdout)["findings"]
         self.assertEqual((found["code"], found["line"]), ("cpu_tensor", line_of("self.held = nn.Linear")))
-        self.assertIn("make it on the device once: nn.Linear(8, 8), with device=device", found["remedy"])
+        self.assertIn("move it once, before the step: nn.Linear(8, 8).to(device)", found["remedy"])
+
+    def test_a_module_that_is_not_moved_is_told_once_where_it_is_made(self) -> None:
+        ended = doctor("steps.py:of_unmoved", "--inputs", "steps.py:inputs", "--json")
+        unseen, plain, unmoved = json.loads(ended.stdout)["findings"]
+        self.assertEqual((unseen["line"], plain["line"], unmoved["line"]), (line_of("self.listed = [nn.Linear"), line_of("self.bias = torch.zeros(8)"), line_of("unmoved = Unmoved()")))
+        self.assertEqual(unmoved["remedy"], "move it once, before the step: Unmoved().to(device)")
+        self.assertIn("keep `nn.Linear(8, 8)` in an attribute of the module, or in a torch.nn.ModuleList", unseen["remedy"])
+        self.assertIn('self.register_buffer("bias", torch.zeros(8)', plain["remedy"])
 
     def test_a_coroutine_runs_to_its_end(self) -> None:
         ended = doctor("steps.py:awaited", "--inputs", "steps.py:inputs", "--json")
@@ -152,6 +167,14 @@ class Reports(unittest.TestCase):
         self.assertEqual((result["ruleId"], result["level"]), ("cpu_tensor", "error"))
         self.assertEqual((region["artifactLocation"]["uri"], region["region"]["startLine"]), ("steps.py", line_of("self.scale = torch.full")))
         self.assertIn("register_buffer", result["message"]["text"])
+
+    def test_sarif_names_a_file_by_a_uri(self) -> None:
+        with tempfile.TemporaryDirectory(dir=HERE) as folder:
+            file = Path(folder) / "a step.py"
+            file.write_text("def step(x, lengths):\n    return x.sum().item()\n")
+            (run,) = json.loads(doctor(f"{file}:step", "--inputs", "steps.py:inputs", "--sarif").stdout)["runs"]
+        (result,) = run["results"]
+        self.assertEqual(result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"], f"{Path(folder).name}/a%20step.py")
 
     def test_a_baseline_accepts_what_it_was_written_with_and_nothing_else(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -196,6 +219,7 @@ class BadInput(unittest.TestCase):
             ("steps.py:clean",): "steps.py:clean takes (x, lengths), and the inputs do not fit: missing a required argument: 'x'\n  give --inputs",
             ("steps.py:Decoder",): "the constructor of steps.py:Decoder takes (size), and the inputs do not fit",
             ("steps.py:Attention", "--inputs", "steps.py:inputs"): "returns (arguments of the constructor, arguments of the call)",
+            ("steps.py:Decoder", "--inputs", "steps.py:inputs"): "returns (arguments of the constructor, arguments of the call)",
             ("steps.py:clean", "--inputs", "steps.py:exits"): "the function of --inputs raised TypeError",
             ("steps.py:clean", "--inputs", "steps.py:on_cpu"): "all tensors of its calls lie on the CPU",
             ("steps.py:nothing", "--inputs", "steps.py:of_module_argument"): "its calls have no tensors",
@@ -309,6 +333,10 @@ class Library(unittest.TestCase):
         self.assertEqual(first, "give it the device: torch.zeros(8, device=lengths.device)")
         self.assertNotIn("LongTensor", typed)
         self.assertIn("torch.stack", read)
+        spread, copied, later = diagnose(steps.moves_later, steps.inputs).findings
+        self.assertEqual(spread.remedy, "give it the device: torch.zeros(8, device=lengths.device)")
+        self.assertEqual(copied.remedy, f"not needed once steps.py:{spread.line} is mended")
+        self.assertTrue(later.remedy.startswith("compute on the whole tensor instead of in a loop over its values"), later.remedy)
         made, moved = (finding.remedy for finding in diagnose(steps.Moves, steps.token_inputs).findings)
         self.assertTrue(made.startswith('self.register_buffer("table", torch.ones(8), persistent=False)'), made)
         self.assertTrue(moved.startswith('in __init__, self.register_buffer("table", '), moved)
@@ -344,6 +372,44 @@ class Library(unittest.TestCase):
 
         *_, token = diagnose(steps.waits_for_number, steps.unbounded).findings
         self.assertIn(f"it decides `token != wanted` in line {line_of('while token != wanted')}, of which one way was run", token.reason)
+
+    def test_what_is_read_now_and_tested_later_names_the_branch(self) -> None:
+        import steps
+        from bulkhead.doctor import diagnose
+
+        def told(text: str) -> str:
+            return str(next(one.reason for one in found if one.line == line_of(text)))
+
+        found = diagnose(steps.decides_later, steps.inputs).findings
+        decides = "it decides `{}` in line {}, of which one way was run"
+        self.assertIn("here `first` is [3, 2] with these inputs; " + decides.format("first[0] > 2", line_of("if first[0] > 2")), told("first = lengths.tolist()"))
+        self.assertIn("here `is_quiet` is False with these inputs; " + decides.format("is_quiet", line_of("if is_quiet")), told("is_quiet = "))
+        self.assertIn(f"here it is 2 with these inputs; `level` follows from it, and decides `level < -80` in line {line_of('if level')}, ", told("level = "))
+        self.assertIn(f"`length` follows from it, and decides `length == 0` in line {line_of('if length == 0')}, ", told("for length in lengths.tolist()"))
+        self.assertNotIn("; here", told("table = torch.arange(lengths.max()"), "a tensor: its own test is a read")
+
+        found = diagnose(steps.best_of_unknown, steps.unbounded).findings
+        self.assertEqual([one.line for one in found], [line_of("best = x.sum"), line_of("count = x.long()"), line_of("x.max().item() if count")])
+        self.assertIn("as its value is not known; `best` follows from it, and decides `best == 0`", told("best = x.sum"))
+
+    def test_two_runs_give_the_same_report(self) -> None:
+        import torch
+        from bulkhead.doctor import diagnose
+
+        def random_branch(x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+        reports = [diagnose(random_branch, lambda device: torch.randn(1, device=device)).findings for _ in range(16)]
+        self.assertEqual(reports, reports[:1] * 16)
+
+    def test_a_list_of_many_numbers_is_read_at_once(self) -> None:
+        import torch
+        from bulkhead.doctor import diagnose
+        from bulkhead.doctor.watch import Watch
+
+        with mock.patch.object(Watch, "read") as read:
+            report = diagnose(lambda x: x.tolist(), lambda device: torch.ones(100, 2, device=device))
+        self.assertEqual((report.error, read.call_count), ("", report.calls))
 
     def test_the_step_sees_a_gpu(self) -> None:
         import steps

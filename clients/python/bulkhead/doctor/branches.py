@@ -8,7 +8,7 @@ import inspect
 from types import FrameType
 from typing import Iterator
 
-from .source import Place, absolute, around, frames, statement_of
+from .source import Place, absolute, around, expression_at, frames, parsed, statement_of
 
 _ROUNDS = 2
 #: Reads at one line in a loop, after which the value that may end it is returned: the read may be in a
@@ -28,17 +28,21 @@ def truth(place: Place, count: int, otherwise: bool) -> bool:
         taken = count < _ROUNDS
     elif isinstance(statement, ast.If):
         taken = bool(statement.orelse) and isinstance(statement.orelse[-1], _LEAVES)
-    elif isinstance(statement, ast.Assert):
-        return True
     else:
-        taken = otherwise
-    refuses = isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Raise)
+        taken = isinstance(statement, ast.Assert) or otherwise
+    refuses = isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Raise) or isinstance(statement, ast.Assert)
     if count % _PATIENCE == _PATIENCE - 1 and not refuses and _in_loop():
         taken = not taken
-    test = statement.test if isinstance(statement, (ast.If, ast.While)) else None
-    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        taken, test = not taken, test.operand
-    return taken
+    return taken != (isinstance(statement, (ast.If, ast.While, ast.Assert)) and _is_inverted(place))
+
+
+def _is_inverted(place: Place) -> bool:
+    """Whether the statement tests the opposite of the place's value: `not` stands before it."""
+    inverted, node = False, expression_at(place)
+    while isinstance(node, ast.expr):
+        inverted ^= isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+        node = parsed(place.file).parents.get(node)
+    return inverted
 
 
 def number(place: Place, count: int) -> int | float:

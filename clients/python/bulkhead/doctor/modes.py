@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses import fake_tensor
@@ -14,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import fake_cuda, values
-from .source import here
+from .source import Place, here
 from .watch import FOLLOWS, INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, stand_in
 
 # : Operators whose CUDA kernels read values although a fake tensor shows nothing, from PyTorch's
@@ -50,8 +52,6 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 return self._text(first, name, args)
             if first is not None and name in ("numpy", "__array__"):
                 return self._array(first, args)
-            if first is not None and name == "tolist":
-                return self._list(first)
             if name == "pin_memory" and first is not None:
                 self._watch.pinned()
                 first._doctor_pinned = True
@@ -107,22 +107,35 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         if value is not None:
             array = values.ask(lambda one: one.detach().to(torch.float32 if one.dtype == torch.bfloat16 else one.dtype).numpy().copy(), value)
         else:
-            array = numpy.broadcast_to(numpy.zeros((), _numpy_dtype(tensor.dtype)), tuple(tensor.shape))  # one element
+            dtype = _numpy_dtype(tensor.dtype)
+            array = numpy.broadcast_to(numpy.full((), numpy.issubdtype(dtype, numpy.integer), dtype), tuple(tensor.shape))  # one element
             if tensor.numel() <= values.ELEMENTS_MAX:
                 array = array.copy()
+                if array.ndim and array.dtype != bool:
+                    array[..., 1:2] = 1  # so that the greatest has number 1, as an unknown whole number is 1
+        if _is_of_gpu(tensor):
+            self._watch.not_taken(array, value is not None and not values.is_assumed(tensor), _read_before(tensor))
         return array.astype(args[1], copy=False) if len(args) > 1 and args[1] is not None else array
 
+    def whole_lists(self) -> Any:
+        """While entered, `tolist` reads all values at once: a fake tensor's own reads each."""
+        return mock.patch.object(fake_tensor.FakeTensor, "tolist", lambda tensor: self._list(tensor))
 
     def _list(self, tensor: Any) -> Any:
-        """Reads all values at once."""
         if tensor.device.type == "cuda":
             self._watch.read()
         value, assumed = values.known(tensor), values.is_assumed(tensor)
         if value is not None and (not assumed or not value.numel()):
-            return values.ask(lambda one: one.tolist(), value)
-        item = self._watch.answer(None if value is None else values.ask(lambda one: one.flatten()[0].item(), value), tensor.dtype, True, assumed)
-        with no_dispatch():
-            return torch.full(tuple(tensor.shape), item, dtype=tensor.dtype).tolist()
+            read = values.ask(lambda one: one.tolist(), value)
+            if tensor.device.type == "cuda":
+                read = copy.deepcopy(self._watch.answer(read, tensor.dtype, True))  # the user may change it
+        else:
+            item = self._watch.answer(None if value is None else values.ask(lambda one: one.flatten()[0].item(), value), tensor.dtype, True, assumed)
+            with no_dispatch():
+                read = torch.full(tuple(tensor.shape), item, dtype=tensor.dtype).tolist()
+        if _is_of_gpu(tensor):
+            self._watch.not_taken(read, value is not None and not assumed, _read_before(tensor))
+        return read
 
 
 class Operators(TorchDispatchMode):  # type: ignore[misc]
@@ -188,8 +201,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         assumed = any(values.is_assumed(leaf) for leaf in args)
         if "cuda" in devices or value is None or assumed:
             value = self._watch.answer(value, dtype, name not in ("equal", "allclose"), assumed)
-        if "cuda" in devices:
-            self._watch.not_taken(value, known and not assumed)
+        if any(_is_of_gpu(leaf) for leaf in args):
+            self._watch.not_taken(value, known and not assumed, _read_before(args[0]))
         return value
 
     def _transfer(self, name: str, args: Any, kwargs: Any) -> None:
@@ -374,6 +387,17 @@ def _fills_mask(args: Any) -> bool:
     indices = [one for one in args[1] if isinstance(one, torch.Tensor)]
     value = args[2]
     return value.numel() == 1 and value.device.type == "cpu" and len(indices) == 1 and indices[0].dtype in (torch.bool, torch.uint8)
+
+
+def _read_before(tensor: Any) -> Place | None:
+    """Where a tensor of the CPU was copied from the GPU."""
+    origin: Origin | None = getattr(tensor, "_doctor_origin", None)
+    return origin.place if origin is not None and origin.kind == READ else None
+
+
+def _is_of_gpu(leaf: Any) -> bool:
+    """Whether it lies on the GPU, or was copied from there."""
+    return isinstance(leaf, torch.Tensor) and (leaf.device.type == "cuda" or _read_before(leaf) is not None)
 
 
 def is_pinned(tensor: Any) -> bool:

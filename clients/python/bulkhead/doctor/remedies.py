@@ -20,6 +20,7 @@ USES = {
     "index": "is an index in `{around}`",
     "slice": "bounds the slice `{around}`",
     "range": "bounds a loop",
+    "loop": "is gone through in a loop",
     "argument": "is an argument of `{around}`",
     "return": "is returned",
     "value": "",
@@ -56,6 +57,8 @@ def host_read(use: Use, function: str = "") -> str:
         return "index with a tensor of one element: x.index_select(dim, i.view(1)), or cache.index_copy_(dim, i.view(1), new)"
     if use.kind == "range":
         return "run a fixed number of iterations: for i in range(maximum), with x = torch.where(i < count, new, x)"
+    if use.kind == "loop":
+        return "compute on the whole tensor instead of in a loop over its values; or return the tensor, and go through it after the replay"
     if called in ("tensor", "as_tensor", "asarray"):
         return f"torch.{called} reads each tensor of its list: torch.stack and arithmetic keep them on the device, such as n - starts[-1:]"
     if called in _SIZED:
@@ -119,7 +122,8 @@ _LIKE = re.compile(r"dtype=([\w.]+)\.dtype")  #: of a tensor of the step
 _FACTORIES = ("arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace", "logspace", "eye", "hann_window")
 
 
-def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool) -> str:
+def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool, moved_by: str = "") -> str:
+    """``moved_by``: the expression that copies it to the GPU."""
     if in_init and is_module:
         assigned = _ATTRIBUTE.match(use.around)
         return buffer(assigned[1], use.text) if assigned else f"where it is kept, {buffer('name', 'value')}"
@@ -127,9 +131,16 @@ def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool) -> str:
         return f"make it on the device once: {_with_device(use.text, 'device')}"
     if made_by in ("tensor", "as_tensor", "from_numpy") or _TYPED.match(use.text):
         return "make it once, before the step, on the device, and keep it; a number that changes is an input: x.fill_(value) of a static tensor"
-    moved, like = _MOVED.search(use.around), _LIKE.search(use.text)
+    moved, like = _MOVED.search(use.around) or _MOVED.search(moved_by), _LIKE.search(use.text)
     device = moved[1] if moved else f"{like[1]}.device" if like else "x.device"
     return f"give it the device: {_with_device(use.text, device)}"
+
+
+def module(use: Use, is_kept: bool) -> str:
+    """``is_kept``: another module keeps it, where that does not see it."""
+    if is_kept:
+        return f"keep `{use.text}` in an attribute of the module, or in a torch.nn.ModuleList: it then moves with the module"
+    return f"move it once, before the step: {use.text}.to(device)"
 
 
 def buffer(name: str, value: str) -> str:

@@ -28,11 +28,11 @@ from .coverage import Executed
 from .draws import Draws
 from .findings import Findings, Report
 from .modes import Functions, Operators
-from .source import code_of, is_users, one_line, place_of, place_of_target, short
+from .source import code_of, is_users, one_line, place_of, place_of_target, short, use_of
 from .watch import Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare; the second and third are compared
-_PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist)", re.IGNORECASE)  #: the first operand's name
+_PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist|attention_mask)", re.IGNORECASE)  #: the first operand's name
 _OF_FAKE_TENSORS = re.compile(r"NVIDIA driver|driver version is insufficient|FakeTensor|its data is not allocated|aten\.\w+\.\w+$|on device \"meta\"")
 DEVICE = "cuda"
 
@@ -99,7 +99,8 @@ class _Run:
         settings.environment(self._found)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad():
-            with settings.watched(self._found), fake, Operators(self._watch), Functions(self._watch):
+            functions = Functions(self._watch)
+            with settings.watched(self._found), fake, Operators(self._watch), functions, functions.whole_lists(), self._watch.registrations():
                 self._import()
                 with self._setup:
                     steps = self._made()
@@ -163,7 +164,11 @@ class _Run:
             constructor, given = given if isinstance(given, tuple) and len(given) == 2 else ((), given)
             args, kwargs = calls.arguments(constructor)
             calls.fits(step, args, kwargs, f"the constructor of {self._report.target}", calls.OF_CLASS)
-            step = step(*args, **kwargs)
+            try:
+                step = step(*args, **kwargs)
+            except Exception as error:
+                attempt, remedy = described(error, f"the constructor of {self._report.target}")
+                raise Error("input_invalid", attempt, calls.OF_CLASS if args or kwargs else remedy) from error
             if isinstance(step, torch.nn.Module):
                 step = step.to(DEVICE).eval()
         args, kwargs = calls.arguments(given)
@@ -234,7 +239,7 @@ class _Run:
         given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
         for leaf in tree_leaves(result):
             made: Concatenation | None = getattr(leaf, "_doctor_cat", None)
-            if made is not None and given & set(made.operands) and _PAST.search(made.place.text):
+            if made is not None and given & set(made.operands) and _PAST.search(use_of(made.place).text):
                 self._found.add(findings.PYTHON_STATE, findings.RECAPTURES, made.place, "an argument is returned longer than it was: as the next call's "
                                 "argument it has another shape", "write into a cache of a fixed length: cache.index_copy_(dim, position, new), and mask what is behind")  # fmt: skip
 
@@ -308,10 +313,12 @@ def _variables(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def _kept_settings() -> Iterator[None]:
-    """Restores what user code sets: the environment, and the compiler's settings."""
+    """Restores what user code sets: the environment, and the compiler's settings. Each run begins with the same random
+    numbers, which may decide a branch: two runs of the same code give the same report."""
     environment = dict(os.environ)
     compiler = {(config, name): getattr(config, name) for config in (dynamo, inductor) for name in settings.HIDING if hasattr(config, name)}
     random = torch.random.get_rng_state()
+    torch.random.default_generator.manual_seed(0)
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # transformers would move weights in threads, which know no fake tensors
     try:
         yield

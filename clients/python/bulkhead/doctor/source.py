@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dis
 import functools
 import inspect
 import itertools
 import linecache
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -120,11 +122,11 @@ def as_if(place: Place) -> Iterator[None]:
         _told.pop()
 
 
-def here() -> Place | None:
-    """The innermost place of user code on the stack; None if there is none."""
+def here(frame: FrameType | None = None) -> Place | None:
+    """The innermost place of user code on the stack, or from ``frame`` outwards; None if there is none."""
     if _told:
         return _told[-1]
-    users = frames()
+    users = frames(frame)
     if not users:
         return None
     inner = users[0]
@@ -133,11 +135,11 @@ def here() -> Place | None:
     return Place(absolute(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), tuple(reversed(outer)))
 
 
-def frames() -> list[FrameType]:
-    """The user's frames below the doctor, innermost first. If none has a file, those of executed text."""
+def frames(frame: FrameType | None = None) -> list[FrameType]:
+    """The user's frames below the doctor, innermost first, from ``frame`` outwards. If none has a file, those of executed text."""
     users: list[FrameType] = []
     of_text: list[FrameType] = []
-    at: FrameType | None = sys._getframe(1)
+    at: FrameType | None = frame or sys._getframe(1)
     while at is not None and at.f_code.co_filename not in _CALLERS:
         file = at.f_code.co_filename
         if is_users(file):
@@ -167,14 +169,21 @@ def name_of(code: CodeType) -> str:
 
 
 def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int]:
-    """Line, column and end column of an instruction. Python 3.10 only knows lines: then the statement's."""
+    """Line, column and end column of an instruction; of one that asks whether a value is true, those of the value.
+    Python 3.10 only knows lines: then the statement's."""
     if hasattr(code, "co_positions"):
+        if dis.opname[code.co_code[instruction]] in _ASKS_TRUTH:  # its own position is that of the statement, or of another operand
+            instruction = next((one for one in range(instruction - 2, 0, -2) if dis.opname[code.co_code[one]] not in _BETWEEN), instruction)
         found = next(itertools.islice(code.co_positions(), instruction // 2, None), None)
         if found is not None and found[0] is not None and found[2] is not None:
             first, last, column, end = found
             return first or line, (column or 0) + 1, (end or 0) + 1 if last == first else 0
     text = linecache.getline(code.co_filename, line)
     return line, len(text) - len(text.lstrip()) + 1, len(text.rstrip()) + 1
+
+
+_ASKS_TRUTH = frozenset(name for name in dis.opname if re.search("JUMP.*IF_(TRUE|FALSE)", name) or name in ("UNARY_NOT", "TO_BOOL"))
+_BETWEEN = ("CACHE", "COPY", "EXTENDED_ARG", "NOP")  #: instructions between the value and the question
 
 
 def tested(file: str, line: int, column: int, end: int) -> tuple[int, int, int]:
@@ -237,17 +246,27 @@ def statement_of(place: Place) -> ast.stmt | None:
 
 
 def tested_later(place: Place) -> tuple[str, str, int] | None:
-    """If the place's value is assigned to a name: that name, and its later test, or the enclosing loop's, with the line."""
+    """If the place's value is assigned to a name, or runs through a loop under it: that name, and its later test, or the
+    enclosing loop's, with the line. A name whose methods are asked is a tensor, whose test is a read of its own."""
     statement = statement_of(place)
-    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target if isinstance(statement, ast.For) else None
     if not isinstance(target, ast.Name):
         return None
     scope = next((node for node in around(place.file, place.line) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), tree(place.file))
     for node in ast.walk(scope):
         if isinstance(node, ast.While) or isinstance(node, (ast.If, ast.IfExp, ast.Assert)) and node.lineno > place.line:
-            if any(isinstance(one, ast.Name) and one.id == target.id for one in ast.walk(node.test)):
+            if _has_plain(node.test, target.id):
                 return target.id, one_line(ast.unparse(node.test)), node.lineno
     return None
+
+
+def _has_plain(node: ast.AST, name: str) -> bool:
+    """Whether the expression has the name, neither before a dot nor in a call of PyTorch's."""
+    if isinstance(node, ast.Name):
+        return node.id == name
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) or isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch."):
+        return False
+    return any(_has_plain(child, name) for child in ast.iter_child_nodes(node))
 
 
 def around(file: str, line: int) -> Iterator[ast.AST]:
@@ -331,8 +350,8 @@ def _kind(parent: ast.AST, inner: ast.AST) -> str:
         return "argument"
     if isinstance(parent, ast.Return):
         return "return"
-    if isinstance(parent, (ast.For, ast.comprehension)):
-        return "range"
+    if isinstance(parent, (ast.For, ast.comprehension)) and parent.iter is inner:
+        return "loop"
     return ""
 
 

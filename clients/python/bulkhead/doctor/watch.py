@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
+from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
 
 from . import branches, fake_cuda, findings, remedies
 from .findings import Findings
-from .source import Place, Use, here, is_users, statement_of, tested_later, use_of
+from .source import Place, Use, here, is_users, one_line, statement_of, tested_later, use_of
 
 if TYPE_CHECKING:
     from .fake_cuda import Streams
@@ -25,9 +27,8 @@ _FACTORIES = frozenset(
     "blackman_window bartlett_window kaiser_window range scalar_tensor tril_indices triu_indices complex polar normal empty_strided vander "
     "frombuffer sparse_coo_tensor FloatTensor LongTensor __get__ aten::lift_fresh bernoulli multinomial cartesian_prod meshgrid new_tensor".split()
 )
-
-
 _CHOSEN = "; here "
+_READ = re.compile(r"\.(item|tolist|cpu|numpy)\(\)$|^(int|float|bool)\(")  #: what gives the value itself
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Origin:
     place: Place | None = None
     made_by: str = ""
     is_module: bool = False
+    makers: tuple[tuple[Any, Place | None], ...] = ()  #: of a parameter or a buffer: the modules around it, and where each is made
 
 
 @dataclass(frozen=True)
@@ -158,13 +160,23 @@ class Watch:
         tensor._doctor_origin = Origin(kind, place, function, self._in_module())
 
     def _in_module(self) -> bool:
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            code = frame.f_code
-            if code.co_name == "__init__" and is_users(code.co_filename) and isinstance(frame.f_locals.get("self"), torch.nn.Module):
-                return True
-            frame = frame.f_back
-        return False
+        return any(is_users(frame.f_code.co_filename) for frame in _constructors(sys._getframe(2)))
+
+    @contextlib.contextmanager
+    def registrations(self) -> Iterator[None]:
+        """Follows the parameters and buffers that modules make of tensors of the CPU: these move with them."""
+
+        def registered(module: Any, name: str, tensor: Any) -> None:
+            origin = getattr(tensor, "_doctor_origin", None)
+            if origin is not None and origin.kind == SETUP and tensor.device.type == "cpu":
+                tensor._doctor_origin = replace(origin, makers=_makers(module))
+
+        hooks = [register(registered) for register in (register_module_parameter_registration_hook, register_module_buffer_registration_hook)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @contextlib.contextmanager
     def function(self, name: str, device: Any) -> Iterator[None]:
@@ -189,21 +201,24 @@ class Watch:
         reason = f"`{use.text}` reads a value that the GPU computes; the host waits for it{remedies.purpose(use)}"
         self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedies.host_read(use, function), use.kind)
 
-    def not_taken(self, value: Any, is_known: bool) -> None:
-        """Reports a branch chosen by a value that was read, once per line."""
-        place = self._here()
+    def not_taken(self, value: Any, is_known: bool, place: Place | None = None) -> None:
+        """Reports a branch chosen by a value that was read, once per line. ``place``: where it was read, if not here."""
+        place = (place or self._here()) if self.step else None
         found = self.found.at(findings.HOST_READ, place) if place is not None else None
         if place is None or found is None or _CHOSEN in found.reason:
             return
         use = use_of(place)
-        read = f"{value:.4g}" if isinstance(value, float) else str(value)
+        read = f"{value:.4g}" if isinstance(value, float) else one_line(str(value), 40)
         told = f"{read} with these inputs" if is_known else f"taken as {read}, as its value is not known"
-        if use.kind == "value" and (later := tested_later(place)) is not None:
-            name, test, line = later
-            self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{name}` is {told}; it decides `{test}` in line {line}, of which one way was run")
-        elif use.kind in ("if", "while", "assert"):
+        if use.kind in ("if", "while", "assert"):
             after = {"if": "; the other branch was not run", "while": " at first", "assert": ""}[use.kind]
             self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}")
+        elif use.kind in ("value", "argument", "loop") and (later := tested_later(place)) is not None:
+            name, test, line = later
+            statement = statement_of(place)
+            itself = isinstance(statement, ast.Assign) and one_line(ast.unparse(statement.value)) == use.text and _READ.search(use.text)
+            decides = f"`{name}` is {told}; it decides" if itself else f"it is {told}; `{name}` follows from it, and decides"
+            self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}{decides} `{test}` in line {line}, of which one way was run")
 
     def copied(self, tensor: Any, pinned: bool, waits: bool) -> None:
         """Reports a copy of a CPU tensor to the GPU. The host waits for it unless it is ``non_blocking``."""
@@ -229,7 +244,7 @@ class Watch:
         remedy = "copy before the step into a static tensor of the device: static.copy_(value)"
         if pinned and waits:
             remedy += "; or non_blocking=True, from pinned memory that stays"
-        if origin.kind == SETUP and origin.place is not None:
+        if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
             remedy = f"not needed once {origin.place} is mended"
         elif origin.kind == LITERAL:
             remedy = "make it once, outside the step; or fill a static tensor: torch.full((), value, device=x.device)"
@@ -263,10 +278,15 @@ class Watch:
 
     def _born_on_cpu(self, origin: Origin, then: str, place: Place) -> None:
         assert origin.place is not None
-        use = use_of(origin.place)
-        made = "is made on the CPU, before the step," if origin.kind == SETUP else "is made on the CPU"
-        remedy = remedies.cpu_tensor(use, origin.made_by, origin.kind == SETUP, origin.is_module)
-        self.found.add(findings.CPU_TENSOR, findings.PREVENTS_CAPTURE, origin.place, f"`{use.text}` {made} {then}", remedy, use.kind)
+        made, use = origin.place, use_of(origin.place)
+        remedy = remedies.cpu_tensor(use, origin.made_by, origin.kind == SETUP, origin.is_module, use_of(place).text if place.function == made.function else "")
+        for around, (module, where) in enumerate(reversed(origin.makers)):  # the greatest module that it moves with
+            if where is not None and any(one is origin.makers[0][0] for one in module.modules()):
+                made, use = where, use_of(where)
+                remedy = remedies.module(use, is_kept=around > 0)
+                break
+        when = "is made on the CPU, before the step," if origin.kind == SETUP else "is made on the CPU"
+        self.found.add(findings.CPU_TENSOR, findings.PREVENTS_CAPTURE, made, f"`{use.text}` {when} {then}", remedy, use.kind)
 
     def pinned(self) -> None:
         place = self._here()
@@ -287,6 +307,22 @@ class Watch:
         if place is not None:
             self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place, f"{name} draws from a generator that is not registered with the graph",
                            "graph.register_generator_state(generator) before the capture, or use the device's default generator")  # fmt: skip
+
+
+def _constructors(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames that run a module's `__init__`, innermost first."""
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            yield frame
+        frame = frame.f_back
+
+
+def _makers(module: Any) -> tuple[tuple[Any, Place | None], ...]:
+    """The modules whose `__init__` runs, and where each is made, if the innermost is ``module``."""
+    outermost = {id(frame.f_locals["self"]): frame for frame in _constructors(sys._getframe(2))}
+    if next(iter(outermost), None) != id(module):
+        return ()
+    return tuple((frame.f_locals["self"], here(frame.f_back)) for frame in outermost.values())
 
 
 def _lazily_moved(use: Use, place: Place) -> str:

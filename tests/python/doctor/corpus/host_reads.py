@@ -293,7 +293,17 @@ def inverted_and_checked(x):
     return torch.linalg.inv_ex(x, check_errors=True).inverse  # finds: host_read
 
 
+def asserted_of_unknown(logits, bias):
+    scores = logits @ logits.T
+    assert not torch.isnan(scores).any(), "not a number"  # finds: host_read
+    assert all(not torch.isinf(row).any() for row in (scores, logits))  # finds: host_read
+    if bias is None or not scores.isfinite().all():  # finds: host_read
+        scores = scores.nan_to_num()
+    return scores.amax().item()  # finds: host_read
+
+
 CASES = {
+    "asserted_of_unknown": lambda device: (torch.randn(128, 64, device=device), 0),
     "scaled_by_peak": lambda device: (torch.randn(4, device=device),),
     "kept_lengths": lambda device: (torch.randn(2, 4, device=device), torch.tensor([2, 3], device=device)),
     "best_on_host": lambda device: (torch.randn(2, 4, device=device),),

@@ -111,7 +111,18 @@ def block_of_decoder(x, mask, weight):
     return F.mish(F.group_norm(F.conv1d(x * mask, weight, padding=1), 2)) * mask
 
 
+# transformers 4.46, generation/utils.py: _update_model_kwargs_for_generation
+def next_step_arguments(hidden, attention_mask):
+    logits = hidden * attention_mask.sum()
+    model_kwargs = {"attention_mask": attention_mask}
+    model_kwargs["attention_mask"] = torch.cat(  # finds: python_state
+        [attention_mask, attention_mask.new_ones((attention_mask.shape[0], 1))], dim=-1
+    )
+    return logits, model_kwargs
+
+
 CASES = {
+    "next_step_arguments": lambda device: (torch.randn(1, 8, device=device), torch.ones(1, 5, dtype=torch.long, device=device)),
     "decoding_audio_token": lambda device: (torch.randn(1, 4, device=device), torch.ones(1, 4, dtype=torch.bool, device=device)),
     "delayed_ends": lambda device: (torch.tensor([25, 3, 25], device=device),),
     "resampled_rows": lambda device: (torch.ones(4, dtype=torch.long, device=device), torch.randn(4, 16, device=device), torch.ones(4, 7, device=device)),

@@ -225,7 +225,8 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
         channel_in_flight_max(spec_, generator != nullptr ? generator->shape().slots : 0);
     held_streams_.emplace(io_, spec_.deadlines.request, [this](const Error& error) {
         spdlog::critical("{}", error.text());
-        leave(1);
+        link_.flush();
+        options_.exit(1);  // closes no channel: that calls the driver, which may not return
     });
     context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, identity_,
                                     spec_, *model_, methods_, in_flight_max, options_.hello_deadline,

@@ -43,13 +43,27 @@ Result<> ChannelEvents::make_waits() {
 }
 
 void ChannelEvents::let_all_pass() const noexcept {
-    const std::scoped_lock lock{mutex_};
+    client_is_gone_ = true;
+    const std::unique_lock lock{mutex_, std::try_to_lock};
+    if (lock) record_clients();  // a driver that holds `make_wait` up may hold up any call
+}
+
+void ChannelEvents::record_clients() const noexcept {
     for (std::uint32_t id = limits::gpu_events + 1; id <= 2 * limits::gpu_events; ++id)
         (void)events_[id - 1].record(free_stream_);  // after a lost context nothing waits
 }
 
 Result<> ChannelEvents::make_wait(cuda::CUstream stream, std::span<const std::uint32_t> ids) {
     if (ids.empty()) return {};
+    Result<> queued = queue_wait(stream, ids);
+    if (client_is_gone_) {
+        const std::scoped_lock lock{mutex_};
+        record_clients();
+    }
+    return queued;
+}
+
+Result<> ChannelEvents::queue_wait(cuda::CUstream stream, std::span<const std::uint32_t> ids) {
     const cuda::Driver& driver = gpu_->driver();
     const cuda::Gpu::Current current{*gpu_};
     const std::scoped_lock lock{mutex_};
@@ -67,9 +81,10 @@ Result<> ChannelEvents::make_wait(cuda::CUstream stream, std::span<const std::ui
 }
 
 ChannelEvents::Held ChannelEvents::held_at() const noexcept {
-    const cuda::Gpu::Current current{*gpu_};
     const std::unique_lock lock{mutex_, std::try_to_lock};
-    return lock ? held_first() : Held{true, Held::in_driver};
+    if (!lock) return {true, Held::in_driver};
+    const cuda::Gpu::Current current{*gpu_};
+    return held_first();
 }
 
 ChannelEvents::Held ChannelEvents::held_first() const noexcept {

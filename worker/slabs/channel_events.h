@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -38,8 +39,8 @@ public:
     [[nodiscard]] Result<std::uint32_t> record(cuda::CUstream stream);
 
     /// Records the events of a client that has gone, because its work before them may never run;
-    /// this worker's stream then goes on. Blocks while `make_wait` is in the driver. If that never
-    /// returns, the loop hangs and the supervisor ends this process.
+    /// this worker's stream then goes on. Never blocks: if `make_wait` is in the driver, it records
+    /// them when it returns.
     void let_all_pass() const noexcept;
 
     struct Held {
@@ -57,6 +58,8 @@ private:
         cuda::CUevent passed = nullptr;
     };
     Result<> make_waits();
+    Result<> queue_wait(cuda::CUstream stream, std::span<const std::uint32_t> ids);
+    void record_clients() const noexcept;            ///< with the lock held
     [[nodiscard]] Held held_first() const noexcept;  ///< with the lock held
     explicit ChannelEvents(std::shared_ptr<const cuda::Gpu> gpu) : gpu_{std::move(gpu)} {}
     std::shared_ptr<const cuda::Gpu> gpu_;
@@ -64,7 +67,8 @@ private:
     std::vector<cuda::InterprocessEvent> events_;  ///< event N is at N - 1
     std::vector<channel::EventOffer> offers_;
     std::uint32_t last_ = 0;
-    mutable std::mutex mutex_;                   ///< each wait is queued whole, before or after `let_all_pass`
+    mutable std::atomic<bool> client_is_gone_ = false;
+    mutable std::mutex mutex_;                   ///< each wait is queued whole, before or after `record_clients`
     std::array<Wait, limits::gpu_waits> waits_;  ///< wait N is at N - 1 modulo their number
     std::uint64_t queued_ = 0;
     mutable std::uint64_t passed_ = 0;

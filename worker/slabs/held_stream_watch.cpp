@@ -35,11 +35,14 @@ std::optional<Clock::time_point> HeldStreamWatch::look() {
     std::erase_if(gone_, [&](Gone& gone) { return has_passed(gone, now); });
     for (const Gone& gone : gone_)
         if (gone.wait != 0 && now - gone.since >= deadline_) {
-            stuck_(Error{ErrorCode::deadline_exceeded,
-                         fmt::format("the GPU stream waits for an event of client \"{}\", which is gone, for {} ms, and "
-                                     "recording the event in its place did not free it",
-                                     gone.client, duration_cast<milliseconds>(now - gone.since).count()),
-                         "the worker ends, and another one takes its place"});
+            stuck_(Error{
+                ErrorCode::deadline_exceeded,
+                fmt::format("the GPU stream waits for an event of client \"{}\", which is gone, for {} ms, and {}",
+                            gone.client, duration_cast<milliseconds>(now - gone.since).count(),
+                            gone.wait == ChannelEvents::Held::in_driver
+                                ? "the driver has not returned from queuing the wait"
+                                : "recording the event in its place did not free it"),
+                "the worker ends, and another one takes its place"});
             return std::nullopt;
         }
     if (gone_.empty()) return std::nullopt;

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 
@@ -86,6 +87,10 @@ FAKE_CUDA_EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
 FAKE_CUDA_EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
     FAKE_CUDA_NEED_CONTEXT();
     const std::uint32_t latest = event->counters->recorded;
+    if (const auto lock = lock_if_waits_block()) {
+        if (!event->counters->has_reached(latest)) std::fputs("fake driver: a wait blocks\n", stderr);
+        event->counters->wait_for(latest);
+    }
     return enqueue(stream, [counters = event->counters, latest] { counters->wait_for(latest); });
 }
 

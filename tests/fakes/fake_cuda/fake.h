@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,8 @@ using Uuid = std::array<char, 16>;
 // faults.cpp
 /// What this call returns at once; CUDA_SUCCESS: it is carried out.
 [[nodiscard]] CUresult injected(const char* function);
+/// Holds the driver, as a call that does not return may, if the environment wants that.
+[[nodiscard]] std::unique_lock<std::mutex> lock_if_waits_block();
 /// An illegal address: every later call of the process fails.
 void lose_context();
 [[nodiscard]] bool context_is_lost();

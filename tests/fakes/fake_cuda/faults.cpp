@@ -30,7 +30,14 @@ std::atomic<bool> lost{false};
 
 }  // namespace
 
+std::unique_lock<std::mutex> lock_if_waits_block() {
+    static auto& mutex = *new std::mutex;
+    return std::getenv("BULKHEAD_FAKE_CUDA_WAITS_BLOCK") == nullptr ? std::unique_lock<std::mutex>{}
+                                                                    : std::unique_lock{mutex};
+}
+
 CUresult injected(const char* function) {
+    (void)lock_if_waits_block();
     const char* value = std::getenv("BULKHEAD_FAKE_CUDA_FAIL");
     const std::string wanted = value == nullptr ? "" : value;
     Rules& all = rules();

@@ -3,7 +3,9 @@
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -48,10 +50,7 @@ TEST_F(WaitsForAClient, AStreamThatIsBusyBeforeAWaitIsToldFromOneThatStandsAtIt)
     ASSERT_EQ(client.ask("stream block"), "ok");
     ASSERT_EQ(client.ask("event record"), "ok");
     test::StreamGate gate;
-    {
-        const cuda::Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, test::StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    ASSERT_EQ(gate.hold(*gpu, stream), cuda::CUDA_SUCCESS);
     ASSERT_TRUE(make_wait());
     const ChannelEvents::Held busy = events->held_at();
     gate.let_pass();
@@ -74,6 +73,32 @@ TEST_F(WaitsForAClient, MoreWaitsThanAreFollowedAreBehindThoseThatAre) {
     ASSERT_TRUE(make_wait()) << "room is free again";
     await([](const auto& held) { return !held.any; });
     synchronize();
+}
+
+TEST_F(WaitsForAClient, ThatGoesWhileTheDriverHoldsAWaitUpLetPassBehindThat) {
+    if (!test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver keeps such a call on demand";
+    constexpr std::uint32_t never_reached = event + 1;
+    {
+        CudaPeer dead;
+        ASSERT_EQ(dead.ask("event import " + test::to_text(events->offers().at(never_reached - 1).handle)), "ok");
+        ASSERT_EQ(dead.ask("stream block"), "ok");
+        ASSERT_EQ(dead.ask("event record"), "ok");
+        dead.kill();
+    }
+    ASSERT_EQ(client.ask("stream block"), "ok");
+    ASSERT_EQ(client.ask("event record"), "ok");
+    ::setenv("BULKHEAD_FAKE_CUDA_WAITS_BLOCK", "1", 1);
+    auto queued = std::async(std::launch::async, [this] { return make_wait(); });
+    await([](const auto& held) { return held.wait == ChannelEvents::Held::in_driver; });
+
+    events->let_all_pass();
+
+    EXPECT_EQ(events->held_at().wait, ChannelEvents::Held::in_driver) << "it waited for the driver";
+    ASSERT_EQ(client.ask("stream unblock"), "ok");
+    ASSERT_TRUE(queued.get());
+    ::unsetenv("BULKHEAD_FAKE_CUDA_WAITS_BLOCK");
+    ASSERT_TRUE(events->make_wait(stream, std::array{never_reached}));
+    await([](const auto& held) { return !held.any; });
 }
 
 class AHeldStream : public WaitsForAClient {
@@ -104,13 +129,26 @@ TEST_F(AHeldStream, IsToldOnceAndNamesTheClient) {
     ASSERT_EQ(client.ask("stream unblock"), "ok");
 }
 
+TEST_F(AHeldStream, IsToldToBeInTheDriverIfThatDoesNotReturn) {
+    if (!test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver keeps such a call on demand";
+    ASSERT_EQ(client.ask("stream block"), "ok");
+    ASSERT_EQ(client.ask("event record"), "ok");
+    ::setenv("BULKHEAD_FAKE_CUDA_WAITS_BLOCK", "1", 1);
+    auto queued = std::async(std::launch::async, [this] { return make_wait(); });
+    await([](const auto& held) { return held.wait == ChannelEvents::Held::in_driver; });
+    client_goes(milliseconds{20});
+    look();
+
+    EXPECT_EQ(stuck.size(), 1U);
+    for (const Error& error : stuck) EXPECT_THAT(error.attempt, testing::HasSubstr("the driver has not returned"));
+    ASSERT_EQ(client.ask("stream unblock"), "ok");
+    EXPECT_TRUE(queued.get());
+}
+
 TEST_F(AHeldStream, IsNotOneThatIsBusyBeforeItsWait) {
     ASSERT_EQ(client.ask("event record"), "ok");
     test::StreamGate gate;
-    {
-        const cuda::Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, test::StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    ASSERT_EQ(gate.hold(*gpu, stream), cuda::CUDA_SUCCESS);
     ASSERT_TRUE(make_wait());
     client_goes(milliseconds{1});
     for (int looks = 0; looks < 20; ++looks) io.run_one();  // a millisecond from one to the next

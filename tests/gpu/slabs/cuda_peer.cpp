@@ -62,7 +62,7 @@ public:
             return event(verb, last);
         }
         if (subject == "stream") return stream(verb);
-        if (subject == "channel") return hold_channel(command.substr(command.rfind(' ') + 1));
+        if (subject == "channel") return hold_channel(command.substr(command.rfind(' ') + 1), verb == "hold");
         number = std::stoull(verb);
         unsigned byte = 0;
         words >> byte;
@@ -107,7 +107,7 @@ private:
     }
     std::string stream(const std::string& verb) {
         const cuda::Gpu::Current current{*gpu_};
-        if (verb == "block") return check("cuLaunchHostFunc", driver_.cuLaunchHostFunc(stream_, StreamGate::pass, &gate_));
+        if (verb == "block") return check("cuLaunchHostFunc", gate_.hold(*gpu_, stream_));
         if (verb == "stamp") return check("cuLaunchHostFunc", driver_.cuLaunchHostFunc(stream_, Stamp::take, &stamp_));
         if (verb == "synchronize" || verb == "stamped") {
             const std::string done = check("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
@@ -116,7 +116,7 @@ private:
         gate_.let_pass();
         return "ok";
     }
-    std::string hold_channel(const std::string& model) {
+    std::string hold_channel(const std::string& model, bool waits) {
         Result<ControlClient> control = ControlClient::connect(std::getenv("BULKHEAD_TEST_SOCKET"));
         if (!control) return control.error().text();
         ChannelOptions options;
@@ -134,6 +134,10 @@ private:
         Request request;
         request.inputs = inputs;
         request.stream = stream_;
+        if (!waits) {
+            const Result<std::uint64_t> sent = channel_->submit(request);
+            return sent ? "ok" : sent.error().text();
+        }
         Result<Reply> reply = channel_->infer(request);
         if (!reply) return reply.error().text();
         reply_.emplace(std::move(*reply));

@@ -19,6 +19,7 @@ namespace bulkhead::test {
 ///   event import HANDLE                event record, wait, query      stream block, unblock, synchronize
 ///   stream stamp: queued       stream stamped → "ok NS": when the stream came to the last of them
 ///   channel hold MODEL: opens one at $BULKHEAD_TEST_SOCKET, with tensors on the GPU, and keeps them
+///   channel send MODEL: the same, but does not wait for the result
 ///   read OFFSET → "ok BYTE"            write OFFSET BYTE              fill OFFSET BYTE: queued, not waited for
 ///
 /// It has one slab, one event and one stream. Killed, if it still runs, when this is dropped.

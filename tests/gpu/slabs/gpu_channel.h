@@ -87,10 +87,7 @@ protected:
     }
 
     /// The next thing on the stream waits for `gate`.
-    void hold(StreamGate& gate) const {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    void hold(StreamGate& gate) const { ASSERT_EQ(gate.hold(*gpu, stream), cuda::CUDA_SUCCESS); }
 
     std::optional<GpuEchoDaemon> echo_daemon;
     std::optional<Daemon> daemon;

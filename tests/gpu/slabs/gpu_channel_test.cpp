@@ -210,7 +210,7 @@ TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
         const Gpu::Current current{*gpu};
         ASSERT_EQ(gpu->driver().cuStreamCreate(&reader, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
         ASSERT_TRUE(output->read_on(reader));
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(reader, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gate.hold(*gpu, reader), cuda::CUDA_SUCCESS);
         ASSERT_EQ(gpu->driver().cuMemcpyAsync(seen->pointer(), reinterpret_cast<cuda::CUdeviceptr>(room),
                                               count * sizeof(float), reader),
                   cuda::CUDA_SUCCESS);
@@ -386,6 +386,27 @@ TEST_F(GpuChannel, AStreamThatADeadClientHoldsForEverEndsItsWorkerWithThatReason
     auto reply = echo(channel, input, values(4));
     ASSERT_TRUE(reply) << reply.error().text();
     EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(4)));
+}
+
+TEST_F(GpuChannel, AWaitForADeadClientThatTheDriverDoesNotReturnFromEndsItsWorkerWithThatReason) {
+    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver keeps such a call on demand";
+    echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_WAITS_BLOCK: \"1\"";
+    start("deadlines: {request: 200ms}");
+    const Channel bystander = open();  // is not closed first: that would call the driver
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{10};
+    {
+        CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
+        ASSERT_EQ(client.ask("stream block"), "ok");
+        ASSERT_EQ(client.ask("channel send m"), "ok");
+        const auto blocks = [this] {
+            return json::serialize(daemon->call("logs.tail", {{"model", "m"}}).value()).find("a wait blocks");
+        };
+        while (blocks() == std::string::npos) ASSERT_LT(std::chrono::steady_clock::now(), until);
+        client.kill();
+    }
+    while (daemon->row("m").at("restarts").as_int64() == 0) ASSERT_LT(std::chrono::steady_clock::now(), until);
+
+    EXPECT_THAT(daemon->why("m"), HasSubstr("the driver has not returned"));
 }
 
 /// Slabs in host memory, and those of the fake driver.

@@ -86,8 +86,8 @@ TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
     {
         const Gpu::Current current{*gpu};
         ASSERT_EQ(gpu->driver().cuStreamCreate(&other, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
     }
+    hold(gate);
 
     auto held_up = forward(second, given[0].outputs.at(0), stream);
     ASSERT_TRUE(held_up) << held_up.error().text();  // so its room is free, though nothing has been copied there yet

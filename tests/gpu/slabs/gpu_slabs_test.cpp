@@ -287,6 +287,14 @@ TEST_F(GpuSlabs, AnEventMayBeRecordedAgainBeforeTheOtherSideHasWaited) {
     EXPECT_EQ(peer.ask("stream synchronize"), "ok");
 }
 
+TEST_F(GpuSlabs, AGateThatATestLeavesClosedOpensAndIsPassed) {
+    {
+        test::StreamGate gate;
+        ASSERT_EQ(gate.hold(*gpu, stream), cuda::CUDA_SUCCESS);
+    }
+    synchronize();
+}
+
 TEST_F(GpuSlabFaults, EachRefusalOfTheDriverIsOneErrorThatNamesCallAndCode) {
     const std::size_t before = [&] {
         { auto warm = VmmSlab::create(gpu, slab_bytes); }

@@ -32,23 +32,47 @@ inline bool is_fake_cuda() {
 
 /// Holds a stream until it is told to go on. One that nobody opens opens itself and fails the test: a call that waits for
 /// the stream it holds then ends as a failure of that test.
-struct StreamGate {
+class StreamGate {
+public:
     static constexpr std::chrono::seconds bound{10};  ///< half of what tests/gpu/second gives a test
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool open = false;
-    static void pass(void* gate) {
-        auto& self = *static_cast<StreamGate*>(gate);
-        std::unique_lock lock{self.mutex};
-        if (!self.changed.wait_for(lock, bound, [&] { return self.open; }))
-            ADD_FAILURE() << "the stream was held for " << bound.count()
-                          << " s: a call that was to be queued waits for the GPU";
+
+    StreamGate() = default;
+    StreamGate(const StreamGate&) = delete;
+    StreamGate& operator=(const StreamGate&) = delete;
+    /// A test that fails leaves while the stream stands here: opens it, and waits until it has passed.
+    ~StreamGate() {
+        let_pass();
+        std::unique_lock lock{mutex_};
+        changed_.wait_for(lock, bound, [&] { return held_ == 0; });  // a lost context runs nothing more
+    }
+    /// The next thing on the stream waits for `let_pass`.
+    [[nodiscard]] cuda::CUresult hold(const cuda::Gpu& gpu, cuda::CUstream stream) {
+        const cuda::Gpu::Current current{gpu};
+        const std::scoped_lock lock{mutex_};
+        const cuda::CUresult queued = gpu.driver().cuLaunchHostFunc(stream, pass, this);
+        if (queued == cuda::CUDA_SUCCESS) ++held_;
+        return queued;
     }
     void let_pass() {
-        const std::scoped_lock lock{mutex};
-        open = true;
-        changed.notify_all();
+        const std::scoped_lock lock{mutex_};
+        open_ = true;
+        changed_.notify_all();
     }
+
+private:
+    static void pass(void* gate) {
+        auto& self = *static_cast<StreamGate*>(gate);
+        std::unique_lock lock{self.mutex_};
+        if (!self.changed_.wait_for(lock, bound, [&] { return self.open_; }))
+            ADD_FAILURE() << "the stream was held for " << bound.count()
+                          << " s: a call that was to be queued waits for the GPU";
+        --self.held_;
+        self.changed_.notify_all();
+    }
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool open_ = false;
+    int held_ = 0;  ///< streams that have not passed it
 };
 
 /// Floats in pinned host memory, which the GPU reads by itself: a copy queued from pageable memory may wait for the stream.
@@ -110,7 +134,7 @@ protected:
         ASSERT_EQ(gpu->driver().cuStreamCreate(&stream, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
     }
     void TearDown() override {
-        ::unsetenv("BULKHEAD_FAKE_CUDA_FAIL");
+        for (const char* fault : {"BULKHEAD_FAKE_CUDA_FAIL", "BULKHEAD_FAKE_CUDA_WAITS_BLOCK"}) ::unsetenv(fault);
         if (stream == nullptr) return;
         const cuda::Gpu::Current current{*gpu};
         (void)gpu->driver().cuStreamDestroy(stream);

@@ -113,7 +113,7 @@ private:
     double measure(Queue queue, Begun begun) {
         StreamGate gate;
         Stamp ended;
-        device_.call_back(device_.stream, StreamGate::pass, &gate);
+        must(device_.gpu->driver().check("cuLaunchHostFunc", gate.hold(*device_.gpu, device_.stream)));
         device_.call_back(device_.stream, Stamp::take, &ended);
         const Result<> recorded = event_.record(device_.stream);
         const std::string queued = queue();

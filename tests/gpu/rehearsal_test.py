@@ -21,6 +21,7 @@ LINE = re.compile(r"^(passed|failed|skipped|timed out) +[\d.]+ s  (.*?)(?:: (.*)
 #: In namespaces of its own: Python lies elsewhere, the build is an empty folder.
 HIDE = 'mount --bind "$1" "$2" && mount -t tmpfs none "$3" && shift 3 && exec "$@"'
 
+CALL_S = 600  #: a call on a borrowed machine is cut off then
 MODELS = ["qwen3_4b"]  #: of a second call of `third`
 Told = tuple[str, str, str]  #: what became of a test, its name, the reason
 
@@ -100,6 +101,8 @@ class Rehearsal(unittest.TestCase):
         said = report.read_text() if report.exists() else ""
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         self.assertEqual(said, done.stdout, "the report is what was printed")
+        self.assertRegex(said, r"\n\d+ passed, \d+ failed, \d+ timed out, \d+ skipped, \d+ s\n\Z")
+        self.assertLess(int(said.split()[-2]), CALL_S, "its own summary")
         failures = report.with_name(f"{report.stem}-failures.txt")
         self.failures = failures.read_text() if failures.exists() else ""
         return [(what, of, reason) for what, of, reason in LINE.findall(said)]

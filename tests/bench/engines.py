@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import statistics
@@ -66,16 +67,23 @@ class Spinner:
 class InProcess:
     """A Python process that calls an engine's class itself, with further variables in its environment."""
 
+    lost = ""  #: why it takes no further part
+
     def __init__(self, engine: str, options: dict[str, Any], **variables: str) -> None:
         arguments = [sys.executable, str(PEERS / "engine_in_process.py"), engine, json.dumps(options)]
         environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **variables}
         self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def seconds(self, method: str, parameters: dict[str, Any]) -> float:
+        """NaN once it is lost."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"method": method, "parameters": parameters}) + "\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"method": method, "parameters": parameters}) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            self.lost = f"engine_in_process.py ended early, with status {self._process.wait()}"
+        return float(line or "nan")
 
     def end(self) -> None:
         self._process.communicate()
@@ -112,21 +120,28 @@ def compare(client: bulkhead.Client, model: str, engine: str, options: dict[str,
     finally:
         for peer in peers.values():
             peer.end()
-    middle = {name: statistics.median(seconds) for name, seconds in taken.items()}
     print(f"{model}: {method}, {rounds} rounds")
+    for name, peer in peers.items():
+        if peer.lost:
+            print(f"  without {name}: {peer.lost}")
+            del taken[name]
+    middle = {name: statistics.median(seconds) for name, seconds in taken.items()}
     for name, seconds in middle.items():
         print(f"  {name:<24} median {1000 * seconds:8.1f} ms   min {1000 * min(taken[name]):8.1f}   max {1000 * max(taken[name]):8.1f}")
-    print(f"  speed in the worker : in-process                                   {middle['in-process'] / middle['worker']:.3f}   goal 0.98")
+    if "in-process" in middle:
+        print(f"  speed in the worker : in-process                                   {middle['in-process'] / middle['worker']:.3f}   goal 0.98")
     if "in-process, passive" in middle:
         print(f"  speed in the worker : in-process, OpenMP passive as in workers       {middle['in-process, passive'] / middle['worker']:.3f}")
-    print(f"  worker beside a spinning thread : in-process without one           {middle['in-process'] / middle['worker, spinning']:.3f}   goal 0.98\n")
+    if "in-process" in middle:
+        print(f"  worker beside a spinning thread : in-process without one           {middle['in-process'] / middle['worker, spinning']:.3f}   goal 0.98")
+    print()
 
 
 def reloads(client: bulkhead.Client, model: str, engine: str, options: dict[str, Any], method: str, parameters: dict[str, Any], count: int,
             variables: dict[str, str]) -> None:  # fmt: skip
     """The speed after each of so many reloads, beside that of the program in-process after as many starts; how long an unload takes
     until its receipt."""
-    receipts, loads = [], []
+    receipts, loads, lost = [], [], ""
     middles: dict[str, list[float]] = {"worker": [], "in-process": []}
     client.load(model)
     for _ in range(count):
@@ -147,7 +162,11 @@ def reloads(client: bulkhead.Client, model: str, engine: str, options: dict[str,
             peer.end()
         for middle, seconds in zip(middles.values(), zip(*taken)):
             middle.append(statistics.median(seconds))
+        lost = lost or peer.lost
     print(f"{model}: {count} reloads, and as many starts in-process; the median of {REQUESTS_OF_A_RELOAD} requests after each, by turns")
+    if lost:
+        print(f"  without in-process: {lost}")
+        del middles["in-process"]
     for name, seconds in middles.items():
         swing = (max(seconds) - min(seconds)) / statistics.median(seconds)
         goal = "   goal 0.02" if name == "worker" else ""

@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,7 +21,8 @@
 namespace bulkhead::bench {
 namespace {
 
-/// A number of /proc/PID/status, such as VmRSS (KiB) or voluntary_ctxt_switches, over all threads for the latter.
+/// A number of /proc/PID/status, such as VmRSS and RssAnon (KiB) or voluntary_ctxt_switches, over all threads for the
+/// latter.
 double status_of(pid_t pid, const std::string& field) {
     double sum = 0;
     std::error_code ignored;
@@ -28,7 +30,7 @@ double status_of(pid_t pid, const std::string& field) {
         std::ifstream file{thread.path() / "status"};
         for (std::string line; std::getline(file, line);)
             if (line.starts_with(field + ":")) sum += std::stod(line.substr(field.size() + 1));
-        if (field == "VmRSS") break;
+        if (field != "voluntary_ctxt_switches") break;  // of the process
     }
     return sum;
 }
@@ -73,21 +75,29 @@ Records footprint() {
     Records records{{"keeper, resident", status_of(keeper, "VmRSS") / 1024, "MiB", "goal", 2},
                     {"supervisor, resident", status_of(supervisor, "VmRSS") / 1024, "MiB", "goal", 8}};
 
+    std::map<std::string, double> anonymous;  // MiB right after a request
+    const auto anonymous_of = [](pid_t pid) { return status_of(pid, "RssAnon") / 1024; };
     clone_once(daemon);
     std::vector<std::pair<std::string, pid_t>> processes{{"keeper", keeper},
                                                          {"supervisor", supervisor},
                                                          {"worker that loaded only", daemon.pid("silero-vad")},
                                                          {"worker that cloned 64 MiB", daemon.pid("clone")}};
+    anonymous["worker that cloned 64 MiB"] = anonymous_of(daemon.pid("clone"));
     std::optional<GeneratingClient> client;  // its channel stays open
     if (generates) {
         client.emplace(daemon);
         client->generate(24, 64);
         processes.emplace_back("worker that generated", daemon.pid("smollm2"));
+        anonymous["worker that generated"] = anonymous_of(daemon.pid("smollm2"));
     } else
         std::printf("  without SmolLM2: scripts/models/prepare.py makes %s\n", smollm2.c_str());
 
     constexpr int seconds = 10;
     ::poll(nullptr, 0, 32'000);  // jemalloc has what was freed for 10 s, and the last request's timer is due in 30
+    for (const auto& [name, pid] : processes)
+        if (anonymous.contains(name))
+            records.push_back({name + ", anonymous memory 32 s later", anonymous_of(pid), "MiB",
+                               "right after its request", anonymous[name]});
     std::vector<Used> before;
     for (const auto& [name, pid] : processes) before.push_back(used(pid));
     ::poll(nullptr, 0, seconds * 1000);

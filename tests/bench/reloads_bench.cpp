@@ -1,5 +1,6 @@
 // Generation on the CPU over reload cycles, beside llama.cpp with the same weights: tokens a second of each load, the
-// first token, the first request after a load among them, several sequences together, and beside a busy thread.
+// first token, the first request after a load among them, several sequences together, beside a busy thread, and two
+// workers at once beside two of llama.cpp.
 
 #include <algorithm>
 #include <array>
@@ -7,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <map>
 #include <optional>
 #include <thread>
@@ -31,6 +33,7 @@ constexpr int tokens_together = 64;
 constexpr std::size_t prompt_usual = 24;
 constexpr std::array<std::size_t, 6> prompts{4, 11, 24, 64, 128, 512};
 constexpr int slots = 4;
+constexpr const char* second = "-too";  ///< behind a model's name: the same package, another worker
 
 struct Seen {
     double first_us;
@@ -132,6 +135,18 @@ private:
     std::jthread thread_;
 };
 
+/// Tokens a second of two that generate at the same time.
+template <typename Loaded>
+double at_once(Loaded& one, Loaded& two) {
+    for (Loaded* each : {&one, &two}) (void)each->generate(prompt_usual, 2, 1);
+    return per_second(2 * tokens_together, microseconds([&] {
+                          auto other = std::async(std::launch::async,
+                                                  [&two] { return two.generate(prompt_usual, tokens_together, 1); });
+                          (void)one.generate(prompt_usual, tokens_together, 1);
+                          (void)other.get();
+                      }));
+}
+
 constexpr const char* peer_name = "llama.cpp";
 
 /// `model` of the daemon, and `file` by llama.cpp. `weights` says what they are in.
@@ -174,12 +189,32 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
     }
     const bool with_peer = lost.empty();
     if (!with_peer) std::printf("  without %s, %s: %s\n", peer_name, weights.c_str(), lost.c_str());
+    std::vector<double> ours_at_once;
+    std::vector<double> theirs_at_once;
+    for (int round = 0; round < 3; ++round) {
+        load_ours([&](Ours& one) {
+            Ours two{daemon, model + second};
+            ours_at_once.push_back(at_once(one, two));
+        });
+        load_theirs([&](LlamaCpp& one) {
+            const std::string alone = take_part(LlamaCpp::command(python, file), [&](Peer& peer) {
+                LlamaCpp two{peer};
+                theirs_at_once.push_back(at_once(one, two));
+            });
+            if (!alone.empty()) throw PeerLost{alone};
+        });
+    }
+    if (with_peer && !lost.empty()) {
+        std::printf("  without two of %s at once, %s: %s\n", peer_name, weights.c_str(), lost.c_str());
+        theirs_at_once.clear();
+    }
 
     Records records;
     const auto against = [&](const std::string& name, const std::vector<double>& us, const std::string& unit,
                              const std::vector<double>& them) {
-        records.push_back({fmt::format("{}, {}", weights, name), median(us), unit, with_peer ? peer_name : "",
-                           with_peer ? median(them) : 0});
+        const bool beside = with_peer && !them.empty();
+        records.push_back({fmt::format("{}, {}", weights, name), median(us), unit, beside ? peer_name : "",
+                           beside ? median(them) : 0});
     };
     const auto steadiness = [&](const std::string& who, const std::vector<double>& rates) {
         records.push_back({fmt::format("{}, {}: the slowest of {} loads", weights, who, rates.size()),
@@ -198,6 +233,7 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
     for (const std::size_t length : prompts)
         against(fmt::format("first token of a prompt of {}", length), ours.firsts[length], "ms", theirs.firsts[length]);
     against("beside a busy thread", ours_busy, "1/s", theirs_busy);
+    against("two models at once, all tokens", ours_at_once, "1/s", theirs_at_once);
     return records;
 }
 
@@ -230,7 +266,8 @@ Records reloads(const std::string& model, const std::string& maker, const std::s
     const fs::path quantised = quantised_weights();
     const std::string python = named == nullptr || quantised.empty() ? "" : named;
     const std::string threads = fmt::format("threads: {}\ngenerate: {{slots: {}}}\n", allowed_cpus().size(), slots);
-    test::Daemon daemon{test::fleet({test::generating(model, package, threads)})};
+    test::Daemon daemon{
+        test::fleet({test::generating(model, package, threads), test::generating(model + second, package, threads)})};
     return contest(daemon, model, python, python.empty() ? "" : file_of(python, quantised), weights);
 }
 

@@ -16,24 +16,30 @@ namespace bulkhead::worker {
 
 std::shared_ptr<PacketStream> PacketStream::make(boost::asio::io_context& io, UniqueFd socket,
                                                  std::span<std::byte> receive_buffer, Events events) {
-    std::shared_ptr<PacketStream> stream{new PacketStream{io, std::move(socket), receive_buffer, std::move(events)}};
+    std::shared_ptr<PacketStream> stream{new PacketStream{io, socket.get(), receive_buffer, std::move(events)}};
+    if (!stream->watch(stream->socket_, std::move(socket))) return stream;
+    // The flag affects only this end: the peer's is another open file description.
+    stream->socket_.native_non_blocking(true);
     stream->wait_readable();
     return stream;
 }
 
-PacketStream::PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer,
-                           Events events)
-    : io_{io}, handlers_{HandlerLock::of(io)}, socket_{io, socket.release()},
-      packets_{socket_.native_handle(), PacketTransport::Sleeper::trusted},
-      receive_buffer_{receive_buffer}, events_{std::move(events)} {
-    // The flag affects only this end: the peer's is another open file description.
-    socket_.native_non_blocking(true);
+PacketStream::PacketStream(boost::asio::io_context& io, int socket, std::span<std::byte> receive_buffer, Events events)
+    : io_{io}, handlers_{HandlerLock::of(io)}, socket_{io}, packets_{socket, PacketTransport::Sleeper::trusted},
+      receive_buffer_{receive_buffer}, events_{std::move(events)} {}
+
+bool PacketStream::watch(Descriptor& as, UniqueFd fd) {
+    boost::system::error_code refused;
+    as.assign(fd.get(), refused);
+    if (!refused) return fd.release() >= 0;
+    lose(system_error("adding a descriptor to the event loop", refused.value()).attempt);
+    return false;
 }
 
 void PacketStream::use_rings(std::unique_ptr<RingEnd> rings) {
     Result<UniqueFd> waitable = packets_.use(std::move(rings));
     if (!waitable) return lose(waitable.error().attempt);
-    rings_.emplace(io_, waitable->release());
+    if (!watch(rings_.emplace(io_), std::move(*waitable))) return;
     socket_.cancel();  // a wait for packets ends, and reads on through the rings
 }
 
@@ -68,9 +74,15 @@ void PacketStream::wait_writable() {
     socket_.async_wait(Descriptor::wait_write,
                        handlers_.wrap([self = shared_from_this()](const boost::system::error_code&) {
                            self->waits_for_socket_ = false;
-                           if (self->open_ && !self->lost_) self->has_room_again();
+                           if (!self->open_ || self->lost_) return;
+                           self->has_room_again();
+                           if (self->open_ && !self->lost_ && !self->waits_for_socket_) self->stop_watching_for_room();
                        }));
 }
+
+/// After one wait for room Asio would watch the socket for room for ever: each packet that the peer
+/// reads would wake the loop. Registering it again ends that, and a wait for packets, which reads.
+void PacketStream::stop_watching_for_room() { watch(socket_, UniqueFd{socket_.release()}); }
 
 void PacketStream::has_room_again() {
     awaits_room_ = false;

@@ -73,17 +73,21 @@ public:
     void close();
 
 private:
-    PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events);
+    using Descriptor = boost::asio::posix::stream_descriptor;
+
+    PacketStream(boost::asio::io_context& io, int socket, std::span<std::byte> receive_buffer, Events events);
+    /// False: the event loop cannot watch the descriptor, which is closed, and the stream is lost.
+    bool watch(Descriptor& as, UniqueFd fd);
     void wait_readable();
     void wait_writable();
     void has_room_again();
+    void stop_watching_for_room();
     void wake_up();
     void read_packets();
     void look_again();
     bool flush();  ///< false if the socket is full again or closed
     void lose(std::string_view reason);
 
-    using Descriptor = boost::asio::posix::stream_descriptor;
     struct Outgoing {
         std::vector<std::byte> bytes;
         std::vector<int> fds;

@@ -1,6 +1,7 @@
 // What a stream of the event loop does at its rings, seen from their other end. The test runs the loop, turn by turn.
 
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -34,12 +35,15 @@ protected:
 
     void start() {
         auto [worker_end, client_end] = PacketPair::make(true).value();
-        stream = PacketStream::make(*io, std::move(worker_end), receive_buffer,
+        start_at(std::move(worker_end));
+        client_socket = std::move(client_end);
+    }
+    void start_at(UniqueFd socket) {
+        stream = PacketStream::make(*io, std::move(socket), receive_buffer,
                                     {.packet = [this](Packet&) { ++packets; },
                                      .refused = [](const Error& error) { ADD_FAILURE() << error.text(); },
                                      .lost = [this](std::string_view why) { lost.emplace_back(why); },
                                      .flushed = [this] { found_room += stream->has_room() ? 1 : 0; }});
-        client_socket = std::move(client_end);
     }
     /// Offered by the stream.
     std::unique_ptr<RingEnd> make_rings() {
@@ -239,6 +243,88 @@ TEST_F(StreamAtRings, WithoutADescriptorToWaitAtThemItIsLost) {
     EXPECT_EQ(stream->send(packet(1)), Sent::closed);
     EXPECT_TRUE(run_to_rest());
     EXPECT_EQ(lost, std::vector<std::string>{"waiting at rings: Too many open files"});
+}
+
+/// Epoll descriptors, each watching the one before; the last is one that no other may watch.
+std::vector<UniqueFd> deepest_chain() {
+    std::vector<UniqueFd> chain;
+    chain.emplace_back(::epoll_create1(EPOLL_CLOEXEC));
+    epoll_event readable{EPOLLIN, {}};
+    for (;;) {
+        UniqueFd next{::epoll_create1(EPOLL_CLOEXEC)};
+        if (::epoll_ctl(next.get(), EPOLL_CTL_ADD, chain.back().get(), &readable) != 0) return chain;
+        chain.push_back(std::move(next));
+    }
+}
+
+const std::vector<std::string> too_deep{"adding a descriptor to the event loop: Too many levels of symbolic links"};
+
+TEST_F(StreamAtRings, ASocketThatTheLoopCannotWatchIsLost) {
+    std::vector<UniqueFd> chain = deepest_chain();
+
+    start_at(std::move(chain.back()));
+
+    EXPECT_EQ(stream->send(packet(1)), Sent::closed);
+    EXPECT_TRUE(run_to_rest());
+    EXPECT_EQ(lost, too_deep);
+}
+
+/// The loop could watch the socket, but not an epoll descriptor that watches it.
+TEST_F(StreamAtRings, RingsThatTheLoopCannotWatchLoseTheirStream) {
+    std::vector<UniqueFd> chain = deepest_chain();
+    chain.pop_back();
+    start_at(std::move(chain.back()));
+    ASSERT_TRUE(lost.empty());
+
+    stream->use_rings(RingEnd::make(ring::lines_min, ring::lines_min, "test-rings").value());
+
+    EXPECT_EQ(stream->send(packet(1)), Sent::closed);
+    EXPECT_TRUE(run_to_rest());
+    EXPECT_EQ(lost, too_deep);
+}
+
+/// Else each packet that the client takes would wake the worker for good.
+TEST_F(StreamAtRings, OnceThereWasRoomAgainAPacketThatThePeerTakesWakesNobody) {
+    for (const bool through_rings : {false, true}) {
+        if (through_rings)
+            connect();
+        else
+            start();
+        const std::vector<std::byte> large = packet(1, 16 * 1024);
+        const auto take_all = [&] {
+            Packet taken;
+            while (receive_packet(client_socket.get(), buffer, taken).value() == ReceiveOutcome::packet) {
+            }
+            while (client && client->read(buffer).value() > 0) {
+            }
+        };
+        while (stream->send(large) == Sent::yes)
+            while (client && client->read(buffer).value() > 0) {
+            }
+        ASSERT_FALSE(stream->outbox_empty());
+        ASSERT_TRUE(run_to_rest());
+        take_all();
+        ASSERT_TRUE(run_to_rest());
+        ASSERT_TRUE(stream->outbox_empty());
+        take_all();
+        ASSERT_TRUE(run_to_rest());
+
+        ASSERT_EQ(stream->send(large), Sent::yes);
+        take_all();
+
+        EXPECT_EQ(io->poll_one(), 0U) << (through_rings ? "rings" : "socket");
+        if (through_rings) {
+            write(1);
+            client->announce();
+        } else {
+            ASSERT_TRUE(send_packet(client_socket.get(), packet(1), {}));
+        }
+        EXPECT_TRUE(run_to_rest());
+        EXPECT_EQ(packets, through_rings ? 2 : 1) << "it no longer waits for packets";
+        stream->close();
+        ASSERT_TRUE(run_to_rest());
+        io->restart();
+    }
 }
 
 TEST_F(StreamAtRings, RoomIsThatOfTheRingWhateverLiesUnreadOnTheSocket) {

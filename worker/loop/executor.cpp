@@ -5,10 +5,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
 #include <boost/asio/post.hpp>
+#include <spdlog/spdlog.h>
 
 #include "worker/death/fatal_signals.h"
 #include "worker/loop/limits.h"
@@ -143,7 +146,10 @@ void Executor::set_timer(std::chrono::nanoseconds after) const noexcept {
 
 void Executor::await_timer() const noexcept {
     std::uint64_t rings = 0;
-    while (::read(timer_.get(), &rings, sizeof rings) < 0 && errno == EINTR) {
+    while (::read(timer_.get(), &rings, sizeof rings) < 0) {
+        if (errno == EINTR) continue;
+        spdlog::critical("reading the event loop's timer: {}; the worker ends", std::strerror(errno));
+        std::abort();
     }
 }
 

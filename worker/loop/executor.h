@@ -54,7 +54,7 @@ private:
     void cover(std::unique_lock<std::mutex>& lock);
     void follow_jobs();  ///< with the handler lock
     void set_timer(std::chrono::nanoseconds after) const noexcept;
-    void await_timer() const noexcept;
+    void await_timer() const noexcept;  ///< ends the process if the timer fails
     void end();  ///< with the lock
 
     boost::asio::io_context& io_;

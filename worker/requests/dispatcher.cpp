@@ -15,11 +15,21 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
+/// "forward(input_ids int64[1,16], attention_mask int64[1,16])"
+std::string describe(const Request& request) {
+    std::vector<std::string> inputs;
+    for (const TensorView& input : request.inputs)
+        inputs.push_back(fmt::format("{} {}[{}]", input.name, to_string(input.dtype), fmt::join(input.dims, ",")));
+    return fmt::format("{}({})", request.method->name, fmt::join(inputs, ", "));
+}
+
 /// Runs a request. An exception that the model did not translate ends the request, not the process.
-Result<> run_guarded(Model& model, const Request& request, RequestOutputs& outputs) {
+Result<> run_guarded(Model& model, StatusPage* page, Request& request) {
     try {
+        request.outputs.emplace(request.slabs, model, request.tensors);
+        const RunningMark mark{page, request.started, describe(request)};
         request.slabs->register_with(model);
-        return model.run(*request.method, request.inputs, request.parameters, outputs);
+        return model.run(*request.method, request.inputs, request.parameters, *request.outputs);
     } catch (const std::bad_alloc&) {
         return Error{ErrorCode::out_of_memory, fmt::format("running method \"{}\"", request.method->name),
                      "send smaller inputs, or give the worker more memory"};
@@ -27,15 +37,12 @@ Result<> run_guarded(Model& model, const Request& request, RequestOutputs& outpu
         return Error{ErrorCode::inference_failed,
                      fmt::format("running method \"{}\": {}", request.method->name, exception.what()),
                      {}};
+    } catch (...) {
+        return Error{
+            ErrorCode::inference_failed,
+            fmt::format("running method \"{}\": it threw something that is not a std::exception", request.method->name),
+            {}};
     }
-}
-
-/// "forward(input_ids int64[1,16], attention_mask int64[1,16])"
-std::string describe(const Request& request) {
-    std::vector<std::string> inputs;
-    for (const TensorView& input : request.inputs)
-        inputs.push_back(fmt::format("{} {}[{}]", input.name, to_string(input.dtype), fmt::join(input.dims, ",")));
-    return fmt::format("{}({})", request.method->name, fmt::join(inputs, ", "));
 }
 
 Error deadline_passed(const Request& request, bool running, Clock::time_point now) {
@@ -105,19 +112,15 @@ void Dispatcher::start_next() {
 void Dispatcher::run() {
     Request& request = *running_;
     request.started = Clock::now();
-    request.outputs.emplace(request.slabs, *model_, request.tensors);
-    {
-        const RunningMark mark{page_, request.started, describe(request)};
-        request.result = run_guarded(*model_, request, *request.outputs);
-    }
-    if (!request.result) request.outputs->take_back();
+    request.result = run_guarded(*model_, page_, request);
+    if (!request.result) request.outputs.reset();
     request.ended = Clock::now();
 }
 
 void Dispatcher::finished() {
     const RequestPtr request = std::move(running_);
     durations_.add(request->ended - request->received);
-    if (request->answered) request->outputs->take_back();  // the next request may need the room
+    if (request->answered) request->outputs.reset();  // the next request may need the room
     start_next();
     if (!request->complete()) ++errors_;
     request->let_go();

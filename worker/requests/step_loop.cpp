@@ -116,7 +116,7 @@ void StepLoop::fail_all(const Error& error) {
 
 void StepLoop::answer_early(Number number, Request& request, const Error& error) {
     ++errors_;
-    tell({number});  // first: no further step may begin once the client knows
+    tell({number});  // first: after the answer at most one more step begins, whose tokens are dropped
     request.fail(error);
 }
 
@@ -241,17 +241,18 @@ void StepLoop::turn() {
     if (!batcher_.busy()) return;
     const Clock::time_point began = Clock::now();
     turn_began_.store(began.time_since_epoch().count());
-    {
+    try {
         const RunningMark mark{
             page_, began,
             fmt::format("{}({} sequences, {} active)", method_name, batcher_.sequences(), batcher_.active())};
-        try {
-            batcher_.turn();
-        } catch (const std::bad_alloc&) {
-            batcher_.fail_all({ErrorCode::out_of_memory, "making a step", "give the worker more memory"});
-        } catch (const std::exception& exception) {
-            batcher_.fail_all({ErrorCode::inference_failed, fmt::format("making a step: {}", exception.what()), {}});
-        }
+        batcher_.turn();
+    } catch (const std::bad_alloc&) {
+        batcher_.fail_all({ErrorCode::out_of_memory, "making a step", "give the worker more memory"});
+    } catch (const std::exception& exception) {
+        batcher_.fail_all({ErrorCode::inference_failed, fmt::format("making a step: {}", exception.what()), {}});
+    } catch (...) {
+        batcher_.fail_all(
+            {ErrorCode::inference_failed, "making a step: it threw something that is not a std::exception", {}});
     }
     turn_began_.store(0);
 }

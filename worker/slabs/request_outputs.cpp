@@ -37,9 +37,8 @@ Result<> RequestOutputs::end_on(void* stream) {
     return {};
 }
 
-void RequestOutputs::take_back() noexcept {
+RequestOutputs::~RequestOutputs() {
     for (const channel::Tensor& tensor : tensors_) (void)slabs_->release(tensor.lease);
-    tensors_.clear();
 }
 
 }  // namespace bulkhead::worker

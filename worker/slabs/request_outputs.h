@@ -22,7 +22,7 @@ public:
     /// Places results in this kind, whatever the client asked for.
     RequestOutputs(std::shared_ptr<ChannelSlabs> slabs, Model& model, wire::SlabKind kind)
         : slabs_{std::move(slabs)}, kind_{kind}, model_{model} {}
-    ~RequestOutputs() override { take_back(); }
+    ~RequestOutputs() override;
 
     Result<std::span<std::byte>> allocate(std::string_view name, wire::DType dtype,
                                           std::span<const std::int64_t> dims) override;
@@ -33,7 +33,6 @@ public:
     [[nodiscard]] const channel::Tensors& tensors() const noexcept { return tensors_; }
     /// The client now has the leases; it returns them by `release`.
     void hand_over() noexcept { tensors_.clear(); }
-    void take_back() noexcept;
 
 private:
     std::shared_ptr<ChannelSlabs> slabs_;

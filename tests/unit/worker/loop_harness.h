@@ -162,6 +162,23 @@ private:
     std::vector<config::MethodSpec> methods_;
 };
 
+/// Calls a function of the test before each run. Its error ends the run, as does what it throws.
+class HookedModel final : public FakeModel {
+public:
+    using Hook = std::function<Result<>(const std::string& method)>;
+    HookedModel(std::shared_ptr<ModelLog> log, Hook before_run)
+        : FakeModel{std::move(log)}, before_run_{std::move(before_run)} {}
+
+    Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
+                 const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
+        if (Result<> hooked = before_run_(method.name); !hooked) return hooked;
+        return FakeModel::run(method, inputs, parameters, sink);
+    }
+
+private:
+    Hook before_run_;
+};
+
 inline bool readable_within(int fd, std::chrono::milliseconds time) {
     pollfd entry{fd, POLLIN, 0};
     return ::poll(&entry, 1, static_cast<int>(time.count())) > 0;
@@ -274,6 +291,8 @@ public:
     }
     void expect_end() { EXPECT_FALSE(receive()) << "the channel is still open"; }
     [[nodiscard]] bool has_message() const { return readable_within(end_->socket(), 0ms); }
+    /// Over rings: whether the worker has rung since the last wait, or the last call.
+    [[nodiscard]] bool was_rung() { return end_->line.has_rings() && end_->line.sleep(0ms).value(); }
 
     /// A float32 tensor of these values at `offset` of the input slab.
     channel::Tensor tensor(std::vector<float> values, std::uint64_t offset = 0, std::uint64_t generation = 1) {
@@ -350,6 +369,11 @@ protected:
 
     ~LoopTest() override { stop(); }
 
+    void load_hooked(HookedModel::Hook before_run) {
+        load = [this, before_run = std::move(before_run)](const config::ModelSpec&, const LoadContext&) {
+            return Result<std::unique_ptr<Model>>{std::make_unique<HookedModel>(log, before_run)};
+        };
+    }
     void make_stateful() {
         spec.state = config::StateScope::channel;
         spec.reset_method = "reset_states";

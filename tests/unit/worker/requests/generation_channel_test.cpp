@@ -270,12 +270,15 @@ TEST_F(GenerationSleeps, ATokenOfAShortStepAfterALongOneWakesNoThreadOfTheWorker
     EXPECT_LT(*slept, tokens / 2);
 }
 
-TEST_F(GenerationChannel, TokensThatHaveComeWakeNobody) {
+TEST_F(GenerationChannel, TokensForAClientThatIsAwakeRingNoBellAndAreReadWithoutASleep) {
     TestClient client = first_channel(streaming);
+    await_statistics("requests", 0);  // what the worker said on the channel before has been sent
+    (void)client.was_rung();
     ask(client, 1, {1, 2}, {{"max_new_tokens", 24}, {"ignore_stop", true}});
     await_statistics("requests", 1);
     await_active(0);
 
+    EXPECT_FALSE(client.was_rung());
     const long before = own_sleeps();
     const Heard heard = listen(client, 1)[1];
 

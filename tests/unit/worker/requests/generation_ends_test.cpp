@@ -1,4 +1,4 @@
-/// What ends a sequence before its last token: its client, its time, the worker's drain.
+/// What ends a sequence before its last token: its client, its time, its model, the worker's drain.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -76,6 +76,29 @@ TEST_F(GenerationEnds, EndsTheStreamOfAClientThatStopsReading) {
     EXPECT_GT(heard.parts, 0U);
     ask(client, 2, {1, 2}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
     EXPECT_EQ(listen(client, 1)[2].streamed, expected({1, 2}, 3));
+}
+
+TEST_F(GenerationEnds, WhateverAStepThrowsEndsItsSequencesAlone) {
+    load = [this, plain = load](const config::ModelSpec& model, const LoadContext& context) {
+        auto loaded = plain(model, context);
+        engine->at_launch = [steps = 0]() mutable {
+            if (++steps == 1) throw std::bad_alloc{};
+            if (steps == 2) throw std::runtime_error{"its own words"};
+            if (steps == 3) throw 42;
+        };
+        return loaded;
+    };
+    TestClient client = first_channel(streaming);
+    std::uint64_t request = 0;
+    for (const char* attempt : {"making a step", "making a step: its own words",
+                                "making a step: it threw something that is not a std::exception"}) {
+        ask(client, ++request, {1, 2});
+        const Heard heard = listen(client, 1)[request];
+        ASSERT_TRUE(heard.error);
+        EXPECT_EQ(heard.error->attempt, attempt);
+    }
+    ask(client, ++request, {1, 2}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
+    EXPECT_EQ(listen(client, 1)[request].streamed, expected({1, 2}, 3));
 }
 
 TEST_F(GenerationEnds, EndsWhatIsOutOfTimeRunningOrWaiting) {

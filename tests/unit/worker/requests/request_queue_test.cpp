@@ -1,6 +1,7 @@
 #include <set>
 
 #include "tests/unit/worker/loop_harness.h"
+#include "worker/loop/limits.h"
 
 namespace bulkhead::worker::test {
 namespace {
@@ -45,9 +46,18 @@ TEST_F(RequestQueue, AClientsDeadlineDoesNotExceedTheModels) {
     log->gate.open();
 }
 
-/// Wherever its deadline finds it, each is answered once.
+/// Wherever its deadline finds it, each is answered once: with its result, while it waits, or while it runs.
 TEST_F(RequestQueue, AnswersEachOfManyWhoseDeadlineIsAMillisecond) {
     constexpr std::uint64_t rounds = 50, at_once = 20;
+    load_hooked([runs = 0](const std::string&) mutable -> Result<> {
+        // Until the cover runs the loop.
+        const auto until = Clock::now() + limits::cover_looks_every + 2 * limits::cover_after;
+        while (runs % 4 == 3 && Clock::now() < until) {
+        }
+        ++runs;
+        return {};
+    });
+    std::uint64_t results = 0, waited = 0, ran = 0;
     spec.queue_bound = at_once + 1;  // and one that was answered while it runs
     spec.channel.channels_max = 1;  // so that one channel may fill the queue
     TestClient client = first_channel();
@@ -64,7 +74,9 @@ TEST_F(RequestQueue, AnswersEachOfManyWhoseDeadlineIsAMillisecond) {
             if (const auto* failure = std::get_if<channel::Failure>(&*answer)) {
                 EXPECT_EQ(failure->error.code, ErrorCode::deadline_exceeded) << failure->error.text();
                 EXPECT_EQ(unanswered.erase(failure->request_id), 1U);
+                ++(failure->error.attempt.find("running") != std::string::npos ? ran : waited);
             } else {
+                ++results;
                 const auto& result = std::get<channel::InferResult>(*answer);
                 EXPECT_EQ(unanswered.erase(result.request_id), 1U);
                 client.send(channel::encode(channel::Release{{result.tensors.at(0).lease}}));
@@ -72,23 +84,34 @@ TEST_F(RequestQueue, AnswersEachOfManyWhoseDeadlineIsAMillisecond) {
         }
     }
     await_statistics("in_flight", 0);
+    EXPECT_GT(results, 0U);
+    EXPECT_GT(waited, 0U);
+    EXPECT_GT(ran, 0U);
 }
 
-TEST_F(RequestQueue, AllButTheModelGoesOnWhileTheModelRuns) {
+TEST_F(RequestQueue, AllButTheModelGoesOnWhileTheModelRunsForSeconds) {
+    constexpr auto deadline = 5ms;
+    constexpr std::uint64_t channels = 3;
     TestClient client = first_channel();
     const channel::Tensor input = client.tensor({1});
     client.infer(1, "wait", {input});
     log->gate.await_arrivals(1);
 
-    for (std::uint64_t round = 0; round < 3; ++round) {
-        client.infer(10 * round + 2, "echo", {input}, {}, 5ms);
+    const auto running_until = Clock::now() + 2s;
+    auto quickest = Clock::duration::max();
+    std::uint64_t round = 0;
+    for (; Clock::now() < running_until; ++round) {
+        const auto asked = Clock::now();
+        client.infer(10 * round + 2, "echo", {input}, {}, deadline);
         client.expect_error(10 * round + 2, ErrorCode::deadline_exceeded);
+        quickest = std::min(quickest, Clock::now() - asked);
         client.infer(10 * round + 3, "echo", {input});
         client.send(channel::encode(channel::Cancel{10 * round + 3}));
         client.expect_error(10 * round + 3, ErrorCode::cancelled);
         client.infer(10 * round + 4, "unknown", {input});
         client.expect_error(10 * round + 4, ErrorCode::method_unknown);
         await_statistics("in_flight", 1);
+        if (round >= channels) continue;  // the slabs of a closed channel are unmapped only when the model has ended
         TestClient another = open_channel();
         another.close();
     }
@@ -96,9 +119,10 @@ TEST_F(RequestQueue, AllButTheModelGoesOnWhileTheModelRuns) {
     client.expect_error(1, ErrorCode::cancelled);
     log->gate.open();
 
-    client.infer(99, "echo", {input});
-    client.expect_result(99);
+    client.infer(10 * round + 2, "echo", {input});
+    client.expect_result(10 * round + 2);
     EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 1"}));
+    EXPECT_LT(quickest, deadline + 10ms) << "of " << round << " rounds";  // in the others the machine may be busy
 }
 
 TEST_F(RequestQueue, SixtyFourChannelsTakeTurnsHoweverMuchOneOfThemSends) {
@@ -135,24 +159,66 @@ TEST_F(RequestQueue, SixtyFourChannelsTakeTurnsHoweverMuchOneOfThemSends) {
               of_the_busiest - of_each_other);
 }
 
-/// Errs once it may pass the gate.
-class FailingLate final : public FakeModel {
-public:
-    explicit FailingLate(std::shared_ptr<ModelLog> log) : FakeModel{log}, gate_{log->gate} {}
-    Result<> run(const config::MethodSpec&, std::span<const TensorView>, const std::vector<config::ParameterValue>&,
-                 OutputSink&) override {
-        gate_.pass();
-        return Error{ErrorCode::inference_failed, "late", {}};
-    }
+/// None of them waits when the first request runs: its channel floods, and the others ask, while jobs follow one another.
+TEST_F(RequestQueue, SixtyThreeChannelsThatAskOnceAreServedAmidAFlood) {
+    constexpr std::size_t channels = 64;
+    constexpr std::uint64_t flood = 60;
+    spec.queue_bound = 256;
+    spec.channel = {.input_bytes = 4096, .output_bytes = 8192, .bytes_max = 16384, .channels_max = channels};
+    std::vector<TestClient> clients;
+    load_hooked([&, runs = 0](const std::string&) mutable -> Result<> {
+        if (++runs > 1) return {};
+        for (std::uint64_t request = 2; request < 2 + flood; ++request)
+            clients[0].infer(request, "echo", {clients[0].tensor({0})});
+        for (std::size_t i = 1; i < channels; ++i)
+            clients[i].infer(1, "echo", {clients[i].tensor({static_cast<float>(i)})});
+        return {};
+    });
+    start_ready();
+    while (clients.size() < channels) clients.push_back(open_channel());
 
-private:
-    Gate& gate_;
-};
+    clients[0].infer(1, "echo", {clients[0].tensor({0})});
+    for (std::size_t i = 1; i < channels; ++i) clients[i].expect_result(1);
+    for (std::uint64_t request = 1; request < 2 + flood; ++request) clients[0].expect_result(request);
+
+    const std::vector<std::string> runs = log->runs_so_far();
+    ASSERT_EQ(runs.size(), channels + flood);
+    const auto last = std::find_if(runs.rbegin(), runs.rend(), [](const std::string& run) { return run != "echo 0"; });
+    // Between two jobs so many channels are read; the flood's packets are three of these reads.
+    constexpr std::size_t jobs_max = 1 + (channels + 3) / limits::handlers_between_jobs + 2;
+    EXPECT_LE(std::count(last, runs.rend(), "echo 0"), static_cast<std::ptrdiff_t>(jobs_max));
+}
+
+TEST_F(RequestQueue, WhateverAModelThrowsWhileTheCoverRunsTheLoopFailsItsRequestAlone) {
+    load_hooked([this, waits = 0](const std::string& method) mutable -> Result<> {
+        if (method != "wait") return {};
+        log->gate.pass();
+        if (++waits == 1) throw std::bad_alloc{};
+        if (waits == 2) throw std::runtime_error{"its own words"};
+        throw 42;
+    });
+    TestClient client = first_channel();
+    const std::vector<std::pair<ErrorCode, std::string>> expected{
+        {ErrorCode::out_of_memory, "running method \"wait\""},
+        {ErrorCode::inference_failed, "running method \"wait\": its own words"},
+        {ErrorCode::inference_failed, "running method \"wait\": it threw something that is not a std::exception"}};
+    std::uint64_t request = 0;
+    for (const auto& [code, attempt] : expected) {
+        client.infer(++request, "wait", {client.tensor({1})});
+        log->gate.await_arrivals(static_cast<int>(request));
+        await_statistics("in_flight", 1);  // which the cover says
+        log->gate.let_one_pass();
+        EXPECT_EQ(client.expect_error(request, code).attempt, attempt);
+    }
+    client.infer(++request, "echo", {client.tensor({1})});
+    client.expect_result(request);
+}
 
 TEST_F(RequestQueue, WhatAClientThatIsGoneHadRunningIsAnsweredToNobody) {
-    load = [this](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
-        return std::unique_ptr<Model>{std::make_unique<FailingLate>(log)};
-    };
+    load_hooked([this](const std::string&) -> Result<> {
+        log->gate.pass();
+        return Error{ErrorCode::inference_failed, "late", {}};
+    });
     TestClient client = first_channel();
     client.infer(1, "wait", {client.tensor({1})});
     log->gate.await_arrivals(1);

@@ -1,4 +1,5 @@
 #include "tests/unit/worker/loop_harness.h"
+#include "worker/loop/limits.h"
 
 namespace bulkhead::worker::test {
 namespace {
@@ -136,6 +137,27 @@ TEST_F(ChannelTest, ClosesAfterAPacketBeyondTheBoundOrWithDescriptors) {
     large.expect_end();
     TestClient bringing{std::move(client_end), 77};
     bringing.expect_error(0, ErrorCode::protocol_violation);
+}
+
+/// Socket or ring, and then the outbox, are full of answers.
+TEST_F(ChannelTest, ClosesAClientThatReadsNoAnswerAndServesItsNeighbour) {
+    TestClient neighbour = first_channel();
+    TestClient deaf = open_channel();
+
+    std::uint64_t sent = 0, served = 0, answers = 0;
+    while (sent < 100'000 &&
+           deaf.try_send(channel::encode(channel::Infer{++sent, "unknown", 0ms, false, {}, {}}).value())) {
+        if (sent % 100 != 0) continue;
+        neighbour.infer(++served, "echo", {neighbour.tensor({1})});
+        neighbour.expect_result(served);
+    }
+
+    EXPECT_EQ(number(expect_said("channel_closed"), "channel"), deaf.id);
+    while (deaf.receive()) ++answers;
+    EXPECT_GT(answers, 0U);
+    EXPECT_GT(sent, answers + limits::outbox_messages_max) << "the outbox is dropped";
+    neighbour.infer(++served, "echo", {neighbour.tensor({1})});
+    neighbour.expect_result(served);
 }
 
 TEST_F(ChannelTest, ClosesAClientThatNeverSaysHello) {

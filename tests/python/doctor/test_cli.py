@@ -23,6 +23,7 @@ models:
   voice: {{runtime: python, engine: "{here}/voice.py:Voice", interpreter: "{python}", device: cpu, options: {{scale: 0.5}}}}
   plain: {{runtime: python, engine: "{here}/voice.py:Plain", interpreter: "{python}", device: cpu}}
   uncaptured: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Uncaptured", interpreter: "{python}", device: cpu}}
+  crashes: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Crashes", interpreter: "{python}", device: cpu}}
   many: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Many", interpreter: "{python}", device: cpu, environment: {{SCALE: "2"}}}}
 """
 
@@ -85,6 +86,13 @@ class Doctor(unittest.TestCase):
         self.assertIn("    keep the value a tensor on the device, torch.where(condition, a, b) for a branch\n", why)
         self.assertIn(f"  `bulkhead doctor uncaptured`:\n    {found['file']}:{line} host_read (prevents capture): {found['reason']}\n"
                       f"      remedy: {found['remedy']}\n", why)  # fmt: skip
+
+    def test_why_of_a_model_whose_capture_has_ended_its_process_quotes_what_the_doctor_finds(self) -> None:
+        why = json.loads(self.why("crashes", "--json"))
+        self.assertEqual((why["graphs"]["mode"], why["graphs"]["degraded"]), ("off", "eager: capture crashed with SIGSEGV"))
+        found = json.loads(doctor("crashes", "--fleet", self.fleet, "--json").stdout)["findings"]
+        self.assertEqual([one["code"] for one in found], ["host_read"])
+        self.assertEqual(why["doctor"], {"findings": [{name: found[0][name] for name in why["doctor"]["findings"][0]}], "more": 0})
 
     def test_why_quotes_eight_findings_of_many(self) -> None:
         """Its engine takes a variable of the fleet."""

@@ -1,9 +1,10 @@
-"""An engine whose step reads a value. Its GPU is the tests' stand-in, and the read fails in the capture with CUDA's error."""
+"""Engines whose step reads a value. Their GPU is the tests' stand-in, in whose capture the read fails with CUDA's error, or ends the process."""
 
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterable
 from unittest import mock
 
 import torch
@@ -24,8 +25,11 @@ class Uncaptured:
             context.graph(self.compute, buckets, name="compute")
             return
         graphs._cuda = FakeCuda()
-        with mock.patch.object(torch.Tensor, "item", side_effect=[*WARM_UPS, REFUSED]):
+        with mock.patch.object(torch.Tensor, "item", side_effect=self.reads()):
             self.step = context.graph(self.compute, buckets, name="compute")
+
+    def reads(self) -> Iterable[float | Exception]:
+        return [*WARM_UPS, REFUSED]
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         if x.sum().item() > 0:
@@ -35,6 +39,12 @@ class Uncaptured:
     @method(inputs=[Tensor("x", "float32", [1, 4])], outputs=[Tensor("y", "float32", [1, 4])])
     def forward(self, *, x: Any) -> Any:
         return {"y": self.step(x=torch.as_tensor(x)).numpy()}
+
+
+class Crashes(Uncaptured):
+    def reads(self) -> Iterable[float | Exception]:
+        yield from WARM_UPS
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 
 class Many(Uncaptured):

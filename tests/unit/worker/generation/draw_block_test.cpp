@@ -207,7 +207,7 @@ TEST_P(DrawBlock, DrawsWhatTheHostDrawsOfWhatIsNoNumberOrImpossible) {
     EXPECT_EQ(rows.drawn[3].token, -1) << "beyond the active ones nothing is written";
 }
 
-INSTANTIATE_TEST_SUITE_P(BlocksOfARow, DrawBlock, testing::Values(1U, 2U));
+INSTANTIATE_TEST_SUITE_P(BlocksOfARow, DrawBlock, testing::Values(1U, 2U, 8U));
 
 TEST(RowBlocks, AreOneForSmallVocabulariesAndEightAtMost) {
     EXPECT_EQ(row_blocks(1'026), 1U);

@@ -92,6 +92,19 @@ std::string loads_text(const State& state, const Model& model) {
     return text_of(on_gpu ? gpu : cpu, on_gpu);
 }
 
+/// "on a GPU it held 3.0 GiB when it was ready, at most 3.5 GiB while it loaded"; empty if it was not measured on one.
+std::string peaks_text(const State& state, const Model& model) {
+    constexpr std::size_t any_gpu = 1;
+    const Footprint* known = state.footprint_of(model, any_gpu);
+    if (known == nullptr || known->count == 0) return {};
+    const Usage& gpu = known->device;
+    std::string text = fmt::format("on a GPU it held {} when it was ready, at most {} while it loaded",
+                                   bytes_text(gpu.at_ready), bytes_text(std::max(gpu.load_peak, gpu.at_ready)));
+    if (gpu.serving_peak > 0) text += fmt::format(" and {} while it served", bytes_text(gpu.serving_peak));
+    if (gpu.graph_pools > 0) text += fmt::format(", {} of it for graphs", bytes_text(gpu.graph_pools));
+    return text;
+}
+
 /// ", for about 2.4 s"; empty if not known.
 std::string remaining(const Entry& entry, Time now) {
     if (!entry.expected) return {};
@@ -176,6 +189,10 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
 }
 
 std::string waits_for(const Survey& survey, const Option& option, Time now) {
+    if (option.load != nullptr)
+        return fmt::format("waits until {} is ready: {}", option.load->id().text(),
+                           option.load->basis == Basis::unknown ? "its size is not known before"
+                                                                : "its load takes more than it holds afterwards");
     if (option.victims.empty()) return "waits for whoever came before it, or for room that others were promised";
     const Candidate* last = nullptr;  // the last victim to go
     for (const std::size_t victim : option.victims) {
@@ -283,6 +300,7 @@ std::string Policy::why(const std::string& model, Time now) const {
     if (sentences.empty()) sentences.emplace_back("not loaded");
     if (known->pinned) sentences.emplace_back("pinned");
     sentences.push_back(loads_text(*state_, *known));
+    if (std::string peaks = peaks_text(*state_, *known); !peaks.empty()) sentences.push_back(std::move(peaks));
     for (const Entry& entry : state_->entries)
         if (entry.unit == known->unit && !entry.waiters.empty())
             sentences.push_back(fmt::format("{} wait for it at place {} of the queue{}: {}", entry.waiters.size(),

@@ -67,15 +67,24 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
             short_by[device] -= static_cast<std::int64_t>(bytes);
         return true;
     };
+    const Unit* own = pieces.front().slot->model->unit;
     for (const std::size_t device : touched) {
         if (reach == Reach::now && short_by[device] > claim_of(device).value_or(short_by[device])) return std::nullopt;
         short_by[device] -= room_[device];
-        if (reach == Reach::ever) short_by[device] -= promised_room(device);
+        if (reach != Reach::ever) continue;
+        short_by[device] -= promised_room(device);
+        for (const std::size_t i : on_device_[device]) {
+            const Candidate& one = candidates_[i];
+            const std::int64_t returned = one.pinned || one.unit == own ? returned_room(one, device) : 0;
+            if (returned == 0) continue;
+            short_by[device] -= returned;
+            option.load = one.slots.front();
+            option.when = std::max(option.when, now_ + state_.load_time(*option.load->model, device));
+        }
     }
     for (const std::size_t victim : option.victims)
         if (!let_go(victim)) return std::nullopt;
 
-    const Unit* own = pieces.front().slot->model->unit;
     const auto others_on = [&](std::size_t device) {
         std::vector<std::size_t> listed;
         for (const std::size_t i : on_device_[device])
@@ -140,7 +149,9 @@ std::optional<Option> Survey::deal(const std::vector<Piece>& pieces, const Allow
     for (const Candidate& one : candidates_)  // what is of the same unit stays
         if (one.unit == pieces.front().slot->model->unit && may_go(one, priority, reach))
             for (const auto& [device, bytes] : one.freed)
-                if (!claim_now(device)) left[device] -= static_cast<std::int64_t>(bytes);
+                if (!claim_now(device))
+                    left[device] -= static_cast<std::int64_t>(bytes) -
+                                    (reach == Reach::ever ? returned_room(one, device) : 0);
     std::vector<std::int64_t> size;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         size.push_back(0);

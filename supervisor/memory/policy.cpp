@@ -186,9 +186,10 @@ void take_measured(State& state, Slot& slot, const Footprint& measured, Time now
                                bytes_text(planned.device), to_string(planned.basis)),
                    now);
     slot.estimated = !known.has_served();
-    // Requests and channels take more than a load: keep the whole grant until that was measured.
+    // Requests and channels take more than a load: keep what was planned until that was measured. The grant may be
+    // larger: a size that was declared since a load of unknown size began.
     const bool keeps = slot.estimated && model.known && (model.declared.package || model.declared.memory);
-    state.hold(slot, std::max(known.device.resident(), keeps ? slot.device_bytes : 0),
+    state.hold(slot, std::max(known.device.resident(), keeps ? std::min(slot.device_bytes, planned.device) : 0),
                slot.device == 0 ? 0 : known.host.resident(),
                slot.device == 0 ? known.device.mapped : known.host.mapped);
 }

@@ -66,8 +66,17 @@ std::vector<Slot*> placed_slots(State& state) {
     return placed;
 }
 
+/// A reload or a measurement changed what the replica needs since it was placed.
+bool is_outdated(const State& state, const Slot& slot) {
+    const Need need = state.need_of(*slot.model, slot.device);
+    return need.basis != slot.basis || need.host != slot.host_bytes ||
+           (need.basis != Basis::unknown && need.device != slot.device_bytes);
+}
+
 /// Other programs took memory meant for a placed replica: make more room, or withdraw the replica placed last.
 void repair_placements(State& state, Time now) {
+    for (const Slot* slot : placed_slots(state))
+        if (slot->phase == Phase::placed && is_outdated(state, *slot)) withdraw_placed(state, *slot->model->unit);
     const std::vector<Slot*> placed = placed_slots(state);
     for (std::size_t device = 0; device < state.devices.size();) {
         Slot* last = last_placed_on(placed, device);

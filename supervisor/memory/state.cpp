@@ -174,6 +174,14 @@ Need State::need_of(const Model& model, std::size_t device) const {
     return need;
 }
 
+Bytes State::returned_at_ready(const Slot& slot) const {
+    if (!slot.is_starting() || slot.device_bytes == 0) return 0;
+    if (slot.basis == Basis::unknown) return slot.device_bytes - 1;
+    const Footprint* known = footprint_of(*slot.model, slot.device);
+    if (known == nullptr || !known->has_served()) return 0;  // it keeps its figure until it has served
+    return slot.device_bytes - std::min(slot.device_bytes, known->device.resident());
+}
+
 Bytes State::alone_on(std::size_t device, const Model& model) const {
     std::int64_t room = devices[device].books.free();
     each_slot([&](const Slot& slot) {

@@ -179,6 +179,8 @@ struct State {
     /// Memory ran out: gives the model a quarter more than its figure, but no more than its device can give.
     /// `beside`  the host's memory of a worker on a GPU ran out
     void correct(const Slot& slot, bool beside, std::int64_t unix_ms);
+    /// Returns what the load of a starting replica gives back when it is ready: of an unknown size all but a byte.
+    [[nodiscard]] Bytes returned_at_ready(const Slot& slot) const;
     /// Returns what the device can give once all other models are unloaded that are not pinned.
     [[nodiscard]] Bytes alone_on(std::size_t device, const Model& model) const;
     [[nodiscard]] Millis load_time(const Model& model, std::size_t device) const;

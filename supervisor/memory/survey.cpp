@@ -76,6 +76,13 @@ std::int64_t Survey::promised_room(std::size_t device) const {
     return books.free() - now;
 }
 
+std::int64_t Survey::returned_room(const Candidate& one, std::size_t device) const {
+    Bytes bytes = 0;
+    for (const Slot* slot : one.slots)
+        if (slot->device == device) bytes += state_.returned_at_ready(*slot);
+    return static_cast<std::int64_t>(bytes);
+}
+
 int Survey::use_of(const Candidate& one) const {
     return one.in_use_until <= now_ ? 0 : one.in_use_until == Time::max() ? 2 : 1;
 }
@@ -171,8 +178,11 @@ std::int64_t Survey::room_within(Reach reach, std::size_t device, int priority) 
         if (reach == Reach::ever)
             for (std::size_t one = 0; one < rooms.size(); ++one) rooms[one] += promised_room(one);
         for (const Candidate& one : candidates_)
-            if (may_go(one, priority, reach))
-                for (const auto& [where, bytes] : one.freed) rooms[where] += static_cast<std::int64_t>(bytes);
+            for (const auto& [where, bytes] : one.freed)
+                if (may_go(one, priority, reach))
+                    rooms[where] += static_cast<std::int64_t>(bytes);
+                else if (reach == Reach::ever)
+                    rooms[where] += returned_room(one, where);
     }
     return rooms[device];
 }

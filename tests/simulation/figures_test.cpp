@@ -40,7 +40,7 @@ TEST_F(MemoryFigures, OfAGpuDoNotPlanALoadOnTheHost) {
     EXPECT_EQ(policy.need("a", DeviceId{host}).device, 9 * gib);
     EXPECT_EQ(policy.need("a", DeviceId{host}).host, 0U) << "it is beside nothing";
     EXPECT_THAT(policy.why("a", now), HasSubstr("on a GPU a load takes 4.0 GiB (measured); on the host a load takes "
-                                                "9.0 GiB (measured)"));
+                                                "9.0 GiB (measured); on a GPU it held 4.0 GiB when it was ready"));
 }
 
 TEST_F(MemoryFigures, OnTheHostCountOnce) {
@@ -107,6 +107,32 @@ TEST_F(MemoryFigures, OfAWaitBehindAHigherPriorityAreNotMadeUp) {
                 HasSubstr("waits for the room of busy/0; busy/0 has a higher priority and stays while it is in use"));
     EXPECT_EQ(policy.plan("low", now).expected, std::nullopt);
     EXPECT_THAT(policy.why("low", now), HasSubstr("at place 1 of the queue: waits for the room of busy/0"));
+}
+
+TEST_F(MemoryFigures, OfMappedWeightsAreToldAndTakeNoRoomFromOthers) {
+    auto mapped = model("mapped", 2 * gib);
+    auto other = model("other", 28 * gib);
+    mapped.devices = other.devices = {DeviceId{host}};
+    declare({mapped, other, model("gpu", 2 * gib)});
+    ask("mapped", Asker::person);
+    Footprint measured;
+    measured.device = {.at_ready = 2 * gib, .mapped = 20 * gib};
+    send(event::Ready{{"mapped", 0}, measured});
+    EXPECT_EQ(cpu().mapped, 20 * gib);
+    EXPECT_EQ(cpu().used(), 2 * gib);
+    EXPECT_EQ(policy.need("mapped", DeviceId{host}).device, 2 * gib);
+    EXPECT_EQ(policy.plan("other", now).outcome, Plan::Outcome::fits) << "the kernel takes the pages back";
+
+    ask("gpu", Asker::person);
+    measured.host = {.at_ready = gib, .mapped = 3 * gib};
+    send(event::Ready{{"gpu", 0}, measured});
+    EXPECT_EQ(cpu().mapped, 23 * gib) << "of a worker on a GPU the host's, not the GPU's";
+    EXPECT_EQ(gpu().mapped, 0U);
+    send(event::Measured{{"gpu", 0}, {.serving_peak = 2 * gib}, {.mapped = 5 * gib}});
+    EXPECT_EQ(cpu().mapped, 25 * gib);
+    end("gpu");
+    end("mapped");
+    EXPECT_EQ(cpu().mapped, 0U);
 }
 
 TEST_F(MemoryFigures, OfADriverThatLiesAreWhatIsSaidOfIt) {

@@ -371,13 +371,20 @@ std::vector<Invariants::Piece> Invariants::missing(const std::vector<std::string
 }
 
 bool Invariants::fits(const std::vector<Piece>& pieces, const std::vector<std::string>& unit,
-                      const std::function<bool(const Victim&)>& may_go, const std::vector<DeviceId>& closed) const {
+                      const std::function<bool(const Victim&)>& may_go, const std::vector<DeviceId>& closed,
+                      bool once_ready) const {
     std::map<DeviceId, std::int64_t> left;
     for (const auto& [id, machine] : world_.machines) left[id] = room(id);
     std::vector<Victim> stay;
     for (Victim& one : victims()) {
         const bool is_own = std::ranges::find(unit, one.members.front().model) != unit.end();
         if (is_own || !may_go(one)) {
+            for (const ReplicaId& who : one.members) {
+                const Process& load = world_.processes.at(who);
+                const Bytes then = std::min(load.device_bytes, world_.truth.at(who.model).at_ready);
+                if (once_ready && load.state == At::loading && load.alone)
+                    left[load.device] += static_cast<std::int64_t>(load.device_bytes - then);
+            }
             stay.push_back(std::move(one));
             continue;
         }
@@ -448,7 +455,7 @@ void Invariants::check_refusals(const Actions& actions) {
         const auto unit = unit_of(model);
         bool ending = false;
         const auto pieces = missing(unit, ending);
-        if (!ending && !pieces.empty() && fits(pieces, unit, [](const Victim& one) { return !one.pinned; }, {}))
+        if (!ending && !pieces.empty() && fits(pieces, unit, [](const Victim& one) { return !one.pinned; }, {}, true))
             return fail(model + " was refused, and would fit: " + refuse->error.text());
     }
 }

@@ -73,9 +73,10 @@ private:
     [[nodiscard]] bool is_unknown(const Piece& piece) const;
     [[nodiscard]] std::vector<Piece> missing(const std::vector<std::string>& unit, bool& ending) const;
     /// Whether some way to place them exists, if whoever `may_go` does, on devices that are not `closed`.
+    /// `once_ready`  and loads of unknown size are over
     [[nodiscard]] bool fits(const std::vector<Piece>& pieces, const std::vector<std::string>& unit,
-                            const std::function<bool(const Victim&)>& may_go,
-                            const std::vector<DeviceId>& closed) const;
+                            const std::function<bool(const Victim&)>& may_go, const std::vector<DeviceId>& closed,
+                            bool once_ready = false) const;
     [[nodiscard]] std::int64_t room(const DeviceId& device) const;
     [[nodiscard]] bool is_lone_load_placed() const;
     [[nodiscard]] Bytes held(const ReplicaId& who, const DeviceId& device) const;

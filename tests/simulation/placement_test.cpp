@@ -80,6 +80,73 @@ TEST_F(MemoryPlacement, AModelOfUnknownSizeGetsTheTurnOfABusyModelThatLeavesNoRo
     EXPECT_THAT(granted(), ElementsAre("unknown/0"));
 }
 
+/// A model of unknown size, whose first load gets all that is free.
+Declaration of_unknown_size(const std::string& name) {
+    Declaration one;
+    one.model = one.key = name;
+    one.devices = {"GPU-0"};
+    return one;
+}
+
+TEST_F(MemoryPlacement, AReloadThatDeclaresASizePlacesAReplicaAgainThatWaitsForItsGrant) {
+    auto many = of_unknown_size("many");
+    declare({model("old", 4 * gib), many});
+    load("old", 4 * gib);
+    now += 1min;
+    ask("many", Asker::person);
+    EXPECT_THAT(evicted(), ElementsAre("old/0"));
+    ASSERT_EQ(simulation::placed(policy).at(0).device_bytes, 10 * gib);
+
+    many.memory = gib;
+    many.replicas_min = many.replicas_max = 7;
+    declare({model("old", 4 * gib), many});
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty()) << "7 GiB are enough for them";
+    EXPECT_EQ(granted().size(), 6U);
+    end("old");
+    EXPECT_THAT(granted(), ElementsAre("many/6"));
+}
+
+TEST_F(MemoryPlacement, ALoadOfUnknownSizeThatIsPinnedGetsNobodyRefused) {
+    auto pinned = of_unknown_size("pinned");
+    pinned.pin = true;
+    declare({pinned, model("next", 8 * gib), model("small", 7 * gib)});
+    ask("pinned");
+    ASSERT_EQ(gpu().reserved, 10 * gib);
+    EXPECT_EQ(policy.plan("next", now).outcome, Plan::Outcome::waits);
+    ask("small");
+    const Ticket next = ask("next");
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    EXPECT_THAT(policy.why("next", now), HasSubstr("waits until pinned/0 is ready: its size is not known before"));
+    ready("pinned", 3 * gib);
+    EXPECT_THAT(granted(), ElementsAre("small/0"));
+    ASSERT_EQ(all<action::Refuse>().size(), 1U) << "now it is known that it never fits";
+    EXPECT_EQ(all<action::Refuse>()[0].ticket, next);
+}
+
+TEST_F(MemoryPlacement, AReplicaThatAReloadAddsWaitsForTheLoadThatMeasuresItsModel) {
+    auto chat = of_unknown_size("chat");
+    declare({chat});
+    ask("chat", Asker::person);
+    chat.replicas_min = chat.replicas_max = 2;
+    declare({chat});
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    ready("chat", 3 * gib);
+    EXPECT_THAT(granted(), ElementsAre("chat/1"));
+    EXPECT_EQ(all<action::Grant>()[0].device_bytes, 3 * gib);
+}
+
+TEST_F(MemoryPlacement, ASizeDeclaredDuringALoadOfUnknownSizeIsWhatTheWorkerKeeps) {
+    auto chat = of_unknown_size("chat");
+    declare({chat});
+    ask("chat", Asker::person);
+    chat.memory = 4 * gib;
+    declare({chat, model("next", 6 * gib)});
+    ready("chat", 3 * gib);
+    EXPECT_EQ(gpu().resident, 4 * gib) << "not the whole device, which it got since nobody knew its size";
+    ask("next");
+    EXPECT_THAT(granted(), ElementsAre("next/0"));
+}
+
 TEST_F(MemoryPlacement, APlanThatWaitsNamesTheDeviceAndTheVictimOfTheLoad) {
     auto high = model("high", 8 * gib);
     high.priority = 1;

@@ -204,6 +204,7 @@ void World::do_one(const action::Grant& grant) {
     process.device = grant.device;
     process.device_bytes = grant.device_bytes;
     process.host_bytes = grant.host_bytes;
+    process.alone = grant.basis == Basis::unknown;
     ++loads;
     const Truth& real = truth.at(grant.who.model);
     const auto chance = static_cast<int>(random() % 100);
@@ -240,7 +241,9 @@ void World::become_ready(const ReplicaId& who) {
     process.peak_before = peak;
     const auto known = declared.find(who.model);
     const bool keeps = process.estimated && known != declared.end() && (known->second.package || known->second.memory);
-    process.device_bytes = std::max({real.at_ready, peak, keeps ? process.device_bytes : 0});
+    const Bytes kept = keeps ? std::min(process.device_bytes, decider_->planned(who.model, process.device)) : 0;
+    process.device_bytes = std::max({real.at_ready, peak, kept});
+    process.alone = false;
     process.host_bytes = told.host.at_ready;
     send(event::Ready{who, told});
     begin_next(who);
@@ -417,6 +420,7 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
         Process& process = processes.at(one.who);
         const Bytes peak = served_peak[footprint_key(one.who.model, process.device != host)];
         process.used = true;
+        process.alone = false;
         process.estimated = process.estimated && peak == 0;
         process.peak_before = peak;
         process.channels = 0;  // their clients open new ones

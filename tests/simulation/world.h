@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "supervisor/memory/limits.h"
 #include "supervisor/memory/policy.h"
 #include "tests/simulation/placed.h"
 
@@ -25,6 +26,10 @@ public:
     virtual Actions on(const Event& event, Time now) = 0;
     [[nodiscard]] virtual std::optional<Time> next_tick() const { return std::nullopt; }
     [[nodiscard]] virtual std::vector<Holding> placed() const { return {}; }
+    /// What a load is planned to take.
+    [[nodiscard]] virtual Bytes planned(const std::string& /*model*/, const DeviceId& /*device*/) const {
+        return limits::bytes_max;
+    }
 };
 
 class OurPolicy : public Decider {
@@ -33,6 +38,9 @@ public:
     Actions on(const Event& event, Time now) override { return policy.on(event, now); }
     [[nodiscard]] std::optional<Time> next_tick() const override { return policy.next_tick(); }
     [[nodiscard]] std::vector<Holding> placed() const override { return simulation::placed(policy); }
+    [[nodiscard]] Bytes planned(const std::string& model, const DeviceId& device) const override {
+        return policy.need(model, device).device;
+    }
     Policy policy;
 };
 
@@ -58,6 +66,7 @@ struct Process {
     Time idle_since{};
     Bytes peak_before = 0;  ///< what the model was known to serve with when this process became ready
     bool used = false;
+    bool alone = false;                   ///< loads with all that is free, since its size is not known
     bool estimated = false;               ///< ready, and not measured while it served
     std::vector<std::uint64_t> requests;  ///< accepted, the first one runs
     std::uint32_t channels = 0;           ///< open

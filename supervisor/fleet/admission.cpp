@@ -7,9 +7,7 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/base/machine_memory.h"
-#include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
-#include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
 #include "supervisor/fleet/fleet_files.h"
 
@@ -127,8 +125,10 @@ std::vector<Device> Admission::gpus_of(const config::ModelSpec& spec) const {
 }
 
 void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecord>& record) {
-    if (!plans(found.name.model) || (record && record->over)) return;
-    if (found.exit && record && (record->quarantined || record->restart_due_unix_ms != 0)) return;
+    if (!plans(found.name.model)) return;
+    const bool is_settled =
+        record && found.exit && (record->over || record->quarantined || record->restart_due_unix_ms != 0);
+    if (is_settled && !record->held) return;  // its memory is back
     event::Adopted adopted;
     memory::Holding& holding = adopted.holding;
     holding.who = {found.name.model, found.name.replica};
@@ -152,7 +152,7 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
         return memory::Millis{std::max<std::int64_t>(unix_ms() - noted_ms, 0)};
     };
     if (was_ready) {
-        told_ready_[holding.who] = found.name.generation;
+        told_ready_[holding.who].generation = found.name.generation;
         adopted.ready_for = since(record->ready_unix_ms);
         if (record->used_unix_ms != 0) adopted.idle_for = since(record->used_unix_ms);
     }
@@ -263,6 +263,7 @@ void Admission::work() {
         };
         if (const auto* ready = std::get_if<event::Ready>(&event)) note(ready->who);
         if (const auto* measured = std::get_if<event::Measured>(&event)) note(measured->who);
+        if (const auto* adopted = std::get_if<event::Adopted>(&event)) note(adopted->holding.who);
     }
     fit_blanks();  // after grants: their starts have taken blanks, the others get what no model needs
     save();
@@ -373,130 +374,6 @@ void Admission::save() {
     logs_->writer->save("footprints", [file = footprint_file(logs_->folder), footprints = saved_] {
         file.save({{"footprints", footprints.to_json()}});
     });
-}
-
-// --- what replicas say
-
-bool Admission::may_start(Replica& replica) {
-    if (!plans(replica.spec().name)) return true;
-    const memory::ReplicaId who = id_of(replica);
-    if (granted_.erase(who) > 0) return true;
-    if (!restarts_.contains(who))
-        restarts_[who] = ask(who.model, memory::Asker::restart, "restart", {}, [](const Result<Replica*>&) {});
-    return false;
-}
-
-void Admission::changed(Replica& replica, WorkerState from, WorkerState to) {
-    const memory::ReplicaId who = id_of(replica);
-    if (!plans(who.model)) return;
-    if (from == WorkerState::ready && to == WorkerState::busy) return tell(event::InFlight{who, 1});
-    if (from == WorkerState::busy && to == WorkerState::ready) return tell(event::InFlight{who, 0});
-    const bool has_failed = replica.process() && replica.process()->failure;  // its end brings the error
-    if (to == WorkerState::draining || to == WorkerState::stopping || to == WorkerState::crashed)
-        if (!evicting_.contains(who) && !has_failed) tell(event::Ending{who});
-    if (to == WorkerState::reclaiming) {
-        const auto& process = replica.process();
-        const auto failure = failures_.extract(who);
-        const auto own = process ? process->failure : std::nullopt;
-        const bool ran_out =
-            process && (process->evidence.memory_bound || (own && own->code == ErrorCode::out_of_memory));
-        ended_[who] = memory::Clock::now();
-        event::Ended ended{who, ran_out, own, unix_ms(), process && process->evidence.memory_bound};
-        if (!ended.error && !failure.empty()) ended.error = failure.mapped();
-        tell(std::move(ended));
-    }
-    if (from == WorkerState::backoff && to == WorkerState::stopped)
-        if (const auto restart = restarts_.extract(who); !restart.empty()) leave(restart.mapped());
-}
-
-void Admission::measured(Replica& replica) {
-    const memory::ReplicaId who = id_of(replica);
-    const auto& process = replica.process();
-    if (!plans(who.model) || !process->ready_at) return;
-    const MemorySample& seen = process->memory;
-    const bool on_gpu = process->device.is_gpu();
-    memory::Usage device = on_gpu ? seen.gpu_usage : seen.host_usage;
-    const json::object& graphs = process->statistics.graphs;
-    device.slabs = process->statistics.slabs.bytes;
-    device.graph_pools = member<std::uint64_t>(graphs, "pool_bytes").value_or(0);
-    // Where the driver reports no memory by process, as in WSL2 and some containers, ask the worker's allocator.
-    const auto reserved =
-        on_gpu && device.loading() == 0 ? member<std::uint64_t>(graphs, "reserved_bytes") : std::nullopt;
-    const auto own_word = reserved.value_or(0) == 0 ? 0 : *reserved + limits::blank_context_bytes;
-    const memory::Usage host = on_gpu ? seen.host_usage : memory::Usage{};
-    std::uint64_t& told = told_ready_[who];
-    if (std::exchange(told, process->name.generation) == process->name.generation) {
-        device.serving_peak = std::max<std::uint64_t>(device.serving_peak, own_word);
-        return tell(event::Measured{who, device, host});
-    }
-    if (device.at_ready == 0) device.at_ready = std::max<std::uint64_t>(device.load_peak, own_word);
-    if (device.at_ready == 0) return tell_ready(replica, std::nullopt);
-    memory::Footprint footprint{device, host};
-    footprint.device.serving_peak = footprint.host.serving_peak = 0;  // it may have served nothing yet
-    const memory::Footprint* known = footprint_of(who.model, on_gpu);
-    if (known != nullptr) footprint.load = known->load;  // the start of an adopted process is unknown
-    if (process->spawned_at)
-        footprint.load =
-            std::chrono::duration_cast<std::chrono::milliseconds>(*process->ready_at - *process->spawned_at);
-    footprint.count = 1;
-    footprint.measured_ms = unix_ms();
-    tell_ready(replica, footprint);
-}
-
-void Admission::tell_ready(const Replica& replica, std::optional<memory::Footprint> measured) {
-    const memory::ReplicaId who = id_of(replica);
-    tell(event::Ready{who, std::move(measured)});
-    if (replica.state() == WorkerState::busy) tell(event::InFlight{who, 1});
-}
-
-void Admission::channels_changed(Replica& replica) {
-    if (plans(replica.spec().name))
-        tell(event::Channels{id_of(replica), static_cast<std::uint32_t>(replica.channels())});
-}
-
-std::optional<HeldMemory> Admission::held(const Replica& replica) const {
-    const auto holding = plans(replica.spec().name) ? policy_->holding(id_of(replica)) : std::nullopt;
-    if (!holding) return std::nullopt;
-    return HeldMemory{holding->holds != memory::Holds::reserved, holding->device_bytes, holding->host_bytes,
-                      holding->mapped_bytes};
-}
-
-void Admission::counted(Replica& replica) {
-    const memory::ReplicaId who = id_of(replica);
-    if (!plans(who.model) || replica.state() != WorkerState::busy) return;
-    const auto& now = replica.process()->statistics;
-    tell(event::InFlight{who, static_cast<std::uint32_t>(std::max<std::uint64_t>(now.in_flight + now.queued, 1))});
-}
-
-void Admission::reclaimed(Replica& replica) {
-    const memory::ReplicaId who = id_of(replica);
-    if (!plans(who.model)) return;
-    evicting_.erase(who);
-    const auto ended = ended_.extract(who);
-    tell(event::Receipt{who, ended.empty()
-                                 ? memory::Millis{0}
-                                 : std::chrono::duration_cast<memory::Millis>(memory::Clock::now() - ended.mapped())});
-}
-
-std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
-    const config::ModelSpec& spec = replica.spec();
-    const memory::Footprint* known = footprint_of(spec.name, false);
-    std::uint64_t bytes = spec.declared_bytes.value_or(0);
-    const memory::DeviceId on_host{memory::host};
-    const auto host = devices_.find(on_host);
-    const bool is_limited = host != devices_.end() && host->second.limited;
-    if (is_limited && known != nullptr) bytes = std::max(bytes, policy_->need(spec.name, on_host).device);
-    bytes += bytes / 4;
-    if (is_limited) {  // at most the device's share, which is also the bound for an unknown size
-        const std::uint64_t share = policy_->ledger().front().limit;
-        bytes = bytes == 0 ? share : std::min(bytes, share);
-    }
-    if (bytes == 0) return std::nullopt;
-    // Pages of mapped files are charged too: without room for them, the kernel would read them again at every step.
-    const auto file = files_.find(spec.name);
-    const std::uint64_t mapped = std::max<std::uint64_t>(known != nullptr ? known->device.mapped : 0,
-                                                         file == files_.end() ? 0 : file->second.bytes);
-    return bytes + limits::memory_bound_margin + mapped;
 }
 
 }  // namespace bulkhead::supervisor

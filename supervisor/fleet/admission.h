@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -22,6 +23,8 @@ namespace bulkhead::supervisor {
 /// follow (`keep_alive`, `group`, a range of replicas, a list of devices). All other models start when asked.
 ///
 /// Thread  the loop; a call only queues its event, the consequences follow later
+/// Files   admission.cpp: what is planned, asked and decided; admission_replicas.cpp: what replicas say;
+///         admission_view.cpp: what people see, and what other programs use
 class Admission final : public MemoryGate {
 public:
     using Ticket = memory::Ticket;
@@ -107,6 +110,14 @@ private:
         std::uint64_t total = 0;
         bool limited = false;
         bool was_seen = false;  ///< what other programs use of it is known
+        memory::Time seen_at{};
+        std::string trouble{};  ///< why its figures are old; empty: they are as of the last look
+    };
+    /// What the allocator of a worker on a GPU said when it became ready.
+    struct ToldReady {
+        std::uint64_t generation = 0;
+        std::uint64_t beside = 0;  ///< memory of the process outside its allocator
+        std::uint64_t peak = std::numeric_limits<std::uint64_t>::max();  ///< not known of an adopted process
     };
 
     [[nodiscard]] static memory::ReplicaId id_of(const Replica& replica);
@@ -132,6 +143,8 @@ private:
     void tell_ready(const Replica& replica, std::optional<memory::Footprint> measured);
     void could_not_start(const memory::ReplicaId& who, const Error& error);
     void look(std::function<void()> looked);
+    /// Says of devices that do not answer how old their figures are.
+    [[nodiscard]] std::string old_figures(const config::ModelSpec& spec) const;
     void lose_workers_on(const Gpu& gpu);
     void watch_others();
     void save();
@@ -159,7 +172,7 @@ private:
     std::map<memory::ReplicaId, Ticket> restarts_;           ///< restarts that wait
     std::map<memory::ReplicaId, memory::Time> ended_;        ///< ended, without a receipt yet
     std::map<memory::ReplicaId, Error> failures_;            ///< of failed loads whose processes are still ending
-    std::map<memory::ReplicaId, std::uint64_t> told_ready_;  ///< generation
+    std::map<memory::ReplicaId, ToldReady> told_ready_;
     memory::Footprints saved_;
     std::shared_ptr<char> alive_ = std::make_shared<char>();
 };

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "ipc/base/json_codec.h"
 #include "ipc/base/machine_memory.h"
+#include "ipc/base/text.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/fleet/admission.h"
@@ -32,7 +35,20 @@ json::object Admission::plan(const std::string& model) const {
 }
 
 std::string Admission::why(const std::string& model) const {
-    return plans(model) ? policy_->why(model, Deadline::Clock::now()) : std::string{};
+    if (!plans(model)) return {};
+    return policy_->why(model, Deadline::Clock::now()) + old_figures(*planned_.at(model));
+}
+
+std::string Admission::old_figures(const config::ModelSpec& spec) const {
+    std::string text;
+    for (const memory::DeviceId& id : devices_of(spec)) {
+        const KnownDevice& device = devices_.at(id);
+        if (device.trouble.empty()) continue;
+        const std::string age =
+            device.was_seen ? duration_text(Deadline::Clock::now() - device.seen_at) + " old" : std::string{"not known"};
+        text += fmt::format("; what is used of {} is {}: {}", device.text, age, device.trouble);
+    }
+    return text;
 }
 
 json::object Admission::footprint(const Replica& replica) const {
@@ -108,6 +124,7 @@ void Admission::look(std::function<void()> looked) {
     struct Seen {
         MachineMemory machine;
         std::vector<Gpu> gpus;
+        std::string no_gpus;  ///< why the driver listed none
         std::map<pid_t, std::uint64_t> on_host;
         std::map<pid_t, std::uint64_t> of_blanks;  ///< read separately: a load may take a blank meanwhile
     };
@@ -120,14 +137,20 @@ void Admission::look(std::function<void()> looked) {
     context_.off_loop.run(
         "reading what others use of the devices",
         [has_gpus, workers = std::move(workers), blanks = blanks_.pids(), &gpus = context_.gpus] {
-            Seen seen{read_machine_memory(), {}, {}, Blanks::read_memory(blanks)};
+            Seen seen{read_machine_memory(), {}, {}, {}, Blanks::read_memory(blanks)};
             for (const pid_t pid : workers) seen.on_host[pid] = read_host_memory(pid).value_or(HostMemory{}).bytes;
-            if (has_gpus)
-                if (auto read = gpus.read()) seen.gpus = std::move(*read);
+            if (!has_gpus) return seen;
+            auto read = gpus.read();
+            if (read)
+                seen.gpus = std::move(*read);
+            else
+                seen.no_gpus = read.error().text();
             return seen;
         },
         [this, alive = std::weak_ptr{alive_}](const Result<Seen>& seen) {
             if (alive.expired()) return;
+            for (auto& [id, device] : devices_)
+                device.trouble = !seen ? seen.error().text() : id == memory::host ? std::string{} : seen->no_gpus;
             if (seen) {
                 std::map<memory::DeviceId, std::uint64_t> ours;
                 blanks_.measured(seen->of_blanks, seen->gpus);
@@ -148,12 +171,15 @@ void Admission::look(std::function<void()> looked) {
                     ours[std::string{memory::host}] += on_host == seen->on_host.end() ? 0 : on_host->second;
                     if (!on_gpu || seen->of_blanks.contains(process->pid)) continue;  // it was a blank a moment ago
                     const auto gpu = std::ranges::find(seen->gpus, holding.device, &Gpu::uuid);
+                    const std::uint64_t listed =
+                        gpu == seen->gpus.end() ? 0 : bytes_of_process(*gpu, process->pid).value_or(0);
+                    const bool is_unknown = listed == 0 && process->ready_at;  // the books' figure is the best there is
                     ours[holding.device] +=
-                        std::max(gpu == seen->gpus.end() ? 0 : bytes_of_process(*gpu, process->pid).value_or(0),
-                                 process->memory.gpu_bytes.value_or(process->ready_at ? holding.device_bytes : 0));
+                        std::max(listed, process->memory.gpu_bytes.value_or(is_unknown ? holding.device_bytes : 0));
                 }
                 const auto foreign = [&](const memory::DeviceId& id, std::uint64_t used) {
                     devices_.at(id).was_seen = true;
+                    devices_.at(id).seen_at = memory::Clock::now();
                     tell(memory::event::Foreign{id, used - std::min(used, ours[id])});
                 };
                 foreign(std::string{memory::host}, seen->machine.total - seen->machine.available);
@@ -161,6 +187,7 @@ void Admission::look(std::function<void()> looked) {
                     const auto known = devices_.find(gpu.uuid);
                     if (known == devices_.end()) continue;
                     const bool in_trouble = !gpu.trouble.empty();
+                    known->second.trouble = gpu.trouble;
                     if (!in_trouble && gpu.total_bytes) known->second.total = *gpu.total_bytes;
                     tell(memory::event::Device{gpu.uuid, known->second.total,
                                                in_trouble || context_.gpu_quarantine.reason(gpu.uuid)});

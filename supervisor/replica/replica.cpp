@@ -289,26 +289,28 @@ ReplicaRecord Replica::record() const {
         record.restart_due_unix_ms = policy_.keep_running ? since_ms_ : 0;
         break;
     }
-    if (!is_of_present) return record;
-
+    const WorkerProcess* exited = kept_.born_as() ? exited_.find(*kept_.born_as()) : nullptr;
+    if (!is_of_present && exited == nullptr) return record;
+    const WorkerProcess& process = is_of_present ? *process_ : *exited;
     const auto unix_of = [](const std::optional<Clock::time_point>& at) {
         if (!at) return std::int64_t{0};
         return unix_ms() - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - *at).count();
     };
-    const WorkerProcess& process = *process_;
     record.device = process.device.text;
     record.gpu_uuid = process.device.uuid;
     record.has_cgroup = process.cgroups != nullptr;
+    record.host_bytes = process.memory.host_bytes;
+    record.gpu_free_before = process.memory.gpu_free_before;
+    if (context_.gate != nullptr) record.held = context_.gate->held(*this);
+    record.end_began_unix_ms = unix_of(process.end_began);
+    if (!is_of_present) return record;  // only its memory is awaited
+
     record.granted = process.grant >= Grant::owed;
     record.capturing = state_ == WorkerState::capturing || process.evidence.lost_in == WorkerState::capturing ||
                        (state_ == WorkerState::adopting && kept_.was_capturing());
     record.ready_unix_ms = unix_of(process.ready_at);
-    record.end_began_unix_ms = unix_of(process.end_began);
     record.aborted = process.evidence.first_sign == FirstSign::hung;
     record.escalation = std::min(process.termination.means(), Escalation::sigkill);
-    record.host_bytes = process.memory.host_bytes;
-    record.gpu_free_before = process.memory.gpu_free_before;
-    if (context_.gate != nullptr) record.held = context_.gate->held(*this);
     if (record.held) record.used_unix_ms = state_ == WorkerState::busy ? unix_ms() : used_ms_;
     record.adoptions_tried = process.adoption.tried;
     record.replacing = process.end_asked == EndAsked::replacement;
@@ -331,9 +333,9 @@ void Replica::begin_record() {
 /// The last process is gone and its receipt was delivered. A preloaded model keeps its record,
 /// since that stops the next supervisor from loading the model against a person's will.
 void Replica::end_record() {
-    if (!kept_.exists() || state_ != WorkerState::stopped || kept_receipt_) return;
+    if (!kept_.exists() || kept_receipt_) return;
     remember();
-    if (spec_.preload) return;
+    if (state_ != WorkerState::stopped || spec_.preload) return;
     if (const WorkerName last = kept_.end(); !exited_.has(last)) context_.keeper.forget(last);
 }
 

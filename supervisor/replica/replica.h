@@ -51,6 +51,7 @@ struct EndedWorker {  ///< its end is not handled yet
     const ReplicaRecord* record;
 };
 struct SettledEnd {  ///< its end was handled; the record says what follows
+    WorkerName born_as;
     pid_t pid;
     ProcessExit exit;
     const ReplicaRecord& record;
@@ -239,6 +240,7 @@ private:
 
     // replica_adopt.cpp
     void take_over(const SettledEnd& end, const std::string& change);
+    void await_memory(const SettledEnd& end);
     void take_over(EndedWorker& worker, const std::string& change);
     void take_over(RunningWorker& worker, const std::string& change);
     void take_process(FoundWorker& found, const ReplicaRecord* record, const std::string& change, std::string cause);

@@ -53,7 +53,7 @@ Adoption adoption_of(FoundWorker found, const ReplicaRecord* record) {
     if (!found.exit) return RunningWorker{std::move(found), record};
     const bool is_settled =
         record != nullptr && (record->over || record->quarantined || record->restart_due_unix_ms != 0);
-    if (is_settled) return SettledEnd{found.pid, *found.exit, *record};
+    if (is_settled) return SettledEnd{found.born_as, found.pid, *found.exit, *record};
     return EndedWorker{std::move(found), record};
 }
 
@@ -89,9 +89,23 @@ void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& recor
     std::visit([&](auto& left) { take_over(left, change); }, adoption);
 }
 
+/// The former supervisor died before its receipt: the memory of the process may not be back.
+void Replica::await_memory(const SettledEnd& end) {
+    make_process(name());
+    process_->born_as = end.born_as;
+    process_->pid = end.pid;
+    restore(*process_, end.record, true);
+    process_->exit = end.exit;
+    process_->ended = Ended::crashed;
+    process_->termination.over();
+    exited_.add(process_);
+    reclaim(std::exchange(process_, nullptr));
+}
+
 /// Continues in the state that the former supervisor had reached.
 void Replica::take_over(const SettledEnd& end, const std::string& change) {
     const ReplicaRecord& record = end.record;
+    if (record.held) await_memory(end);
     if (const auto& last = last_end_.last(); !last || last->generation != generation_)
         last_end_.ended(generation_, end.pid, end.exit);
     if (!change.empty()) policy_.lifted();

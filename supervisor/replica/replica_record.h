@@ -161,6 +161,8 @@ public:
     [[nodiscard]] bool exists() const { return born_as_.has_value(); }
     [[nodiscard]] bool was_capturing() const { return sent_ && sent_->capturing; }
     [[nodiscard]] bool is_of(const WorkerName& born_as) const { return born_as_ == born_as; }
+    /// The keeper's name of the process; empty without a record.
+    [[nodiscard]] const std::optional<WorkerName>& born_as() const { return born_as_; }
 
 private:
     Keeper& keeper_;

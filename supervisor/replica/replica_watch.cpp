@@ -61,8 +61,9 @@ void Replica::keep_sampling() {
     process_->sample_while(state_, [this, process = std::weak_ptr{process_}] {
         if (!is_present(process)) return;
         if (context_.gate != nullptr && is_serving(state_)) context_.gate->measured(*this);
-        // The count of waiting requests matters only to choose between replicas.
-        if (state_ == WorkerState::busy && spec_.replicas > 1) ask_whether_it_lives();
+        // The count of waiting requests matters only to choose between replicas, an allocator's peak only on a GPU.
+        if ((state_ == WorkerState::busy && spec_.replicas > 1) || (is_serving(state_) && process_->device.is_gpu()))
+            ask_whether_it_lives();
         keep_sampling();
     });
 }

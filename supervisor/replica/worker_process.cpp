@@ -316,8 +316,9 @@ Receipt WorkerProcess::receipt(const Reclaimed& reclaimed) const {
     return receipt;
 }
 
-bool ExitedProcesses::has(const WorkerName& born_as) const {
-    return std::ranges::any_of(all_, [&](const One& one) { return one.process->born_as == born_as; });
+const WorkerProcess* ExitedProcesses::find(const WorkerName& born_as) const {
+    const auto found = std::ranges::find_if(all_, [&](const One& one) { return one.process->born_as == born_as; });
+    return found == all_.end() ? nullptr : found->process.get();
 }
 
 std::vector<ExitedProcesses::OnUnloaded> ExitedProcesses::remove(const std::shared_ptr<WorkerProcess>& process) {

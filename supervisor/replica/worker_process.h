@@ -178,7 +178,8 @@ public:
     using OnUnloaded = std::function<void(Result<std::optional<Receipt>>)>;
 
     void add(std::shared_ptr<WorkerProcess> process) { all_.push_back({std::move(process), {}}); }
-    [[nodiscard]] bool has(const WorkerName& born_as) const;
+    [[nodiscard]] bool has(const WorkerName& born_as) const { return find(born_as) != nullptr; }
+    [[nodiscard]] const WorkerProcess* find(const WorkerName& born_as) const;
     /// Waits for the receipt of the process that ended last; answers at once if there is none.
     void wait(OnUnloaded unloaded) {
         all_.empty() ? unloaded(std::optional<Receipt>{}) : all_.back().waiters.push_back(std::move(unloaded));

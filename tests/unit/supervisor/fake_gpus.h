@@ -31,6 +31,8 @@ public:
         std::ofstream{next} << machine;
         std::filesystem::rename(next, file_);
     }
+    /// Lets a driver that hangs go on.
+    void remove() { std::filesystem::remove(file_); }
     static std::string library() { return BULKHEAD_BINARY_DIR "/lib/libbulkhead_fake_nvml.so"; }
 
 private:

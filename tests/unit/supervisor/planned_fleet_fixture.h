@@ -37,11 +37,12 @@ protected:
         ASSERT_TRUE(wait([&] { return begun; }));
     }
     /// SIGKILL, and the next one, with what the keeper has.
-    void supervise_anew() {
+    void supervise_anew(const std::function<void()>& before_it_adopts = [] {}) {
         fleet_.reset();
         context_.gpu_mutexes.clear();
         auto found = keeper_.hand_over();
         begin(declared_.models);
+        before_it_adopts();
         std::map<std::string, std::string> declarations;
         for (const auto& spec : declared_.models) declarations[spec.name] = fingerprint(spec);
         fleet_->adopt(std::move(found), declarations, {});
@@ -107,6 +108,8 @@ protected:
     }
     void set_machine(const std::string& more = {}) {
         std::string text = "gpu GPU-a 8000000000 Fake A\ngpu GPU-b 16000000000 Fake B\n" + more;
+        for (const auto& [gpu, bytes] : others_)
+            text += "process " + std::to_string(gpu) + " 0 " + std::to_string(bytes) + "\n";
         for (const auto& [pid, on] : held_)
             text += "process " + std::to_string(on.first) + " " + std::to_string(pid) + " " +
                     std::to_string(on.second) + " ghost\n";
@@ -122,6 +125,7 @@ protected:
 
     FakeGpus machine_{"gpu GPU-a 8000000000 Fake A\ngpu GPU-b 16000000000 Fake B\n"};
     std::map<pid_t, std::pair<int, std::uint64_t>> held_;
+    std::map<int, std::uint64_t> others_;  ///< used by other programs, by GPU
     std::vector<Error> errors_;
 };
 

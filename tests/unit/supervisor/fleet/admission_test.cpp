@@ -15,6 +15,7 @@ using test::FakeWorker;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 class AdmissionTest : public test::PlannedFleet {
 protected:
@@ -78,6 +79,59 @@ TEST_F(AdmissionTest, WhereNobodyTellsALoadKeepsWhatItWasGranted) {
     load("a");
     settle();
     EXPECT_EQ(keeper_.workers.size(), 2U) << "it loads alone again";
+}
+
+TEST_F(AdmissionTest, PeaksThatTheDriverDidNotShowAreTheAllocators) {
+    auto a = on("cuda:0", "a");
+    a.deadlines.request = 1h;
+    begin({a});
+    load("a");
+    FakeWorker& worker = loading(1);
+    hold(worker, 3 * gb);
+    say_ready(worker, {{"reserved_bytes", 2 * gb}, {"peak_bytes", 4 * gb}, {"pool_bytes", gb}});
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+    settle();
+    EXPECT_EQ(books("cuda:0", "resident"), 3 * gb);
+    EXPECT_THAT(why("a"), HasSubstr("a load takes 4.7 GiB (measured); on a GPU it held 2.8 GiB when it was ready, at "
+                                    "most 4.7 GiB while it loaded, 953.7 MiB of it for graphs"));
+
+    worker.say({{"type", "busy"}, {"in_flight", 1}});
+    ASSERT_TRUE(wait([&] { return worker.got("statistics_asked"); }));
+    const auto say_peak = [&](std::uint64_t bytes) {
+        worker.say({{"type", "statistics"},
+                    {"in_flight", 1},
+                    {"queued", 0},
+                    {"graphs", {{"reserved_bytes", 2 * gb}, {"peak_bytes", bytes}}}});
+    };
+    say_peak(4 * gb);
+    say_peak(6 * gb);
+    EXPECT_TRUE(wait([&] { return books("cuda:0", "resident") == 7 * gb; })) << why("a");
+    EXPECT_THAT(why("a"), HasSubstr("at most 4.7 GiB while it loaded and 6.5 GiB while it served"));
+}
+
+// --- a driver that fails
+
+TEST_F(AdmissionTest, WhyTellsThatTheFiguresOfADriverThatFailsAreOld) {
+    begin({on("cuda:0", "a", 2 * gb), on("cpu", "b", gb)});
+    const auto why_after_a_look = [&] {
+        fleet_->admission().leave(fleet_->admission().make_room("cuda:0", 0, "game", {}, [](const auto&) {}));
+        settle();
+        return why("a");
+    };
+    EXPECT_THAT(why_after_a_look(), Not(HasSubstr("what is used of")));
+    set_machine("driver timeout\n");
+    EXPECT_THAT(why_after_a_look(), HasSubstr(" old: resources_exhausted: asking NVML for the GPUs: Timeout"));
+    EXPECT_THAT(why("a"), HasSubstr("; what is used of cuda:0 is "));
+    EXPECT_THAT(why("b"), Not(HasSubstr("what is used of")));
+    set_machine("process 0 0 50000000000\n");
+    EXPECT_THAT(why_after_a_look(), HasSubstr(" old: failing: the driver says that "));
+    machine_.set("gpu GPU-b 16000000000 Fake B\n");
+    EXPECT_THAT(why_after_a_look(), HasSubstr(" old: lost: the driver does not list it any more"));
+    set_machine("driver hangs\n");
+    EXPECT_THAT(why_after_a_look(), HasSubstr(" old: deadline_exceeded: asking NVML for the GPUs: no answer within "));
+    machine_.remove();
+    set_machine();
+    EXPECT_TRUE(wait([&] { return why_after_a_look().find("what is used of") == std::string::npos; })) << why("a");
 }
 
 // --- channels and queues

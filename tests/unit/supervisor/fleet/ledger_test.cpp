@@ -1,6 +1,8 @@
 /// The ledger when the supervisor dies: the next one's is the same, field by field.
 
 #include <cstdio>
+#include <future>
+#include <set>
 
 #include "tests/support/property.h"
 #include "tests/unit/supervisor/planned_fleet_fixture.h"
@@ -13,18 +15,33 @@ using test::FakeWorker;
 
 class LedgerTest : public test::PlannedFleet {
 protected:
-    /// All but `foreign` and what is reclaimed: these are read from the machine, each time again.
-    std::string ledger() {
-        json::array all = fleet_->admission().ledger();
-        for (json::value& device : all) {
-            device.as_object().erase("foreign");
-            device.as_object().erase("reclaiming");
-            json::array holding;
-            for (json::value& one : device.at("workers").as_array())
-                if (one.at("holds").as_string() != "reclaiming") holding.push_back(one);
-            device.as_object()["workers"] = std::move(holding);
+    /// Keeps what is asked of it from being done, while it lives.
+    class OffLoopBlock {
+    public:
+        explicit OffLoopBlock(OffLoop& off_loop) {
+            off_loop.run(
+                "a slow disk", [waits = go_.get_future().share()] { return waits.wait(), true; },
+                [](const Result<bool>&) {});
         }
-        return json::serialize(all);
+        ~OffLoopBlock() { go_.set_value(); }
+        OffLoopBlock(const OffLoopBlock&) = delete;
+        OffLoopBlock& operator=(const OffLoopBlock&) = delete;
+
+    private:
+        std::promise<void> go_;
+    };
+
+    /// All but `foreign`.
+    json::array ledger() {
+        json::array all = fleet_->admission().ledger();
+        for (json::value& device : all) device.as_object().erase("foreign");
+        return all;
+    }
+    /// What other programs use of the GPUs, after a look. That of the host is read from this machine.
+    std::vector<std::uint64_t> foreign() {
+        fleet_->admission().leave(fleet_->admission().make_room("cuda:0", 0, "game", {}, [](const auto&) {}));
+        settle();
+        return {books("cuda:0", "foreign"), books("cuda:1", "foreign")};
     }
     /// Answers its new supervisor.
     void answer(FakeWorker& worker, bool configured, bool is_ready, std::uint32_t in_flight) {
@@ -84,6 +101,56 @@ TEST_F(LedgerTest, WhenAModelWasInUseLastIsKnownToTheNextSupervisor) {
         << "and to the one after it";
 }
 
+TEST_F(LedgerTest, MemoryOfAProcessThatCrashedIsAwaitedByTheNextSupervisorToo) {
+    begin({on("cuda:0", "a", 2 * gb)});
+    load("a");
+    for (std::size_t i = 1; i <= 2; ++i) {
+        FakeWorker& worker = loading(i);
+        hold(worker, 2 * gb);
+        say_ready(worker);
+        ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+        settle();
+        keeper_.exit(worker, {true, SIGSEGV, true});
+        ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::backoff; }));
+        settle();
+        if (i == 1) give_back(worker);
+    }
+    const json::array before = ledger();
+    EXPECT_EQ(books("cuda:0", "reclaiming"), 2 * gb);
+    for (int supervisors = 0; supervisors < 2; ++supervisors) {
+        supervise_anew();
+        EXPECT_EQ(json::serialize(ledger()), json::serialize(before));
+    }
+    EXPECT_EQ(foreign()[0], 0U);
+    EXPECT_EQ(keeper_.workers.size(), 2U) << "its next process waits for the receipt";
+    give_back(*keeper_.workers[1]);
+    (void)spawned(3);
+    EXPECT_EQ(books("cuda:0", "reclaiming"), 0U);
+}
+
+TEST_F(LedgerTest, BlanksOfTheNextSupervisorTakeThePlaceOfThoseThatItEnds) {
+    declared_.blanks = {{"cuda:0", 1}};
+    begin({on("cuda:0", "a", 2 * gb)});
+    const auto have_a_blank = [&] {
+        fleet_->preload();
+        FakeWorker& blank = spawned(keeper_.workers.size() + 1);
+        hold(blank, gb / 2);
+        blank.hello();
+        ASSERT_TRUE(wait([&] { return books("cuda:0", "blanks") == gb / 2; }));
+    };
+    have_a_blank();
+    const json::array before = ledger();
+    EXPECT_EQ(foreign()[0], 0U);
+    FakeWorker& former = keeper_.latest();
+    supervise_anew();
+    EXPECT_EQ(books("cuda:0", "blanks"), 0U);
+    ASSERT_TRUE(wait([&] { return former.reaped; }));
+    give_back(former);
+    have_a_blank();
+    EXPECT_EQ(json::serialize(ledger()), json::serialize(before));
+    EXPECT_EQ(foreign()[0], 0U);
+}
+
 /// Loads, unloads, crashes, requests, memory that runs out, and supervisors that die at any of these moments.
 class LedgerHistory : public LedgerTest {
 protected:
@@ -116,12 +183,37 @@ protected:
             if (!worker->reaped) all.push_back(worker.get());
         return all;
     }
+    /// Its memory on a GPU comes back later.
     void end(FakeWorker& worker, ProcessExit exit) {
-        give_back(worker);
+        if (!gpu_of(worker)) give_back(worker);
         keeper_.exit(worker, exit);
+    }
+    void give_some_back(bulkhead::test::RandomWalk& walk) {
+        for (const auto& worker : keeper_.workers)
+            if (worker->reaped && held_.contains(worker->pid) && walk.one_in(3)) give_back(*worker);
+    }
+    /// The driver never says that more is used of a GPU than it has.
+    std::uint64_t at_most_free(int gpu, std::uint64_t bytes) {
+        std::uint64_t used = others_[gpu];
+        for (const auto& [pid, held] : held_) used += held.first == gpu ? held.second : 0;
+        const std::uint64_t total = (gpu == 0 ? 8 : 16) * gb;
+        return std::min(bytes, total - std::min(total, used));
+    }
+    /// What its process is measured with from now on.
+    void measure(FakeWorker& worker, bulkhead::test::RandomWalk& walk) {
+        Replica& of = replica(worker.name.model, worker.name.replica);
+        if (!of.process() || of.process()->name != worker.name || !of.process()->ready_at) return;
+        of.process()->memory.take(HostMemory{gb / 10 * (1 + walk.below(9)), gb / 10 * walk.below(20)}, true);
+        fleet_->admission().measured(of);
     }
     void step(bulkhead::test::RandomWalk& walk) {
         const std::string name = declared_.models[walk.below(declared_.models.size())].name;
+        if (walk.one_in(8)) {
+            const int gpu = static_cast<int>(walk.below(2));
+            others_[gpu] = 0;
+            others_[gpu] = at_most_free(gpu, gb / 4 * walk.below(8));
+            set_machine();
+        }
         switch (walk.below(9)) {
         case 0:
         case 1:
@@ -145,9 +237,13 @@ protected:
             worker.say({{"type", "failed"}, {"code", "out_of_memory"}, {"attempt", "loading"}, {"remedy", ""}});
             end(worker, {false, 1, true});
         } else if (!life.is_ready) {
-            if (worker.got("configure") && !walk.one_in(4)) hold(worker, gb / 4 * (1 + walk.below(24)));
+            if (const auto gpu = gpu_of(worker); gpu && worker.got("configure") && !walk.one_in(4))
+                if (const auto bytes = at_most_free(*gpu, gb / 4 * (1 + walk.below(24))); bytes > 0)
+                    hold(worker, bytes);
             say_ready(worker);
             life.is_ready = true;
+        } else if (walk.one_in(4)) {
+            measure(worker, walk);
         } else {
             life.busy = !life.busy;
             worker.say({{"type", life.busy ? "busy" : "idle"}, {"in_flight", life.busy ? 1 : 0}});
@@ -155,26 +251,66 @@ protected:
     }
     /// Who was asked for something does it.
     void obey(bulkhead::test::RandomWalk& walk) {
+        give_some_back(walk);
         for (FakeWorker* worker : living()) {
             Life& life = lives_[worker->name.generation];
             if (worker->got("hello_asked")) {
                 answer(*worker, life.configured, life.is_ready, life.busy ? 1 : 0);
                 worker->received.clear();
+            } else if (worker->got("statistics_asked")) {
+                worker->say({{"type", "statistics"}, {"in_flight", life.busy ? 1 : 0}, {"queued", 0}});
+                std::erase_if(worker->received,
+                              [](const auto& one) { return one.at("type").as_string() == "statistics_asked"; });
             } else if (worker->got("drain") && walk.one_in(2)) {
                 worker->say({{"type", "drained"}});
                 end(*worker, {false, 0, true});
             }
         }
     }
-    /// A replica that waits for its restart does not know that the memory of its last process is awaited.
-    bool may_compare() {
-        turn();
-        for (const json::value& device : fleet_->admission().ledger())
+    /// "reclaiming in backoff", of each worker that holds memory in the ledger.
+    std::set<std::string> holders(const json::array& ledger) {
+        std::set<std::string> all;
+        for (const json::value& device : ledger)
             for (const json::value& one : device.at("workers").as_array()) {
                 const Replica& of =
                     replica(std::string{one.at("model").as_string()}, one.at("replica").to_number<std::uint32_t>());
-                if (of.state() == WorkerState::backoff) return false;
+                all.insert(std::string{one.at("holds").as_string()} + " in " + std::string{to_string(of.state())});
             }
+        return all;
+    }
+
+    /// Each reservation is one of a process. One whose process was not asked for yet dies with the supervisor.
+    bool is_spawned(const json::array& ledger) {
+        for (const json::value& device : ledger)
+            for (const json::value& one : device.at("workers").as_array()) {
+                const Replica& of =
+                    replica(std::string{one.at("model").as_string()}, one.at("replica").to_number<std::uint32_t>());
+                const bool is_there = std::ranges::any_of(keeper_.workers, [&](const auto& worker) {
+                    return of.process() && !of.process()->exit && worker->name == of.process()->born_as;
+                });
+                if (one.at("holds").as_string() == "reserved" && !is_there) return false;
+            }
+        return true;
+    }
+    /// Who asked for an unload has its receipt; otherwise each supervisor would make it again.
+    void tell_receipts() {
+        for (const config::ModelSpec& spec : declared_.models)
+            for (const auto& replica : model(spec.name).replicas)
+                if (replica->kept_receipt()) replica->receipt_told();
+    }
+    /// The only receipts awaited on GPUs are of memory that the driver lists.
+    bool is_quiet() {
+        const auto is_listed = [&](const json::value& one) {
+            return std::ranges::any_of(keeper_.workers, [&](const auto& worker) {
+                return worker->reaped && held_.contains(worker->pid) && worker->name.model == one.at("model").as_string() &&
+                       worker->name.replica == one.at("replica").to_number<std::uint32_t>();
+            });
+        };
+        for (const json::value& device : fleet_->admission().ledger())
+            for (const json::value& one : device.at("workers").as_array())
+                if (device.at("device").as_string() != "cpu" && one.at("holds").as_string() == "reclaiming" &&
+                    !is_listed(one))
+                    return false;
         return true;
     }
 
@@ -186,19 +322,35 @@ TEST_F(LedgerHistory, EachSupervisorHasTheLedgerOfTheOneBefore) {
     bulkhead::test::RandomWalk walk{400};
     make_fleet(walk);
     std::size_t compared = 0;
-    std::size_t with_workers = 0;
+    std::size_t with_others = 0;
+    std::size_t with_mapped = 0;
+    std::map<std::string, std::size_t> seen;
     for (std::uint64_t i = 0; i < walk.steps; ++i) {
         step(walk);
         walk.one_in(2) ? settle() : turn();
         obey(walk);
-        if (!walk.one_in(6) || !may_compare()) continue;
-        const std::string before = ledger();
-        supervise_anew();
-        ASSERT_EQ(ledger(), before) << "step " << i;
+        if (!walk.one_in(6)) continue;
+        settle();
+        ASSERT_TRUE(wait([&] { return is_quiet(); }));
+        const auto others = foreign();
+        std::optional<OffLoopBlock> block{std::in_place, off_loop_};
+        turn();
+        tell_receipts();
+        const json::array before = ledger();
+        if (!is_spawned(before)) continue;
+        for (const std::string& one : holders(before)) ++seen[one];
+        block.reset();
+        supervise_anew([&] { block.emplace(off_loop_); });
+        ASSERT_EQ(json::serialize(ledger()), json::serialize(before)) << "step " << i;
+        block.reset();
+        ASSERT_EQ(foreign(), others) << "step " << i << " " << json::serialize(before);
         ++compared;
-        with_workers += before.find("\"model\"") != std::string::npos ? 1 : 0;
+        with_others += others[0] + others[1] > 0 ? 1 : 0;
+        with_mapped += books("cpu", "mapped") > 0 ? 1 : 0;
     }
-    std::printf("%zu ledgers compared, %zu of them with workers\n", compared, with_workers);
+    std::printf("%zu ledgers compared, %zu with other programs on a GPU, %zu with mapped weights\n", compared,
+                with_others, with_mapped);
+    for (const auto& [one, times] : seen) std::printf("%zu times %s\n", times, one.c_str());
     if (walk.steps >= 400) {
         EXPECT_GT(compared, 20U);
     }

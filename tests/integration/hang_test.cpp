@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <thread>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -161,6 +162,40 @@ TEST(Hang, AWorkerWhoseCoverIsStoppedAnswersShortRequestsAndIsFoundByOneThatNeve
     EXPECT_THAT(events.reason_of("crashed"), HasSubstr("made no step for"));
     cover.await_death();
     expect_lost(channel.wait(request));
+    expect_replaced(daemon, "m", former);
+}
+
+/// It runs the loop, which the model's thread then waits for.
+TEST(Hang, AWorkerWhoseCoverIsStoppedInTheLoopAnswersWhatRunsAndIsFoundByPs) {
+    Daemon daemon{fleet({minimal_model("m", "MINIMAL_RUN_MS: 2000")}), minimal()};
+    auto channel = daemon.open("m").value();
+    const pid_t former = daemon.pid("m");
+    StateEvents events{daemon};
+    auto input = channel.allocate(wire::DType::float32, dims_four).value();
+    std::ranges::copy(four, input.as<float>().begin());
+    const std::array<NamedInput, 1> inputs{{{"x", &input}}};
+    const auto running = submit(channel, input);
+    ASSERT_TRUE(running) << running.error().text();
+    const auto waiting = channel.infer({.inputs = inputs, .deadline = 1ms});
+    ASSERT_FALSE(waiting);
+    ASSERT_THAT(waiting.error().text(), HasSubstr("still waiting")) << "the cover answers";
+    while (file_text(fmt::format("/proc/{0}/task/{0}/status", former)).find("State:\tS") == std::string::npos)
+        std::this_thread::yield();
+
+    StoppedThread cover{former};
+    if (cover.error() != 0) GTEST_SKIP() << "tracing a worker: " << std::strerror(cover.error());
+
+    const auto answered = channel.wait(*running);
+    EXPECT_TRUE(answered) << answered.error().text();
+    const auto unread = submit(channel, input);
+    ASSERT_TRUE(unread) << unread.error().text();
+    (void)daemon.state("m");
+    (void)daemon.state("m");
+    EXPECT_THAT(events.reason_of("crashed"), HasSubstr("does not answer, for 5."));
+    cover.await_death();
+    const auto reply = channel.wait(*unread);
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost) << reply.error().text();
     expect_replaced(daemon, "m", former);
 }
 

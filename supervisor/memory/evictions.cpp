@@ -8,14 +8,12 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
-bool is_surplus(const Slot& slot) { return slot.replica >= slot.model->declared.replicas_min; }
-
 /// When time alone unloads the slot; empty: never.
 std::optional<Time> due(const Slot& slot) {
     const Model& model = *slot.model;
     if (slot.phase != Phase::ready || slot.in_flight > 0) return std::nullopt;
     std::optional<Millis> keep = is_pinned(*model.unit) ? std::nullopt : model.declared.keep_alive;
-    if (is_surplus(slot)) keep = std::min(keep.value_or(Millis{limits::surplus_idle}), Millis{limits::surplus_idle});
+    if (slot.is_surplus()) keep = std::min(keep.value_or(Millis{limits::surplus_idle}), Millis{limits::surplus_idle});
     if (!keep) return std::nullopt;
     const Time at = slot.idle_since + *keep;
     return std::max(at, slot.used ? slot.awaited.value_or(at) : slot.ready_at + limits::first_use_grace);
@@ -25,7 +23,7 @@ std::optional<Time> due(const Slot& slot) {
 
 std::optional<Time> unload_time(const Slot& slot) {
     if (slot.phase != Phase::ready) return std::nullopt;
-    if (!slot.model->unit->together || is_surplus(slot)) return due(slot);
+    if (!slot.model->unit->together || slot.is_surplus()) return due(slot);
     Time last{};
     for (const Model* model : slot.model->unit->models)
         for (const Slot& member : model->slots) {
@@ -46,8 +44,8 @@ void unload_idle(State& state, Time now) {
                 state.wake_at(*at);
                 continue;
             }
-            const bool alone = is_surplus(slot) || !model.unit->together;
-            const EvictCause cause = is_surplus(slot) ? EvictCause::surplus : EvictCause::keep_alive;
+            const bool alone = slot.is_surplus() || !model.unit->together;
+            const EvictCause cause = slot.is_surplus() ? EvictCause::surplus : EvictCause::keep_alive;
             const std::string why = fmt::format("it was idle for {}", duration_text(now - slot.idle_since));
             for (Model* member : model.unit->models)
                 for (Slot& other : member->slots)

@@ -189,6 +189,9 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
 }
 
 std::string waits_for(const Survey& survey, const Option& option, Time now) {
+    if (option.load != nullptr && option.load->is_surplus())
+        return fmt::format("waits until {} is idle and unloaded: it is more than `replicas` asks for",
+                           option.load->id().text());
     if (option.load != nullptr)
         return fmt::format("waits until {} is ready: {}", option.load->id().text(),
                            option.load->basis == Basis::unknown ? "its size is not known before"

@@ -55,7 +55,7 @@ struct Option {
     std::vector<Bytes> bytes;  ///< for each piece on its device: its need, or all that is free if the need is unknown
     Time when{};               ///< when the last victim may go
     bool behind_priority = false;  ///< a busy victim has a higher priority: the time is unknown
-    const Slot* load = nullptr;    ///< stays, and returns memory once it is ready
+    const Slot* load = nullptr;    ///< returns memory once it is ready, or as surplus once it is idle
 
     /// Larger is worse. Compares the victims, then how many replicas of a model share a device,
     /// then the devices' places in their lists, then how full the devices become.
@@ -95,7 +95,7 @@ public:
     [[nodiscard]] std::int64_t room(std::size_t device) const { return room_[device]; }
     [[nodiscard]] int use_of(const Candidate& one) const;  ///< as in `Option::Cost`
     [[nodiscard]] std::int64_t promised_room(std::size_t device) const;
-    /// Room that comes when the loads of what stays are over.
+    /// Room that comes without an eviction: when a load is over, and when a surplus replica was idle.
     [[nodiscard]] std::int64_t returned_room(const Candidate& one, std::size_t device) const;
     /// Room if every candidate went that may go within `reach`.
     [[nodiscard]] std::int64_t room_within(Reach reach, std::size_t device, int priority) const;

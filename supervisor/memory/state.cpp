@@ -83,6 +83,8 @@ int State::priority_of(const Entry& entry, Time now) const {
     return now < entry.since + limits::patience ? own : std::max(own, highest_priority);
 }
 
+bool Slot::is_surplus() const { return replica >= model->declared.replicas_min; }
+
 bool State::is_being_loaded(const Unit& unit) const {
     const auto found = std::ranges::find(entries, &unit, [](const Entry& one) -> const Unit* { return one.unit; });
     return found != entries.end() && !found->waiters.empty() && unit.any(&Slot::is_starting);

@@ -147,6 +147,30 @@ TEST_F(MemoryPlacement, ASizeDeclaredDuringALoadOfUnknownSizeIsWhatTheWorkerKeep
     EXPECT_THAT(granted(), ElementsAre("next/0"));
 }
 
+TEST_F(MemoryPlacement, AReplicaWaitsForASurplusSiblingThatHoldsItsRoom) {
+    auto many = model("many", 4 * gib);
+    auto other = model("other", 4 * gib);
+    other.pin = true;
+    many.replicas_min = many.replicas_max = 2;
+    declare({many, other});
+    ask("many", Asker::person);
+    ready("many", 4 * gib, 0);
+    ready("many", 4 * gib, 1);
+    end("many", 0);
+    load("other", 4 * gib);
+
+    many.replicas_min = many.replicas_max = 1;
+    declare({many, other});
+    ask("many", Asker::person);
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    EXPECT_THAT(policy.why("many", now), HasSubstr("waits until many/1 is idle and unloaded"));
+    now += 1min;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), ElementsAre("many/1"));
+    end("many", 1);
+    EXPECT_THAT(granted(), ElementsAre("many/0"));
+}
+
 TEST_F(MemoryPlacement, APlanThatWaitsNamesTheDeviceAndTheVictimOfTheLoad) {
     auto high = model("high", 8 * gib);
     high.priority = 1;

@@ -1,3 +1,4 @@
+#include <semaphore>
 #include <set>
 
 #include "tests/unit/worker/loop_harness.h"
@@ -166,18 +167,24 @@ TEST_F(RequestQueue, SixtyThreeChannelsThatAskOnceAreServedAmidAFlood) {
     spec.queue_bound = 256;
     spec.channel = {.input_bytes = 4096, .output_bytes = 8192, .bytes_max = 16384, .channels_max = channels};
     std::vector<TestClient> clients;
+    std::binary_semaphore first_asked{0};
+    std::binary_semaphore all_asked{0};
     load_hooked([&, runs = 0](const std::string&) mutable -> Result<> {
         if (++runs > 1) return {};
+        first_asked.acquire();
         for (std::uint64_t request = 2; request < 2 + flood; ++request)
             clients[0].infer(request, "echo", {clients[0].tensor({0})});
         for (std::size_t i = 1; i < channels; ++i)
             clients[i].infer(1, "echo", {clients[i].tensor({static_cast<float>(i)})});
+        all_asked.release();
         return {};
     });
     start_ready();
     while (clients.size() < channels) clients.push_back(open_channel());
 
     clients[0].infer(1, "echo", {clients[0].tensor({0})});
+    first_asked.release();
+    all_asked.acquire();
     for (std::size_t i = 1; i < channels; ++i) clients[i].expect_result(1);
     for (std::uint64_t request = 1; request < 2 + flood; ++request) clients[0].expect_result(request);
 

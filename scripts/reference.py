@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes docs/configuration.md and a list in docs/control.md from config/fleet.schema.json, the tables of
-docs/worker-link.md from ipc/links/worker_link.json, and the transitions in docs/operations.md from
-supervisor/states/lifecycle.h, so that they cannot differ.
+docs/worker-link.md from ipc/links/worker_link.json and supervisor/states/message_answers.h, and the transitions in
+docs/operations.md from supervisor/states/lifecycle.h, so that they cannot differ.
 
     reference.py            write them
     reference.py --check    exit 1 if one is not up to date
@@ -20,6 +20,7 @@ CONTROL_PAGE = ROOT / "docs/control.md"
 LINK = ROOT / "ipc/links/worker_link.json"
 LINK_PAGE = ROOT / "docs/worker-link.md"
 LIFECYCLE = ROOT / "supervisor/states/lifecycle.h"
+ANSWERS = ROOT / "supervisor/states/message_answers.h"
 LIFECYCLE_PAGE = ROOT / "docs/operations.md"
 
 INTRODUCTION = """\
@@ -139,10 +140,13 @@ def messages(entries):
     return "\n".join(rows)
 
 
+def names_of(kind, header):
+    return re.findall(r'"(\w+)"', re.search(rf"worker_{kind}_names{{(.*?)}}", header, re.DOTALL)[1])
+
+
 def transitions(header):
     """The table of transitions in C++: a row for each state, a cell for each event."""
-    states, events = (re.findall(r'"(\w+)"', re.search(rf"worker_{kind}_names{{(.*?)}}", header, re.DOTALL)[1])
-                      for kind in ("state", "event"))  # fmt: skip
+    states, events = names_of("state", header), names_of("event", header)
     short_names = dict(re.findall(r"(\w+) = WorkerState::(\w+)", header))
     rows = ["| in state | event → next state |", "| --- | --- |"]
     for state, (name, cells) in zip(states, re.findall(r"/\*(\w+) *\*/{{(.*)}},", header), strict=True):
@@ -150,6 +154,14 @@ def transitions(header):
         assert state == name, f"{LIFECYCLE}: the row of {state} says {name}"
         rows.append(f"| `{state}` | {', '.join(f'{event} → `{short_names[to]}`' for event, to in answers if to != '{}')} |")
     return "\n".join(rows) + "\n"
+
+
+def message_answers(header, states):
+    """The table of messages in C++: a row for each message, a cell for each state."""
+    rows = ["| | " + " | ".join(states) + " |", "| --- |" + " :-: |" * len(states)]
+    for name, cells in re.findall(r'{"(\w+)", +"([+!.]+)"},', header):
+        rows.append(f"| `{name}` | " + " | ".join(cell.replace(".", " ") for _, cell in zip(states, cells, strict=True)) + " |")
+    return "\n".join(rows)
 
 
 def page_with(tables, page):
@@ -163,10 +175,12 @@ def main():
         print(__doc__)
         return 2
     link = json.loads(LINK.read_text())
+    lifecycle = LIFECYCLE.read_text()
     link = {name: messages(link[name]) for name in ("to_daemon", "to_worker", "objects")}
+    link["message_answers"] = message_answers(ANSWERS.read_text(), names_of("state", lifecycle))
     schema = json.loads(SCHEMA.read_text())
     pages = {PAGE: page(schema), CONTROL_PAGE: page_with({"supervisor_keys": supervisor_keys(schema)}, CONTROL_PAGE), LINK_PAGE: page_with(link, LINK_PAGE),
-             LIFECYCLE_PAGE: page_with({"transitions": transitions(LIFECYCLE.read_text())}, LIFECYCLE_PAGE)}  # fmt: skip
+             LIFECYCLE_PAGE: page_with({"transitions": transitions(lifecycle)}, LIFECYCLE_PAGE)}  # fmt: skip
     outdated = [path for path, made in pages.items() if not path.exists() or path.read_text() != made]
     for path in outdated:
         if sys.argv[1:]:

@@ -79,8 +79,9 @@ std::int64_t Survey::promised_room(std::size_t device) const {
 std::int64_t Survey::returned_room(const Candidate& one, std::size_t device) const {
     Bytes bytes = 0;
     for (const Slot* slot : one.slots) {
-        if (slot->device == device) bytes += slot->is_surplus() ? slot->device_bytes : state_.returned_at_ready(*slot);
-        if (device == 0 && slot->is_surplus()) bytes += slot->host_bytes;
+        const bool goes = slot->is_surplus() && !one.pinned;
+        if (slot->device == device) bytes += goes ? slot->device_bytes : state_.returned_at_ready(*slot);
+        if (device == 0 && goes) bytes += slot->host_bytes;
     }
     return static_cast<std::int64_t>(bytes);
 }

@@ -23,7 +23,7 @@ function(bulkhead_generate script data header)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script} ${data})
 endfunction()
 
-# Says for tests/rooms.py what a folder that is no room of its own may include.
+# Says for tests/rooms.py what a folder that is not a room of its own may include.
 function(bulkhead_may_include folder target)
     file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${folder})
     list(JOIN ARGN " " allowed)

@@ -140,7 +140,7 @@ std::optional<Value> Fields::require(std::string_view key, std::string remedy) {
 void Fields::ignore(std::string_view key, std::string_view remedy) {
     if (take(key))
         map_.report().warn(*location_of(key),
-                           fmt::format("{}{} has no effect any more", before_sentence(where_), in_quotes(key)),
+                           fmt::format("{}{} no longer has an effect", before_sentence(where_), in_quotes(key)),
                            std::string{remedy});
 }
 

@@ -43,7 +43,7 @@ std::vector<Diagnostic> in_order_of_file(std::vector<Diagnostic> all) {
 void Report::add(SourceLocation place, std::string_view attempt, std::string_view remedy) {
     if (diagnostics_.size() == limits::diagnostics_max)
         diagnostics_.push_back(diagnostic(place, fmt::format("more than {} errors", limits::diagnostics_max),
-                                          "mend those above first; what follows was not listed"));
+                                          "correct those above first; what follows was not listed"));
     if (diagnostics_.size() > limits::diagnostics_max) return;
     diagnostics_.push_back(diagnostic(place, attempt, remedy));
 }

@@ -43,7 +43,7 @@ class LoadModel(_Acts):
 
     @classmethod
     def validate_inputs(cls, model: str) -> bool:
-        return True  # a name that is not in the menu any more is told of by `execute`, which knows why
+        return True  # `execute` reports a name that is no longer in the menu: it knows why
 
     @classmethod
     async def execute(cls, model: str, after: Any = None) -> Any:

@@ -36,7 +36,7 @@ struct FdMapping {
     [[nodiscard]] bip::mapping_handle_t get_mapping_handle() const { return {fd, false}; }
 };
 
-/// Returns an address at which a mapping of whole huge pages can begin; null if the size is no multiple of them.
+/// Returns an address at which a mapping of whole huge pages can begin; null if the size is not a multiple of them.
 void* aligned_place(std::uint64_t size_bytes) {
     if (size_bytes % huge_page_bytes != 0) return nullptr;
     const Mapping room{size_bytes + huge_page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE};
@@ -90,7 +90,7 @@ UniqueFd reserved_huge_memfd(std::uint64_t size_bytes, const std::string& label)
 
 /// Turns plain pages into huge ones by copying. Returns empty on success, else why not and what to change.
 std::string collapse(const bip::mapped_region& bytes) {
-    int failed = EINVAL;  // for a size that is no multiple
+    int failed = EINVAL;  // for a size that is not a multiple
     if (bytes.get_size() % huge_page_bytes == 0) {
         failed = 0;
         for (int tries = 0; tries < collapse_tries; ++tries) {

@@ -26,7 +26,7 @@ rpc::Answer refusal(const std::string& file, const std::vector<config::Diagnosti
     answer.error = Error{ErrorCode::config_invalid,
                          fmt::format("reloading {}: {}{}", file, errors.front().text(),
                                      errors.size() > 1 ? fmt::format(", and {} more", errors.size() - 1) : ""),
-                         "mend the file and reload again; until then the fleet stays as it was"};
+                         "correct the file and reload again; until then the fleet stays as it was"};
     return answer;
 }
 

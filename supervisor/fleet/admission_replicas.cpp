@@ -1,4 +1,4 @@
-// What the memory policy hears of replicas: their starts, their memory, their requests and their ends.
+// What the memory policy is told about replicas: their starts, their memory, their requests and their ends.
 
 #include <algorithm>
 

@@ -45,57 +45,57 @@ void StaleProcessWatch::start(FleetContext& context, std::vector<StaleProcess> p
     self->look(std::move(looked));
 }
 
-StaleProcessWatch::Sight StaleProcessWatch::look_at(const std::vector<StaleProcess>& processes, Gpus& gpus) {
-    Sight sight;
+StaleProcessWatch::Observation StaleProcessWatch::look_at(const std::vector<StaleProcess>& processes, Gpus& gpus) {
+    Observation observation;
     for (const StaleProcess& process : processes)
-        if (!has_ended(process.pidfd)) sight.alive.insert(process.pid);
+        if (!has_ended(process.pidfd)) observation.alive.insert(process.pid);
     if (const auto all = gpus.read())
         for (const Gpu& gpu : *all)
             for (const StaleProcess& process : processes)
-                if (gpu.find(process.pid) != nullptr) sight.users[gpu.uuid].insert(process.pid);
-    return sight;
+                if (gpu.find(process.pid) != nullptr) observation.users[gpu.uuid].insert(process.pid);
+    return observation;
 }
 
 void StaleProcessWatch::look(std::function<void()> looked) {
     context_.off_loop.run(
         "looking whether what a former daemon left behind has ended",
         [processes = processes_, &gpus = context_.gpus] { return look_at(*processes, gpus); },
-        [self = shared_from_this(), looked = std::move(looked)](const Result<Sight>& sight) {
-            if (sight)
-                self->judge(*sight);
+        [self = shared_from_this(), looked = std::move(looked)](const Result<Observation>& observation) {
+            if (observation)
+                self->judge(*observation);
             else
                 self->look_after(limits::gpu_retry);
             if (looked) looked();
         });
 }
 
-void StaleProcessWatch::judge(const Sight& sight) {
+void StaleProcessWatch::judge(const Observation& observation) {
     for (const StaleProcess& process : *processes_)
-        if (!sight.alive.contains(process.pid)) context_.gpu_quarantine.process_ended(process.pid);
+        if (!observation.alive.contains(process.pid)) context_.gpu_quarantine.process_ended(process.pid);
     if (state_ == State::holding) {
-        for (const auto& [uuid, users] : sight.users) turns_[uuid].take(context_.gpu_mutex(uuid));
-        std::erase_if(turns_, [&](const auto& turn) { return !sight.users.contains(turn.first); });
-        if (sight.alive.empty() && sight.users.empty()) return;
+        for (const auto& [uuid, users] : observation.users) turns_[uuid].take(context_.gpu_mutex(uuid));
+        std::erase_if(turns_, [&](const auto& turn) { return !observation.users.contains(turn.first); });
+        if (observation.alive.empty() && observation.users.empty()) return;
         if (Deadline::Clock::now() < until_) return look_after(limits::settle_poll);
-        give_up(sight);
+        give_up(observation);
     }
-    if (!sight.alive.empty()) look_after(limits::gpu_retry);
+    if (!observation.alive.empty()) look_after(limits::gpu_retry);
 }
 
 void StaleProcessWatch::look_after(Deadline::Clock::duration pause) {
     pause_.arm(pause, [self = shared_from_this()] { self->look({}); });
 }
 
-void StaleProcessWatch::give_up(const Sight& sight) {
+void StaleProcessWatch::give_up(const Observation& observation) {
     state_ = State::given_up;
     turns_.clear();
     for (const StaleProcess& process : *processes_) {
-        const bool lives = sight.alive.contains(process.pid);
+        const bool lives = observation.alive.contains(process.pid);
         const std::string what =
             fmt::format("process {} ({}), left behind by a former daemon, {}", process.pid, process.name,
                         lives ? "is alive after SIGKILL" : "is gone, but its memory is not back");
         bool is_on_gpu = false;
-        for (const auto& [uuid, users] : sight.users) {
+        for (const auto& [uuid, users] : observation.users) {
             if (!users.contains(process.pid)) continue;
             is_on_gpu = true;
             spdlog::error("gpu={}{} cause={}", uuid, lives ? " quarantined" : "", in_quotes(what));

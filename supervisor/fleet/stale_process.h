@@ -42,16 +42,16 @@ public:
 
 private:
     /// The result of one look.
-    struct Sight {
+    struct Observation {
         std::set<pid_t> alive;
         std::map<std::string, std::set<pid_t>> users;  ///< by GPU UUID; with dead ones that the driver still lists
     };
     StaleProcessWatch(FleetContext& context, std::vector<StaleProcess> processes, std::chrono::milliseconds alive_max);
-    [[nodiscard]] static Sight look_at(const std::vector<StaleProcess>& processes, Gpus& gpus);
+    [[nodiscard]] static Observation look_at(const std::vector<StaleProcess>& processes, Gpus& gpus);
     void look(std::function<void()> looked);
-    void judge(const Sight& sight);
+    void judge(const Observation& observation);
     void look_after(Deadline::Clock::duration pause);
-    void give_up(const Sight& sight);
+    void give_up(const Observation& observation);
 
     FleetContext& context_;
     std::shared_ptr<const std::vector<StaleProcess>> processes_;

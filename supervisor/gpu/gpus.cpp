@@ -93,7 +93,7 @@ Result<std::vector<Gpu>> Gpus::read() {
         return Error{
             ErrorCode::deadline_exceeded,
             fmt::format("asking NVML for the GPUs: no answer within {}", duration_text(limits::gpu_answer_deadline)),
-            "the driver hangs: `dmesg` may tell why; CPU models go on"};
+            "the driver hangs: `dmesg` may show the cause; CPU models go on"};
     };
     std::unique_lock lock{reader.mutex};
     if (reader.asked != reader.answered && reader.late) return no_answer();
@@ -133,7 +133,7 @@ Device device_of(const Gpu& gpu) { return {fmt::format("cuda:{}", gpu.index), gp
 Error trouble_of(const Gpu& gpu, const std::map<std::string, std::string>& quarantined) {
     if (!gpu.trouble.empty())
         return {ErrorCode::resources_exhausted, "it is " + gpu.trouble,
-                "`nvidia-smi` and `dmesg` may tell more; a GPU that is lost needs a reset or a reboot"};
+                "`nvidia-smi` and `dmesg` may show the cause; a GPU that is lost needs a reset or a reboot"};
     if (const auto found = quarantined.find(gpu.uuid); found != quarantined.end())
         return {ErrorCode::resources_exhausted, "it is quarantined: " + found->second,
                 fmt::format("remove the cause, then `bulkhead gpus --lift {}`", gpu.uuid)};

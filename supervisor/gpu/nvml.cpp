@@ -137,7 +137,7 @@ void Nvml::name_the_lost(std::vector<Gpu>& gpus) {
             continue;
         }
         gpus.push_back(
-            {known.index, uuid, known.name, "lost: the driver does not list it any more", true, {}, {}, false, {}});
+            {known.index, uuid, known.name, "lost: the driver no longer lists it", true, {}, {}, false, {}});
         in_trouble_ = true;
     }
 }

@@ -34,7 +34,7 @@ public:
     /// Takes over the end that a former supervisor recorded. Looks for a report that was still being written.
     void restore(const WorkerName& worker, const LastCrash& noted);
 
-    /// Empty: no process has ended. Without a cause the end was no crash, and the report is of an earlier one.
+    /// Empty: no process has ended. Without a cause the end was not a crash, and the report is of an earlier one.
     [[nodiscard]] const std::shared_ptr<LastCrash>& last() const { return last_; }
     /// "; restarted 1 time, its last process 42 died: SIGSEGV"; empty when there is nothing to say.
     [[nodiscard]] std::string past(std::uint32_t restarts) const;

@@ -1,4 +1,4 @@
-// What a death costs: when clients and subscribers hear of it, and when its successor runs; beside the kernel's own
+// What a death costs: when clients and subscribers are told, and when its successor runs; beside the kernel's own
 // notice of the same death, and beside other supervisors where they are installed.
 
 #include <poll.h>

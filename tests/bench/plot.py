@@ -85,7 +85,7 @@ def main() -> None:
         if what == "throughput":
             rates[size, way][name].append((int(clients), row["value"]))
         elif clients == "1":
-            ways = round_trip if size == "64 B" else {way: None}  # so small a question is no smaller than its answer
+            ways = round_trip if size == "64 B" else {way: None}  # so small a question is not smaller than its answer
             for one in ways:
                 round_trip[one][name].append((SIZES[size], row["value"]))
                 kind = "one memcpy" if "memcpy" in row["baseline"] else row["baseline"]

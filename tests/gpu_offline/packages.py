@@ -42,7 +42,7 @@ PACKAGES = {
     "higgs_codec": (f"{TINY}:higgs_audio_v2_with_codec", ["--family", "higgs_audio_v2", *FEW]),
 }
 NAMES = ("mlp", *PACKAGES)
-FILES = {"mlp": "mlp.pt2"}  #: of packages that are no folder of their name
+FILES = {"mlp": "mlp.pt2"}  #: of packages that are not a folder of their name
 SOURCES = (Path(__file__), ROOT / "tests" / "gpu" / "make_models.py", ROOT / TINY, ROOT / "scripts" / "models" / "make_test_models.py")
 
 

@@ -70,7 +70,7 @@ struct Process {
     bool estimated = false;               ///< ready, and not measured while it served
     std::vector<std::uint64_t> requests;  ///< accepted, the first one runs
     std::uint32_t channels = 0;           ///< open
-    struct Told {                         ///< what its decider was told of it
+    struct Told {                         ///< what its decider was told about it
         bool ready = false;
         std::uint32_t in_flight = 0;
         std::uint32_t channels = 0;

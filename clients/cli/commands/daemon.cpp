@@ -86,7 +86,7 @@ int down(const Session& session) {
     if (!pidfd && errno != ESRCH)
         throw ErrorException{system_error(fmt::format("watching the keeper, pid {}", keeper), errno)};
 
-    tell_of_new_supervisors(session, control);
+    report_new_supervisors(session, control);
     const Answer stopped = control.call("daemon.stop").value();
     if (session.json)
         print_json(stopped.result);
@@ -121,7 +121,7 @@ void add_down(CLI::App& app, Session& session) {
         "Returns when the daemon's last process is gone. Prints a receipt per worker, as `unload` does.\n"
         "With --json: {\"receipts\":[…]}; \"receipts_lost\" is true where the supervisor died before it told\n"
         "them.\n"
-        "\nExit status: 0 nothing runs any more, 1 failed, 3 no daemon answers.");
+        "\nExit status: 0 nothing runs, 1 failed, 3 no daemon answers.");
     when_chosen(command, session, [&session] { return down(session); });
 }
 

@@ -25,7 +25,7 @@ void tell_note(const Session& session, std::string_view text) {
     std::fputs(line.c_str(), stderr);
 }
 
-void tell_of_new_supervisors(const Session& session, ControlClient& control, std::function<void()> then) {
+void report_new_supervisors(const Session& session, ControlClient& control, std::function<void()> then) {
     control.on_reconnect([&session, then = std::move(then)] {
         tell_note(session, "the supervisor was lost; the next one goes on with this call");
         if (then) then();

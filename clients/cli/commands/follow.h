@@ -14,7 +14,7 @@ namespace bulkhead::cli {
 void tell_note(const Session& session, std::string_view text);
 
 /// Tells the user of a waiting call that a new supervisor took it over. `then` runs afterwards, to subscribe again.
-void tell_of_new_supervisors(const Session& session, ControlClient& control, std::function<void()> then = {});
+void report_new_supervisors(const Session& session, ControlClient& control, std::function<void()> then = {});
 
 /// Tells why a subscription ended, from the supervisor's pid: there is another supervisor, or the
 /// same one closed the connection, as it does for a slow reader.

@@ -41,7 +41,7 @@ json::value call_with_progress(const Session& session, std::string_view method, 
     ControlClient control = session.connect();
     const auto shown = is_terminal(stderr) ? Progress::Mode::bars : Progress::Mode::lines;
     const auto mode = session.json ? Progress::Mode::none : shown;
-    tell_of_new_supervisors(session, control);
+    report_new_supervisors(session, control);
     Progress progress{mode};
     if (mode != Progress::Mode::none) {
         control.on_notification([&](std::string_view name, const json::object& params) {
@@ -49,7 +49,7 @@ json::value call_with_progress(const Session& session, std::string_view method, 
         });
         json::object wanted;
         if (!choice.all) wanted["models"] = json::value_from(choice.models);
-        tell_of_new_supervisors(session, control, [&control, wanted] {
+        report_new_supervisors(session, control, [&control, wanted] {
             static_cast<void>(control.call("events.subscribe", wanted, limits::answer));  // on failure: no progress
         });
         (void)control.call("events.subscribe", wanted, limits::answer).value();
@@ -67,7 +67,7 @@ int load(const Session& session, const Choice& choice) {
 
 int unload(const Session& session, const Choice& choice) {
     ControlClient control = session.connect();
-    tell_of_new_supervisors(session, control);
+    report_new_supervisors(session, control);
     const Answer answer = control.call("model.unload", choice.params()).value();
     if (session.json) return print_json(answer.result);
     return print(render_receipts(array_member(answer.result, "receipts"), Style::of(stdout)));

@@ -19,7 +19,7 @@ int pin(const Session& session, const std::string& model, bool shall) {
     const json::value answer = session.ask("model.pin", {{"model", model}, {"pin", shall}});
     if (session.json) return print_json(answer);
     return print(fmt::format("{} {}\n", one_line(model),
-                             shall ? "is not unloaded for others any more" : "may be unloaded for others again"));
+                             shall ? "is no longer unloaded for others" : "may be unloaded for others again"));
 }
 
 }  // namespace

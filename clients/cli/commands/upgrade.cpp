@@ -96,7 +96,7 @@ std::optional<Error> keeper_left_behind(const json::value& before, const json::v
         ErrorCode::load_failed,
         fmt::format("upgrading the keeper, pid {}: it was not re-executed, and the old program goes on{}{}",
                     text_member(now, "keeper_pid"), why.empty() ? "" : ": ", why),
-        "what bulkheadd printed says more (logs/bulkheadd.out beside the control socket, or the journal); mend "
+        "what bulkheadd printed says more (logs/bulkheadd.out beside the control socket, or the journal); repair "
         "the installed bulkheadd and upgrade again. The supervisor is the new one, and every worker runs on"};
 }
 
@@ -171,7 +171,7 @@ std::vector<config::Diagnostic> diagnostics_from(const json::object& data) {
 
 int reload(const Session& session) {
     ControlClient control = session.connect();
-    tell_of_new_supervisors(session, control);
+    report_new_supervisors(session, control);
     const Result<Answer> answer = control.call("fleet.reload");
     if (!answer) {
         const auto diagnostics = diagnostics_from(control.error_data());

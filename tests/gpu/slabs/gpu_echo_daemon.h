@@ -17,7 +17,7 @@ namespace bulkhead::test {
 inline constexpr const char* other_gpu = "GPU-0badf00d-0000-4000-8000-000000000002";
 
 /// How a daemon is started whose worker echoes on `gpu` by the driver's own copies: on the fake driver with the fake NVML
-/// beside it, which tells of two GPUs.
+/// beside it, which reports two GPUs.
 struct GpuEchoDaemon {
     explicit GpuEchoDaemon(const cuda::Gpu& gpu) : uuid{cuda::to_string(gpu.uuid())} {
         options.programs = minimal_programs();

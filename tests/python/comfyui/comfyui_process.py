@@ -85,7 +85,7 @@ class ComfyUI:
 
 
 class Prompt:
-    """One prompt, and what the websocket tells of it."""
+    """One prompt, and what the websocket reports about it."""
 
     def __init__(self, comfyui: ComfyUI, prompt: dict[str, Any]) -> None:
         self._comfyui = comfyui
@@ -132,7 +132,7 @@ class Prompt:
         raise AssertionError(f"the prompt ended ({self.ended}: {self.error}) before {kind}")
 
     def progressed(self) -> None:
-        """Until its node has told of progress."""
+        """Until its node has reported progress."""
         for event in self.events():
             if event["type"] == "progress_state" and any(node["value"] > 0 for node in event["data"]["nodes"].values()):
                 return

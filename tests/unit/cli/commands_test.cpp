@@ -372,7 +372,7 @@ TEST(Validate, TellsOfWhatHasNoEffectInAValidFile) {
     const Ran text = ran({"validate", fleet.c_str()});
     EXPECT_EQ(text.status, exit_done);
     EXPECT_THAT(text.out, HasSubstr("is valid: a"));
-    EXPECT_THAT(text.err, HasSubstr(fleet + ":8:5: warning: model \"a\": \"graph_slabs\" has no effect any more\n  "));
+    EXPECT_THAT(text.err, HasSubstr(fleet + ":8:5: warning: model \"a\": \"graph_slabs\" no longer has an effect\n  "));
     const json::value as_json = json::parse(ran({"validate", "--json", fleet.c_str()}).out);
     EXPECT_EQ(as_json.at("errors").as_array().size(), 0U);
     EXPECT_EQ(as_json.at("warnings").at(1).at("line"), 8);

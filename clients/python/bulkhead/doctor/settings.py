@@ -46,7 +46,7 @@ VARIABLES = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "each allocation calls cudaMalloc, which a capture refuses",
 }
 _BETWEEN = (torch.utils._config_module.__file__, __file__)
-_REMEDY = "remove it while you look for what breaks capture, and mend that"
+_REMEDY = "remove it while you look for what breaks capture, and correct that"
 _CACHE = re.compile(r"cache|past|kv", re.IGNORECASE)
 _IS_CACHE = re.compile(r"\w*cache|past|\w*past_(kv|key_value)s?")  #: the name of one
 _CACHE_NAMES = frozenset("reset key_cache value_cache _key_cache _value_cache get_seq_length get_max_length get_max_cache_shape crop layers seen_tokens".split())

@@ -70,4 +70,4 @@ def _refused(error: BaseException, target: str) -> BaseException:
     if isinstance(error, (KeyboardInterrupt, Expired)):
         return error
     attempt, remedy = described(error, target)
-    return Error("input_invalid", attempt, remedy if isinstance(error, (Error, ModuleNotFoundError)) else "mend the file first: it must load")
+    return Error("input_invalid", attempt, remedy if isinstance(error, (Error, ModuleNotFoundError)) else "correct the file first: it must load")

@@ -126,7 +126,7 @@ TEST_F(AdmissionTest, WhyTellsThatTheFiguresOfADriverThatFailsAreOld) {
     set_machine("process 0 0 50000000000\n");
     EXPECT_THAT(why_after_a_look(), HasSubstr(" old: failing: the driver says that "));
     machine_.set("gpu GPU-b 16000000000 Fake B\n");
-    EXPECT_THAT(why_after_a_look(), HasSubstr(" old: lost: the driver does not list it any more"));
+    EXPECT_THAT(why_after_a_look(), HasSubstr(" old: lost: the driver no longer lists it"));
     set_machine("driver hangs\n");
     EXPECT_THAT(why_after_a_look(), HasSubstr(" old: deadline_exceeded: asking NVML for the GPUs: no answer within "));
     machine_.remove();

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "config/keys.h"
+#include "config/key_rules.h"
 #include "config/report.h"
 #include "config/scalars.h"
 #include "config/yaml_tree.h"

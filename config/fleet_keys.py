@@ -97,7 +97,7 @@ class Schema:
         return "\n".join([
             "#pragma once", "", "/// Made from config/fleet.schema.json by config/fleet_keys.py: change those.", "",
             "#include <array>", "#include <chrono>", "#include <cstdint>", "#include <optional>", "#include <string>",
-            "#include <string_view>", "#include <utility>", "#include <vector>", "", '#include "config/keys.h"', "", "namespace bulkhead::config {", "",
+            "#include <string_view>", "#include <utility>", "#include <vector>", "", '#include "config/key_rules.h"', "", "namespace bulkhead::config {", "",
             *self.enums(self.spec), *(self.struct(group) for group in STRUCTS),
             "/// Of a method, under its name or directly under the model.",
             f"inline constexpr std::array<std::string_view, {methods.count(',') + 1}> method_keys{{{methods}}};", "",

@@ -134,8 +134,8 @@ struct Closing {
 
 /// Brings wire::ring_offer_fds descriptors.
 struct RingOffer {
-    std::uint32_t lines_to_worker = 0;
-    std::uint32_t lines_to_client = 0;
+    std::uint32_t cells_to_worker = 0;
+    std::uint32_t cells_to_client = 0;
     std::uint64_t size_bytes = 0;
     friend bool operator==(const RingOffer&, const RingOffer&) = default;
 };

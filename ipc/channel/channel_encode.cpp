@@ -228,7 +228,7 @@ std::vector<std::byte> encode(const SlabReturn& message) {
 }
 
 std::vector<std::byte> encode(const RingOffer& message) {
-    const wire::RingOffer body{message.lines_to_worker, message.lines_to_client, message.size_bytes, 0};
+    const wire::RingOffer body{message.cells_to_worker, message.cells_to_client, message.size_bytes, 0};
     return packet_of(wire::MessageType::ring_offer, 0, body);
 }
 

@@ -246,10 +246,10 @@ Parsed<std::uint32_t> parse_slab_name(Reader& reader) {
 Parsed<WorkerMessage> parse_ring_offer(Reader& reader) {
     wire::RingOffer body{};
     if (!reader.take(body) || reader.left() != 0) return broken("a ring_offer of the wrong size");
-    if (!std::has_single_bit(body.lines_to_worker) || !std::has_single_bit(body.lines_to_client))
-        return broken(fmt::format("rings of {} and {} lines, which are not powers of two", body.lines_to_worker,
-                                  body.lines_to_client));
-    return WorkerMessage{RingOffer{body.lines_to_worker, body.lines_to_client, body.size_bytes}};
+    if (!std::has_single_bit(body.cells_to_worker) || !std::has_single_bit(body.cells_to_client))
+        return broken(fmt::format("rings of {} and {} cells, which are not powers of two", body.cells_to_worker,
+                                  body.cells_to_client));
+    return WorkerMessage{RingOffer{body.cells_to_worker, body.cells_to_client, body.size_bytes}};
 }
 
 Parsed<WorkerMessage> parse_event_offer(Reader& reader) {

@@ -23,7 +23,7 @@ namespace {
 
 using namespace ring;
 
-constexpr std::size_t lines_of(std::size_t packet_bytes) noexcept {
+constexpr std::size_t cells_of(std::size_t packet_bytes) noexcept {
     return (packet_bytes + payload_bytes - 1) / payload_bytes;
 }
 
@@ -52,18 +52,18 @@ void ring_doorbell(int fd) {
     [[maybe_unused]] const ssize_t rung = ::write(fd, &nothing, sizeof nothing);  // a failure is the peer's fault
 }
 
-std::uint64_t memory_bytes(std::uint32_t lines_to_worker, std::uint32_t lines_to_client) {
-    return header_bytes + (std::uint64_t{lines_to_worker} + lines_to_client) * sizeof(Line);
+std::uint64_t memory_bytes(std::uint32_t cells_to_worker, std::uint32_t cells_to_client) {
+    return header_bytes + (std::uint64_t{cells_to_worker} + cells_to_client) * sizeof(Cell);
 }
 
 Header& header_of(const HostSlab& memory) { return *reinterpret_cast<Header*>(memory.bytes().data()); }
 
-std::span<Line> lines_at(const HostSlab& memory, std::uint32_t first, std::uint32_t count) {
-    return {reinterpret_cast<Line*>(memory.bytes().data() + header_bytes) + first, count};
+std::span<Cell> cells_at(const HostSlab& memory, std::uint32_t first, std::uint32_t count) {
+    return {reinterpret_cast<Cell*>(memory.bytes().data() + header_bytes) + first, count};
 }
 
-void store(Line& line, std::span<const std::byte> part) noexcept {
-    for (std::atomic<std::uint64_t>& word : line.words) {
+void store(Cell& cell, std::span<const std::byte> part) noexcept {
+    for (std::atomic<std::uint64_t>& word : cell.words) {
         std::uint64_t value = 0;
         const std::size_t bytes = std::min(part.size(), sizeof value);
         if (bytes == 0) break;
@@ -73,8 +73,8 @@ void store(Line& line, std::span<const std::byte> part) noexcept {
     }
 }
 
-void load(const Line& line, std::span<std::byte> part) noexcept {
-    for (const std::atomic<std::uint64_t>& word : line.words) {
+void load(const Cell& cell, std::span<std::byte> part) noexcept {
+    for (const std::atomic<std::uint64_t>& word : cell.words) {
         const std::uint64_t value = word.load(std::memory_order_relaxed);
         const std::size_t bytes = std::min(part.size(), sizeof value);
         if (bytes == 0) break;
@@ -83,113 +83,113 @@ void load(const Line& line, std::span<std::byte> part) noexcept {
     }
 }
 
-/// Prefetches the line for writing, so that the next packet's stores need not wait for the reader's
+/// Prefetches the cell for writing, so that the next packet's stores need not wait for the reader's
 /// copy. Only a hint: processors without the instruction ignore it.
-void take_to_write([[maybe_unused]] const Line& line) noexcept {
+void take_to_write([[maybe_unused]] const Cell& cell) noexcept {
 #if defined(__x86_64__)
-    asm volatile("prefetchw %0" : : "m"(line.sequence));
+    asm volatile("prefetchw %0" : : "m"(cell.sequence));
 #endif
 }
 
 }  // namespace
 
 std::size_t RingWriter::packet_bytes_max() const noexcept {
-    return std::min(lines_.size() / 4 * payload_bytes, bulkhead::packet_bytes_max);
+    return std::min(cells_.size() / 4 * payload_bytes, bulkhead::packet_bytes_max);
 }
 
 Result<bool> RingWriter::has_room(std::size_t packet_bytes) {
-    const std::uint64_t end = next_ + lines_of(packet_bytes);
-    if (end - read_seen_ <= lines_.size()) return true;
-    const std::uint64_t read = read_->lines.load(std::memory_order_acquire);
+    const std::uint64_t end = next_ + cells_of(packet_bytes);
+    if (end - read_seen_ <= cells_.size()) return true;
+    const std::uint64_t read = read_->cells.load(std::memory_order_acquire);
     if (read < read_seen_ || read > next_)
-        return lies(fmt::format("a ring's reader has read {} lines, then {}, of {} written", read_seen_, read, next_));
+        return lies(fmt::format("a ring's reader has read {} cells, then {}, of {} written", read_seen_, read, next_));
     read_seen_ = read;
-    return end - read_seen_ <= lines_.size();
+    return end - read_seen_ <= cells_.size();
 }
 
 void RingWriter::write(std::span<const std::byte> packet) noexcept {
-    const std::size_t count = lines_of(packet.size());
+    const std::size_t count = cells_of(packet.size());
     for (std::size_t i = count; i-- > 0;) {
-        Line& line = lines_[(next_ + i) & (lines_.size() - 1)];
-        store(line, packet.subspan(i * payload_bytes));
-        line.sequence.store(next_ + i + 1, i == 0 ? std::memory_order_release : std::memory_order_relaxed);
+        Cell& cell = cells_[(next_ + i) & (cells_.size() - 1)];
+        store(cell, packet.subspan(i * payload_bytes));
+        cell.sequence.store(next_ + i + 1, i == 0 ? std::memory_order_release : std::memory_order_relaxed);
     }
     next_ += count;
-    for (const std::uint64_t coming : {next_, next_ + 1}) take_to_write(lines_[coming & (lines_.size() - 1)]);
+    for (const std::uint64_t coming : {next_, next_ + 1}) take_to_write(cells_[coming & (cells_.size() - 1)]);
 }
 
 std::uint64_t RingReader::sequence() const noexcept {
-    return lines_[next_ & (lines_.size() - 1)].sequence.load(std::memory_order_acquire);
+    return cells_[next_ & (cells_.size() - 1)].sequence.load(std::memory_order_acquire);
 }
 
 bool RingReader::readable() const noexcept {
-    return sequence() != (next_ < lines_.size() ? 0 : next_ + 1 - lines_.size());
+    return sequence() != (next_ < cells_.size() ? 0 : next_ + 1 - cells_.size());
 }
 
 Result<std::size_t> RingReader::read(std::span<std::byte> buffer) {
     if (!readable()) return 0;
     if (const std::uint64_t seen = sequence(); seen != next_ + 1)
-        return lies(fmt::format("line {} of a ring has sequence {}", next_, seen));
-    const auto line = [&](std::size_t i) -> const Line& { return lines_[(next_ + i) & (lines_.size() - 1)]; };
-    __builtin_prefetch(&line(1));  // every request has a second line: fetch it while the first is examined
-    load(line(0), buffer.first(payload_bytes));
+        return lies(fmt::format("cell {} of a ring has sequence {}", next_, seen));
+    const auto cell = [&](std::size_t i) -> const Cell& { return cells_[(next_ + i) & (cells_.size() - 1)]; };
+    __builtin_prefetch(&cell(1));  // every request has a second cell: fetch it while the first is examined
+    load(cell(0), buffer.first(payload_bytes));
     wire::Header header;
     std::memcpy(&header, buffer.data(), sizeof header);
     const std::size_t size = header.size_bytes;
-    if (size < sizeof header || size > lines_.size() / 4 * payload_bytes || size > buffer.size())
-        return lies(fmt::format("a packet of {} bytes in a ring of {} lines", size, lines_.size()));
-    const std::size_t count = lines_of(size);
+    if (size < sizeof header || size > cells_.size() / 4 * payload_bytes || size > buffer.size())
+        return lies(fmt::format("a packet of {} bytes in a ring of {} cells", size, cells_.size()));
+    const std::size_t count = cells_of(size);
     for (std::size_t i = 1; i < count; ++i) {
-        if (const std::uint64_t seen = line(i).sequence.load(std::memory_order_relaxed); seen != next_ + i + 1)
-            return lies(fmt::format("line {} of a ring, the {}th of a packet of {} bytes, has sequence {}", next_ + i,
+        if (const std::uint64_t seen = cell(i).sequence.load(std::memory_order_relaxed); seen != next_ + i + 1)
+            return lies(fmt::format("cell {} of a ring, the {}th of a packet of {} bytes, has sequence {}", next_ + i,
                                     i + 1, size, seen));
-        load(line(i), buffer.subspan(i * payload_bytes, std::min(payload_bytes, size - i * payload_bytes)));
+        load(cell(i), buffer.subspan(i * payload_bytes, std::min(payload_bytes, size - i * payload_bytes)));
     }
     next_ += count;
-    read_->lines.store(next_, std::memory_order_release);
+    read_->cells.store(next_, std::memory_order_release);
     return size;
 }
 
-RingEnd::RingEnd(HostSlab memory, bool is_worker, std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
+RingEnd::RingEnd(HostSlab memory, bool is_worker, std::uint32_t cells_to_worker, std::uint32_t cells_to_client,
                  UniqueFd doorbell, UniqueFd peers_doorbell)
-    : memory_{std::move(memory)}, lines_to_worker_{lines_to_worker},
-      lines_to_client_{lines_to_client}, doorbell_{std::move(doorbell)}, peers_doorbell_{std::move(peers_doorbell)},
+    : memory_{std::move(memory)}, cells_to_worker_{cells_to_worker},
+      cells_to_client_{cells_to_client}, doorbell_{std::move(doorbell)}, peers_doorbell_{std::move(peers_doorbell)},
       mine_{is_worker ? &header_of(memory_).worker : &header_of(memory_).client},
       peers_{is_worker ? &header_of(memory_).client : &header_of(memory_).worker},
-      writer_{is_worker ? RingWriter{lines_at(memory_, lines_to_worker, lines_to_client), header_of(memory_).of_client}
-                        : RingWriter{lines_at(memory_, 0, lines_to_worker), header_of(memory_).of_worker}},
+      writer_{is_worker ? RingWriter{cells_at(memory_, cells_to_worker, cells_to_client), header_of(memory_).of_client}
+                        : RingWriter{cells_at(memory_, 0, cells_to_worker), header_of(memory_).of_worker}},
       reader_{is_worker
-                  ? RingReader{lines_at(memory_, 0, lines_to_worker), header_of(memory_).of_worker}
-                  : RingReader{lines_at(memory_, lines_to_worker, lines_to_client), header_of(memory_).of_client}} {}
+                  ? RingReader{cells_at(memory_, 0, cells_to_worker), header_of(memory_).of_worker}
+                  : RingReader{cells_at(memory_, cells_to_worker, cells_to_client), header_of(memory_).of_client}} {}
 
 RingEnd::~RingEnd() {
     if (!closed_in_child_[0].in_child()) mine_->asleep.store(has_left, std::memory_order_release);
 }
 
-Result<std::unique_ptr<RingEnd>> RingEnd::make(std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
+Result<std::unique_ptr<RingEnd>> RingEnd::make(std::uint32_t cells_to_worker, std::uint32_t cells_to_client,
                                                const std::string& label) {
     Result<HostSlab> memory =
-        HostSlab::create(memory_bytes(lines_to_worker, lines_to_client), wire::SlabDirection::input, label);
+        HostSlab::create(memory_bytes(cells_to_worker, cells_to_client), wire::SlabDirection::input, label);
     if (!memory) return std::move(memory).error();
     Result<UniqueFd> mine = make_doorbell(), peers = make_doorbell();
     if (!mine || !peers) return mine ? std::move(peers).error() : std::move(mine).error();
     return std::unique_ptr<RingEnd>{
-        new RingEnd{std::move(*memory), true, lines_to_worker, lines_to_client, std::move(*mine), std::move(*peers)}};
+        new RingEnd{std::move(*memory), true, cells_to_worker, cells_to_client, std::move(*mine), std::move(*peers)}};
 }
 
 Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds) {
-    const auto sensible = [](std::uint32_t lines) {
-        return lines >= lines_min && lines <= lines_max && std::has_single_bit(lines);
+    const auto sensible = [](std::uint32_t cells) {
+        return cells >= cells_min && cells <= cells_max && std::has_single_bit(cells);
     };
-    if (fds.size() != wire::ring_offer_fds || !sensible(offer.lines_to_worker) || !sensible(offer.lines_to_client) ||
-        offer.size_bytes != memory_bytes(offer.lines_to_worker, offer.lines_to_client))
-        return lies(fmt::format("rings of {} and {} lines in {} bytes, with {} descriptors", offer.lines_to_worker,
-                                offer.lines_to_client, offer.size_bytes, fds.size()));
+    if (fds.size() != wire::ring_offer_fds || !sensible(offer.cells_to_worker) || !sensible(offer.cells_to_client) ||
+        offer.size_bytes != memory_bytes(offer.cells_to_worker, offer.cells_to_client))
+        return lies(fmt::format("rings of {} and {} cells in {} bytes, with {} descriptors", offer.cells_to_worker,
+                                offer.cells_to_client, offer.size_bytes, fds.size()));
     if (!may_be_doorbell(fds[1].get()) || !may_be_doorbell(fds[2].get()))
         return lies("a ring's doorbell is not an eventfd");
     Result<HostSlab> memory = HostSlab::adopt(std::move(fds[0]), offer.size_bytes, wire::SlabDirection::input);
     if (!memory) return std::move(memory).error().during("rings");
-    std::unique_ptr<RingEnd> end{new RingEnd{std::move(*memory), false, offer.lines_to_worker, offer.lines_to_client,
+    std::unique_ptr<RingEnd> end{new RingEnd{std::move(*memory), false, offer.cells_to_worker, offer.cells_to_client,
                                              std::move(fds[2]), std::move(fds[1])}};
     end->closed_in_child_[0] = ClosedInChild{end->doorbell_.get()};
     end->closed_in_child_[1] = ClosedInChild{end->peers_doorbell_.get()};
@@ -197,7 +197,7 @@ Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer,
 }
 
 channel::RingOffer RingEnd::offer() const noexcept {
-    return {lines_to_worker_, lines_to_client_, memory_.size_bytes()};
+    return {cells_to_worker_, cells_to_client_, memory_.size_bytes()};
 }
 
 std::array<int, wire::ring_offer_fds> RingEnd::offer_fds() const noexcept {

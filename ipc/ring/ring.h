@@ -3,9 +3,9 @@
 /// Rings: two single-producer, single-consumer queues of packets in one sealed memfd, and a doorbell for each side.
 /// Described in `docs/channel.md`, "Rings".
 ///
-/// A line is a cache line: 8 bytes of sequence, 56 of payload. A packet of N bytes begins with a `wire::Header` and
-/// takes ceil(N / 56) consecutive lines. Line number i (from 0, never reset) lies at i modulo the ring's size and
-/// gets sequence i + 1 once written. The first line's sequence is written last, so it publishes the whole packet.
+/// A cell is a cache line: 8 bytes of sequence, 56 of payload. A packet of N bytes begins with a `wire::Header` and
+/// takes ceil(N / 56) consecutive cells. Cell number i (from 0, never reset) lies at i modulo the ring's size and
+/// gets sequence i + 1 once written. The first cell's sequence is written last, so it publishes the whole packet.
 ///
 /// The peer may write anything into this memory at any time. So each side keeps its position in private
 /// memory, copies a packet once and checks the copy. A bad peer can only spoil its own channel.
@@ -29,13 +29,13 @@ namespace bulkhead {
 
 namespace ring {
 
-inline constexpr std::size_t payload_bytes = 56;  ///< of one line
-inline constexpr std::uint32_t lines_min = wire::ring_lines_min;
-inline constexpr std::uint32_t lines_max = wire::ring_lines_max;
-/// What the worker creates for each direction: twice 6 lines for each request that a channel may have in flight.
-inline constexpr std::uint32_t lines_usual = 1024;
+inline constexpr std::size_t payload_bytes = 56;  ///< of one cell
+inline constexpr std::uint32_t cells_min = wire::ring_cells_min;
+inline constexpr std::uint32_t cells_max = wire::ring_cells_max;
+/// What the worker creates for each direction: twice 6 cells for each request that a channel may have in flight.
+inline constexpr std::uint32_t cells_usual = 1024;
 
-struct Line {
+struct Cell {
     std::atomic<std::uint64_t> sequence;
     std::array<std::atomic<std::uint64_t>, payload_bytes / 8> words;
 };
@@ -49,12 +49,12 @@ inline constexpr std::uint32_t wants_packets = 1;
 inline constexpr std::uint32_t wants_room = 2;
 inline constexpr std::uint32_t has_left = 4;  ///< permanent
 
-/// Number of lines read; written by the reader.
+/// Number of cells read; written by the reader.
 struct alignas(128) Progress {
-    std::atomic<std::uint64_t> lines;
+    std::atomic<std::uint64_t> cells;
 };
 
-/// The first page; the lines to the worker follow, then those to the client. Members are 128 bytes
+/// The first page; the cells to the worker follow, then those to the client. Members are 128 bytes
 /// apart because processors fetch cache lines in pairs.
 struct Header {
     Side worker;
@@ -64,14 +64,14 @@ struct Header {
 };
 inline constexpr std::size_t header_bytes = 4096;
 
-static_assert(sizeof(Line) == 64 && sizeof(Header) == 512 && std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(sizeof(Cell) == 64 && sizeof(Header) == 512 && std::atomic<std::uint64_t>::is_always_lock_free);
 
 }  // namespace ring
 
 /// One direction, used by its writing thread only.
 class RingWriter {
 public:
-    RingWriter(std::span<ring::Line> lines, const ring::Progress& read) : lines_{lines}, read_{&read} {}
+    RingWriter(std::span<ring::Cell> cells, const ring::Progress& read) : cells_{cells}, read_{&read} {}
 
     [[nodiscard]] std::size_t packet_bytes_max() const noexcept;  ///< a quarter of the ring, at most `packet_bytes_max`
     /// Errors  protocol_violation: the reader's progress goes backwards or beyond what was written
@@ -80,16 +80,16 @@ public:
     void write(std::span<const std::byte> packet) noexcept;
 
 private:
-    std::span<ring::Line> lines_;
+    std::span<ring::Cell> cells_;
     const ring::Progress* read_;
-    std::uint64_t next_ = 0;       ///< next line to write
+    std::uint64_t next_ = 0;       ///< next cell to write
     std::uint64_t read_seen_ = 0;  ///< the reader's progress when last read
 };
 
 /// One direction, used by its reading thread only.
 class RingReader {
 public:
-    RingReader(std::span<ring::Line> lines, ring::Progress& read) : lines_{lines}, read_{&read} {}
+    RingReader(std::span<ring::Cell> cells, ring::Progress& read) : cells_{cells}, read_{&read} {}
 
     [[nodiscard]] bool readable() const noexcept;
     /// Copies one packet into `buffer` (`packet_bytes_max` bytes) and returns its size; 0: there is none.
@@ -99,7 +99,7 @@ public:
 
 private:
     [[nodiscard]] std::uint64_t sequence() const noexcept;
-    std::span<ring::Line> lines_;
+    std::span<ring::Cell> cells_;
     ring::Progress* read_;
     std::uint64_t next_ = 0;
 };
@@ -115,7 +115,7 @@ class RingEnd {
 public:
     /// The worker's side: creates memory and doorbells.
     /// Errors  resources_exhausted
-    static Result<std::unique_ptr<RingEnd>> make(std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
+    static Result<std::unique_ptr<RingEnd>> make(std::uint32_t cells_to_worker, std::uint32_t cells_to_client,
                                                  const std::string& label);
     /// The client's side, from the contents of ring_offer.
     /// Errors  protocol_violation if sizes, seals or kinds of descriptors differ from `docs/channel.md`
@@ -150,13 +150,13 @@ public:
     void ring_own_doorbell() const noexcept;
 
 private:
-    RingEnd(HostSlab memory, bool is_worker, std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
+    RingEnd(HostSlab memory, bool is_worker, std::uint32_t cells_to_worker, std::uint32_t cells_to_client,
             UniqueFd doorbell, UniqueFd peers_doorbell);
     bool ring_if_asleep(std::uint32_t for_what) noexcept;
 
     HostSlab memory_;
-    std::uint32_t lines_to_worker_;
-    std::uint32_t lines_to_client_;
+    std::uint32_t cells_to_worker_;
+    std::uint32_t cells_to_client_;
     UniqueFd doorbell_;
     UniqueFd peers_doorbell_;
     ClosedInChild closed_in_child_[2];  ///< only on the client's side
@@ -164,7 +164,7 @@ private:
     ring::Side* peers_;
     RingWriter writer_;
     RingReader reader_;
-    bool room_owed_ = false;  ///< lines were read since the last check whether the peer waits for room
+    bool room_owed_ = false;  ///< cells were read since the last check whether the peer waits for room
 };
 
 }  // namespace bulkhead

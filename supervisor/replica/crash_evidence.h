@@ -12,7 +12,7 @@
 #include "supervisor/crash/crash_report.h"
 #include "supervisor/keeper_link/keeper.h"
 #include "supervisor/states/lifecycle.h"
-#include "supervisor/worker_link/alive_watch.h"
+#include "supervisor/worker_link/death_watch.h"
 #include "supervisor/worker_link/worker_link.h"
 
 namespace bulkhead::supervisor {

@@ -18,7 +18,7 @@
 #include "supervisor/reclaim/cgroup.h"
 #include "supervisor/replica/memory_gate.h"
 #include "supervisor/replica/worker_environment.h"
-#include "supervisor/worker_link/alive_watch.h"
+#include "supervisor/worker_link/death_watch.h"
 
 namespace bulkhead::supervisor {
 
@@ -51,7 +51,7 @@ struct FleetContext {
     /// Called for every replica when a failing GPU is quarantined: the model is not to blame for crashes on it.
     std::function<void(const std::string& uuid)> on_gpu_quarantined{};
 
-    std::shared_ptr<AliveWatch> alive = std::make_shared<AliveWatch>(io);
+    std::shared_ptr<DeathWatch> death_watch = std::make_shared<DeathWatch>(io);
     /// Used off the loop.
     std::shared_ptr<CrashReports> crash_reports = std::make_shared<CrashReports>(std::filesystem::path{});
 

@@ -293,7 +293,7 @@ void Replica::take_page(worker_link::Hello& hello) {
     auto page = WorkerPageView::map(memfd);
     if (!page) return process_->complain(page.error().text());
     process_->page = std::move(*page);
-    process_->alive_watch = context_.alive->watch(process_->page, [this, process = std::weak_ptr{process_}] {
+    process_->death_watch = context_.death_watch->watch(process_->page, [this, process = std::weak_ptr{process_}] {
         if (is_present(process)) on_main_thread_ended();
     });
 }

@@ -33,7 +33,7 @@ void WorkerProcess::close() {
     if (log) log->finish();
     if (fault) fault->finish();
     sampling.cancel();
-    alive_watch.reset();
+    death_watch.reset();
     page.reset();
     pidfd.reset();
 }

@@ -21,7 +21,7 @@
 #include "supervisor/states/hang_watch.h"
 #include "supervisor/replica/load.h"
 #include "supervisor/replica/termination.h"
-#include "supervisor/worker_link/alive_watch.h"
+#include "supervisor/worker_link/death_watch.h"
 
 namespace bulkhead::supervisor {
 
@@ -86,7 +86,7 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     AdoptionAttempt adoption;
 
     std::shared_ptr<const WorkerPageView> page;  ///< null if the worker has no page
-    std::shared_ptr<AliveWatch::Watch> alive_watch;
+    std::shared_ptr<DeathWatch::Watch> death_watch;
     HangWatch watch;
 
     worker_link::Progress progress;

@@ -195,7 +195,7 @@ private:
                                                         }
                                                     }} {
         if (how == How::socket) return;
-        auto rings = RingEnd::make(ring::lines_usual, ring::lines_usual, "bench").value();
+        auto rings = RingEnd::make(ring::cells_usual, ring::cells_usual, "bench").value();
         const auto fds = rings->offer_fds();
         (void)mine_.line().send(channel::encode(rings->offer()), fds).value();
         mine_.use(std::move(rings));
@@ -207,7 +207,7 @@ private:
 
 /// Nanoseconds of one post of one line to a peer that is awake, the ring never full.
 double post_ns() {
-    auto mine = RingEnd::make(ring::lines_usual, ring::lines_usual, "bench").value();
+    auto mine = RingEnd::make(ring::cells_usual, ring::cells_usual, "bench").value();
     std::vector<UniqueFd> fds;
     for (const int fd : mine->offer_fds()) fds.emplace_back(::dup(fd));
     auto its = RingEnd::adopt(mine->offer(), std::move(fds)).value();

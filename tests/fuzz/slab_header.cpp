@@ -15,7 +15,7 @@
 #include "ipc/ring/ring.h"
 #include "ipc/slab/host_slab.h"
 #include "ipc/slab/slab_allocator.h"
-#include "supervisor/worker_link/alive_watch.h"
+#include "supervisor/worker_link/death_watch.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {
@@ -120,7 +120,7 @@ void allocate(Input& input) {
 void use_ring(Input& input) {
     static std::array<std::byte, packet_bytes_max> buffer;
     static_cast<void>(input.take<std::uint8_t>());  // has no meaning any more; inputs of the corpus have it
-    auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "fuzz");
+    auto rings = RingEnd::make(ring::cells_min, ring::cells_min, "fuzz");
     if (!rings) return;
     const std::uint64_t size_bytes = (*rings)->offer().size_bytes;
     const std::size_t carried = (*rings)->packet_bytes_max();
@@ -128,21 +128,21 @@ void use_ring(Input& input) {
     const auto put = [&](std::uint64_t at, std::span<const std::byte> bytes) {
         [[maybe_unused]] const auto written = ::pwrite(memory, bytes.data(), bytes.size(), static_cast<off_t>(at));
     };
-    std::uint64_t line = 0;  // the next that the client publishes, when it is honest
+    std::uint64_t cell = 0;  // the next that the client publishes, when it is honest
     while (!input.empty()) {
         const auto action = input.take<std::uint8_t>();
         switch (action % 6) {
         case 0: {  // a packet, of the size it says or another, wholly published or not
             const auto payload = input.take_piece();
             const std::uint64_t count = 1 + payload.size() / ring::payload_bytes;
-            for (std::uint64_t i = std::min<std::uint64_t>(count, ring::lines_min); i-- > 0;) {
-                const std::uint64_t at = ring::header_bytes + (line + i) % ring::lines_min * 64;
-                const std::uint64_t sequence = line + i + 1;
+            for (std::uint64_t i = std::min<std::uint64_t>(count, ring::cells_min); i-- > 0;) {
+                const std::uint64_t at = ring::header_bytes + (cell + i) % ring::cells_min * 64;
+                const std::uint64_t sequence = cell + i + 1;
                 put(at + 8, payload.subspan(i * ring::payload_bytes)
                                 .first(std::min(ring::payload_bytes, payload.size() - i * ring::payload_bytes)));
                 put(at, std::as_bytes(std::span{&sequence, 1}));
             }
-            line += count;
+            cell += count;
             break;
         }
         case 1: put(input.take<std::uint16_t>() % size_bytes, input.take_bytes(action / 4)); break;

@@ -284,8 +284,8 @@ class Page(unittest.TestCase):
                 said.append([name, kind, at])
                 at += int(kind[1:]) // 8
         self.assertEqual(said, rings["fields"])
-        self.assertEqual(rows[-1], (rings["header_bytes"], f"{rings['line_bytes']} × lines_to_worker", "ring to the worker"))
-        self.assertIn(f"is {rings['line_bytes']} bytes: a u64 sequence, then {rings['payload_bytes']} bytes of payload", self.page)
+        self.assertEqual(rows[-1], (rings["header_bytes"], f"{rings['cell_bytes']} × cells_to_worker", "ring to the worker"))
+        self.assertIn(f"is {rings['cell_bytes']} bytes: a u64 sequence, then {rings['payload_bytes']} bytes of payload", self.page)
         self.assertIn("for {packets} packets, {room} room; {left} it has left".format(**rings["asleep"]), self.page)
 
     def listed(self, before: str, after: str = "") -> dict[str, int]:
@@ -307,8 +307,8 @@ class Page(unittest.TestCase):
         said = {"packet_bytes_max": r"one body, at most (\S+) bytes", "tensors_max": r"tensor_count \| 0 to (\S+) \|",
                 "json_bytes_max": r"json_bytes \| 0 to (\S+) \|", "rank_max": r"rank \| 0 \(a scalar\) to (\S+) \|",
                 "tensor_alignment": r"offset_bytes \| a multiple of (\S+) \|", "slabs_max": r"At most (\S+) slabs in one channel",
-                "release_leases_max": r" count \| 0 to (\S+) \|", "ring_lines_min": r"a power of two, (\S+) to",
-                "ring_lines_max": r"a power of two, \S+ to (\S+) \|", "packed_messages_max": r"up to (\S+) whole messages", "ipc_handle_bytes": r"of kind cuda_ipc (\S+) more",
+                "release_leases_max": r" count \| 0 to (\S+) \|", "ring_cells_min": r"a power of two, (\S+) to",
+                "ring_cells_max": r"a power of two, \S+ to (\S+) \|", "packed_messages_max": r"up to (\S+) whole messages", "ipc_handle_bytes": r"of kind cuda_ipc (\S+) more",
                 "name_bytes": r"char\[(\d+)\] \| name", "method_bytes": r"char\[(\d+)\] \| method"}  # fmt: skip
         for limit, text in said.items():
             with self.subTest(limit):

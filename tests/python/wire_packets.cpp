@@ -102,7 +102,7 @@ struct Describe {
         return {{"code", to_string(it.code)}, {"deadline_ms", it.deadline.count()}};
     }
     json::object operator()(const channel::RingOffer& it) const {
-        return {{"lines_to_worker", it.lines_to_worker}, {"lines_to_client", it.lines_to_client},
+        return {{"cells_to_worker", it.cells_to_worker}, {"cells_to_client", it.cells_to_client},
                 {"size_bytes", it.size_bytes}};
     }
     json::object operator()(const channel::SlabAccepted& it) const {

@@ -187,7 +187,7 @@ std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
     const Identity& own = context_.identity;
     const std::string label =
         fmt::format("{}{}:rings", slab_owner_prefix(own.daemon_token, own.model, own.replica, own.generation), id_);
-    Result<std::unique_ptr<RingEnd>> rings = RingEnd::make(ring::lines_usual, ring::lines_usual, label);
+    Result<std::unique_ptr<RingEnd>> rings = RingEnd::make(ring::cells_usual, ring::cells_usual, label);
     if (rings) return std::move(*rings);
     spdlog::warn("channel {} gets no rings: {}", id_, rings.error().text());
     return nullptr;

@@ -65,7 +65,7 @@ public:
         const auto hello = expect<channel::Hello>();
         if (over_rings()) welcome.features |= hello.features & wire::feature_rings;
         send(channel::encode(welcome).value());
-        if (over_rings()) end_.offer_rings(ring::lines_usual);
+        if (over_rings()) end_.offer_rings(ring::cells_usual);
         offer(0, wire::SlabDirection::input);
         offer(1, wire::SlabDirection::output);
     }

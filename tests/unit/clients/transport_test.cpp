@@ -16,7 +16,7 @@ namespace {
 class TransportTest : public testing::Test {
 protected:
     void SetUp() override {
-        worker.offer_rings(ring::lines_min);
+        worker.offer_rings(ring::cells_min);
         Packet offer;
         ASSERT_EQ(client.receive(offer, Clock::now() + patience).value(), ReceiveOutcome::packet);
         const auto message = channel::parse_from_worker(offer.bytes).value();

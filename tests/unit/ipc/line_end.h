@@ -47,8 +47,8 @@ public:
 
     void use(std::unique_ptr<RingEnd> rings) { waitable_ = line.use(std::move(rings)).value(); }
     /// The worker's half of agreeing on rings, then the client's.
-    void offer_rings(std::uint32_t lines) {
-        auto rings = RingEnd::make(lines, lines, "test-rings").value();
+    void offer_rings(std::uint32_t cells) {
+        auto rings = RingEnd::make(cells, cells, "test-rings").value();
         const auto fds = rings->offer_fds();
         ASSERT_TRUE(line.send(channel::encode(rings->offer()), fds));
         use(std::move(rings));

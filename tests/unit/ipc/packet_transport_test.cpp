@@ -31,7 +31,7 @@ protected:
 
     [[nodiscard]] bool over_rings() const { return GetParam() != Over::socket; }
     void offer() {
-        if (over_rings()) worker.offer_rings(GetParam() == Over::small_rings ? ring::lines_min : ring::lines_usual);
+        if (over_rings()) worker.offer_rings(GetParam() == Over::small_rings ? ring::cells_min : ring::cells_usual);
     }
     void accept() {
         if (over_rings()) client.accept_rings();
@@ -231,7 +231,7 @@ TEST_P(PacketTransportCorking, ThePacketThatFollowsWakesForBoth) {
 
 TEST_P(PacketTransportCorking, SoDoesOneThatFindsTheRingFull) {
     std::uint64_t sent = 0;
-    while (worker.line.send(packet(sent))) ++sent;  // of one line each, while the client is awake
+    while (worker.line.send(packet(sent))) ++sent;  // of one cell each, while the client is awake
     ASSERT_EQ(client.receive_number(), 0U);         // room for one
     fall_asleep();
     cork(sent);
@@ -305,7 +305,7 @@ TEST_P(PacketTransportTest, AKilledPeerIsHeardUpToItsLastPacketAtEachStep) {
             ::kill(::getpid(), SIGKILL);
         }
         its.hang_up();
-        if (over_rings()) mine.offer_rings(ring::lines_min);
+        if (over_rings()) mine.offer_rings(ring::cells_min);
         for (std::uint64_t i = 0; i < step; ++i) EXPECT_EQ(mine.receive_number(), i) << "of " << step;
         EXPECT_EQ(mine.receive_number(), std::nullopt);
         EXPECT_TRUE(WIFSIGNALED(status_of(child)));

@@ -24,8 +24,8 @@
 namespace bulkhead::test {
 namespace {
 
-constexpr std::uint32_t lines = ring::lines_min;
-constexpr std::size_t of_worker_at = 256, of_client_at = 384;  ///< lines read, by each side
+constexpr std::uint32_t cells = ring::cells_min;
+constexpr std::size_t of_worker_at = 256, of_client_at = 384;  ///< cells read, by each side
 constexpr std::size_t worker_asleep_at = 0, client_asleep_at = 128;
 
 /// The client's side, as a client without this library has it.
@@ -46,16 +46,16 @@ public:
     [[nodiscard]] T get(std::size_t at) {
         return std::atomic_ref{*reinterpret_cast<T*>(bytes_ + at)}.load();
     }
-    /// Line `i` of the ring to the worker.
-    static constexpr std::size_t line_at(std::uint64_t i) { return 4096 + i % lines * 64; }
-    [[nodiscard]] std::span<ring::Line> to_worker() {
-        return {reinterpret_cast<ring::Line*>(bytes_ + line_at(0)), lines};
+    /// Cell `i` of the ring to the worker.
+    static constexpr std::size_t cell_at(std::uint64_t i) { return 4096 + i % cells * 64; }
+    [[nodiscard]] std::span<ring::Cell> to_worker() {
+        return {reinterpret_cast<ring::Cell*>(bytes_ + cell_at(0)), cells};
     }
     void write_packet(std::uint64_t first, std::span<const std::byte> packet, std::uint64_t published) {
         for (std::uint64_t i = (packet.size() + 55) / 56; i-- > 0;) {
             const auto part = packet.subspan(i * 56, std::min<std::size_t>(56, packet.size() - i * 56));
-            std::ranges::copy(part, bytes_ + line_at(first + i) + 8);
-            if (i < published) put<std::uint64_t>(line_at(first + i), first + i + 1);
+            std::ranges::copy(part, bytes_ + cell_at(first + i) + 8);
+            if (i < published) put<std::uint64_t>(cell_at(first + i), first + i + 1);
         }
     }
 
@@ -66,7 +66,7 @@ private:
 
 class RingTest : public testing::Test {
 protected:
-    std::unique_ptr<RingEnd> worker = RingEnd::make(lines, lines, "test-rings").value();
+    std::unique_ptr<RingEnd> worker = RingEnd::make(cells, cells, "test-rings").value();
     LyingClient client{*worker};
     std::vector<std::byte> buffer = std::vector<std::byte>(packet_bytes_max);
 
@@ -100,11 +100,11 @@ TEST_F(RingTest, APeerThatKnowsOnlyTheDocumentIsUnderstood) {
 }
 
 TEST_F(RingTest, GoesRoundWithoutEnd) {
-    std::uint64_t line = 0;
+    std::uint64_t cell = 0;
     for (std::uint64_t i = 0; i < 500; ++i) {
         const auto sent = packet(i, 32 + i % 800);
-        client.write_packet(line, sent, (sent.size() + 55) / 56);
-        line += (sent.size() + 55) / 56;
+        client.write_packet(cell, sent, (sent.size() + 55) / 56);
+        cell += (sent.size() + 55) / 56;
         ASSERT_EQ(worker->read(buffer).value(), sent.size());
         ASSERT_TRUE(std::equal(sent.begin(), sent.end(), buffer.begin()));
     }
@@ -113,34 +113,34 @@ TEST_F(RingTest, GoesRoundWithoutEnd) {
 TEST_F(RingTest, AHalfWrittenPacketIsNeverSeen) {
     const auto sent = packet(1, 400);
     client.write_packet(0, sent, 0);
-    for (std::uint64_t i = 1; i < 8; ++i) client.put<std::uint64_t>(LyingClient::line_at(i), i + 1);
+    for (std::uint64_t i = 1; i < 8; ++i) client.put<std::uint64_t>(LyingClient::cell_at(i), i + 1);
 
     EXPECT_EQ(worker->read(buffer).value(), 0U);
     EXPECT_TRUE(worker->prepare_to_sleep(0));
-    client.put<std::uint64_t>(LyingClient::line_at(0), 1);
+    client.put<std::uint64_t>(LyingClient::cell_at(0), 1);
     EXPECT_EQ(worker->read(buffer).value(), sent.size());
 }
 
 TEST_F(RingTest, ASequenceThatRunsAheadOrBackEndsTheChannel) {
     for (const std::uint64_t sequence :
-         {std::uint64_t{2}, std::uint64_t{lines + 1}, std::numeric_limits<std::uint64_t>::max()}) {
-        client.put(LyingClient::line_at(0), sequence);
+         {std::uint64_t{2}, std::uint64_t{cells + 1}, std::numeric_limits<std::uint64_t>::max()}) {
+        client.put(LyingClient::cell_at(0), sequence);
         EXPECT_EQ(reading(), ErrorCode::protocol_violation) << sequence;
     }
-    client.put<std::uint64_t>(LyingClient::line_at(0), 0);
-    for (std::uint64_t i = 0; i < lines; ++i) {
+    client.put<std::uint64_t>(LyingClient::cell_at(0), 0);
+    for (std::uint64_t i = 0; i < cells; ++i) {
         client.write_packet(i, packet(i), 1);
         ASSERT_EQ(worker->read(buffer).value(), 32U);
     }
-    client.put<std::uint64_t>(LyingClient::line_at(lines), 0);  // had been 1
+    client.put<std::uint64_t>(LyingClient::cell_at(cells), 0);  // had been 1
     EXPECT_EQ(reading(), ErrorCode::protocol_violation);
 }
 
 TEST_F(RingTest, ASizeThatDoesNotFitWhatIsPublishedEndsTheChannel) {
     auto sent = packet(1, 400);
     client.write_packet(0, sent, 1);
-    EXPECT_EQ(reading(), ErrorCode::protocol_violation) << "its other lines are not published";
-    for (const std::uint32_t size : {0U, 31U, lines / 4 * 56 + 1, 0xffff'ffffU}) {
+    EXPECT_EQ(reading(), ErrorCode::protocol_violation) << "its other cells are not published";
+    for (const std::uint32_t size : {0U, 31U, cells / 4 * 56 + 1, 0xffff'ffffU}) {
         std::memcpy(sent.data() + offsetof(wire::Header, size_bytes), &size, sizeof size);
         client.write_packet(0, sent, 8);
         EXPECT_EQ(reading(), ErrorCode::protocol_violation) << size;
@@ -153,11 +153,11 @@ TEST_F(RingTest, APacketThatFlipsWhileItIsReadIsWhatItsCopySays) {
     client.write_packet(0, sent, 8);
     std::atomic<bool> done = false;
     std::thread flipping{[&] {
-        const std::size_t size_at = LyingClient::line_at(0) + 8 + offsetof(wire::Header, size_bytes);
+        const std::size_t size_at = LyingClient::cell_at(0) + 8 + offsetof(wire::Header, size_bytes);
         while (!done)
             for (const std::uint32_t size : {small, impossible, large}) {
                 client.put(size_at, size);
-                for (std::size_t i = 0; i < 8; ++i) client.put<std::uint64_t>(LyingClient::line_at(i) + 56, size);
+                for (std::size_t i = 0; i < 8; ++i) client.put<std::uint64_t>(LyingClient::cell_at(i) + 56, size);
             }
     }};
     int smalls = 0, larges = 0, refused = 0;
@@ -174,7 +174,7 @@ TEST_F(RingTest, APacketThatFlipsWhileItIsReadIsWhatItsCopySays) {
             continue;
         }
         EXPECT_EQ(header.size_bytes, *size) << "a parser would go by another size than the ring's";
-        EXPECT_EQ(progress.lines, (*size + 55) / 56);
+        EXPECT_EQ(progress.cells, (*size + 55) / 56);
         ++(*size == small ? smalls : larges);
         if (testing::Test::HasFailure()) break;
     }
@@ -193,7 +193,7 @@ TEST_F(RingTest, AReadersProgressThatRunsAheadOrBackEndsTheChannel) {
         }
     };
     EXPECT_EQ(fill(0), ErrorCode::queue_full);
-    EXPECT_EQ(fill(lines + 1), ErrorCode::protocol_violation) << "more than was written";
+    EXPECT_EQ(fill(cells + 1), ErrorCode::protocol_violation) << "more than was written";
     EXPECT_EQ(fill(10), ErrorCode::queue_full);
     EXPECT_EQ(fill(9), ErrorCode::protocol_violation) << "less than before";
     EXPECT_EQ(fill(std::numeric_limits<std::uint64_t>::max()), ErrorCode::protocol_violation);
@@ -258,14 +258,14 @@ TEST_F(RingTest, APostToAPeerThatIsAwakeMakesNoSystemCall) {
         const auto posted = packet(1, 56);
         if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
             ::_exit(77);
-        for (std::uint32_t i = 0; i < lines; ++i) post(posted);
+        for (std::uint32_t i = 0; i < cells; ++i) post(posted);
         ::_exit(0);
     }
     int status = -1;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "this kernel installs no seccomp filter";
     EXPECT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
-    EXPECT_EQ(client.get<std::uint64_t>(LyingClient::line_at(lines - 1) + lines * 64), lines) << "all were written";
+    EXPECT_EQ(client.get<std::uint64_t>(LyingClient::cell_at(cells - 1) + cells * 64), cells) << "all were written";
 }
 
 /// Peers of former releases set their word to 1, issued membarriers, and skipped their fence where ours was 1.
@@ -294,10 +294,10 @@ TEST_F(RingTest, OnlyAnHonestOfferIsAdopted) {
     const channel::RingOffer honest = worker->offer();
     EXPECT_TRUE(RingEnd::adopt(honest, offered_fds()));
     for (const auto& [to_worker, to_client, size] :
-         {std::tuple{lines * 2, lines, honest.size_bytes},
-          {lines, lines, honest.size_bytes + 64},
-          {lines, lines, honest.size_bytes - 64},
-          {lines / 2, lines / 2, 4096 + lines * std::uint64_t{64}},
+         {std::tuple{cells * 2, cells, honest.size_bytes},
+          {cells, cells, honest.size_bytes + 64},
+          {cells, cells, honest.size_bytes - 64},
+          {cells / 2, cells / 2, 4096 + cells * std::uint64_t{64}},
           {0x8000'0000U, 0x8000'0000U, 4096 + (std::uint64_t{1} << 32) * 64}})
         EXPECT_EQ(adopting({to_worker, to_client, size}, offered_fds()), ErrorCode::protocol_violation) << size;
     auto fds = offered_fds();

@@ -35,7 +35,7 @@ TEST(WireJson, HasTheRingsMemory) {
     const json::object spec = read();
     const json::object& rings = spec.at("rings").as_object();
     EXPECT_EQ(rings.at("header_bytes").as_int64(), ring::header_bytes);
-    EXPECT_EQ(rings.at("line_bytes").as_int64(), sizeof(ring::Line));
+    EXPECT_EQ(rings.at("cell_bytes").as_int64(), sizeof(ring::Cell));
     EXPECT_EQ(rings.at("payload_bytes").as_int64(), ring::payload_bytes);
     EXPECT_EQ(rings.at("asleep").at("packets").as_int64(), ring::wants_packets);
     EXPECT_EQ(rings.at("asleep").at("room").as_int64(), ring::wants_room);
@@ -47,8 +47,8 @@ TEST(WireJson, HasTheRingsMemory) {
         {"worker reserved", {offsetof(Header, worker) + offsetof(Side, reserved), sizeof(Side::reserved)}},
         {"client asleep", {offsetof(Header, client) + offsetof(Side, asleep), sizeof(Side::asleep)}},
         {"client reserved", {offsetof(Header, client) + offsetof(Side, reserved), sizeof(Side::reserved)}},
-        {"lines read by the worker", {offsetof(Header, of_worker), sizeof(ring::Progress::lines)}},
-        {"lines read by the client", {offsetof(Header, of_client), sizeof(ring::Progress::lines)}}};
+        {"cells read by the worker", {offsetof(Header, of_worker), sizeof(ring::Progress::cells)}},
+        {"cells read by the client", {offsetof(Header, of_client), sizeof(ring::Progress::cells)}}};
     const json::array& fields = rings.at("fields").as_array();
     EXPECT_EQ(fields.size(), real.size());
     for (const json::value& field : fields) {

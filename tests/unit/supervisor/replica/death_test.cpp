@@ -91,7 +91,7 @@ class DeathTest : public Dying<test::ReplicaTest> {};
 class GpuDeathTest : public Dying<test::GpuReplicaTest> {};
 
 TEST_F(DeathTest, TheEndOfItsMainThreadEndsItsChannelsWhileItsLinkIsStillOpen) {
-    if (!AliveWatch::is_supported()) GTEST_SKIP() << "this kernel has no futex_waitv()";
+    if (!DeathWatch::is_supported()) GTEST_SKIP() << "this kernel has no futex_waitv()";
     FakeWorker& worker = ready_with_page();
     const auto opened = replica().open_channel({"test", 1, 0});
     ASSERT_TRUE(opened);

@@ -47,7 +47,7 @@ protected:
     }
     /// Offered by the stream.
     std::unique_ptr<RingEnd> make_rings() {
-        auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings").value();
+        auto rings = RingEnd::make(ring::cells_min, ring::cells_min, "test-rings").value();
         const auto fds = rings->offer_fds();
         EXPECT_EQ(stream->send(channel::encode(rings->offer()), fds), Sent::yes);
         bell = UniqueFd{::dup(rings->doorbell())};
@@ -121,7 +121,7 @@ TEST_F(StreamAtRings, ARingBetweenTwoWaitsEndsTheNextOne) {
     connect();
     ASSERT_TRUE(run_to_rest());
     constexpr int most = static_cast<int>(limits::packets_per_turn);
-    static_assert(most < static_cast<int>(ring::lines_min));
+    static_assert(most < static_cast<int>(ring::cells_min));
     write(most);
     client->announce();
     ASSERT_TRUE(run_until([this] { return packets == most; }));
@@ -276,7 +276,7 @@ TEST_F(StreamAtRings, RingsThatTheLoopCannotWatchLoseTheirStream) {
     start_at(std::move(chain.back()));
     ASSERT_TRUE(lost.empty());
 
-    stream->use_rings(RingEnd::make(ring::lines_min, ring::lines_min, "test-rings").value());
+    stream->use_rings(RingEnd::make(ring::cells_min, ring::cells_min, "test-rings").value());
 
     EXPECT_EQ(stream->send(packet(1)), Sent::closed);
     EXPECT_TRUE(run_to_rest());
@@ -336,7 +336,7 @@ TEST_F(StreamAtRings, RoomIsThatOfTheRingWhateverLiesUnreadOnTheSocket) {
     int sent = 0;
     for (; stream->has_room() && sent < turns_max; ++sent) ASSERT_EQ(stream->send(packet(2)), Sent::yes);
 
-    EXPECT_LT(sent, static_cast<int>(ring::lines_min));
+    EXPECT_LT(sent, static_cast<int>(ring::cells_min));
     EXPECT_TRUE(run_to_rest()) << "nobody reads, and the loop goes round and round";
     EXPECT_EQ(found_room, 0);
     while (client->read(buffer).value() > 0) {
@@ -356,7 +356,7 @@ TEST(StreamWithRings, HearsOfItsPeersEndWhateverCameBeforeItsFirstPacket) {
             io, std::move(worker_end), receive_buffer,
             {.packet =
                  [&](Packet&) {
-                     auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings").value();
+                     auto rings = RingEnd::make(ring::cells_min, ring::cells_min, "test-rings").value();
                      ASSERT_EQ(stream->send(channel::encode(rings->offer()), rings->offer_fds()), Sent::yes);
                      stream->use_rings(std::move(rings));
                  },

@@ -1,4 +1,4 @@
-#include "supervisor/worker_link/alive_watch.h"
+#include "supervisor/worker_link/death_watch.h"
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -30,10 +30,10 @@ std::shared_ptr<const WorkerPageView> view(test::WritablePage& page) {
     return WorkerPageView::map(page.memfd()).value();
 }
 
-class AliveWatchTest : public testing::Test {
+class DeathWatchTest : public testing::Test {
 protected:
-    AliveWatchTest() {
-        if (!AliveWatch::is_supported()) skip_ = "this kernel has no futex_waitv()";
+    DeathWatchTest() {
+        if (!DeathWatch::is_supported()) skip_ = "this kernel has no futex_waitv()";
     }
     void SetUp() override {
         if (skip_ != nullptr) GTEST_SKIP() << skip_;
@@ -44,7 +44,7 @@ protected:
         std::size_t count = 0;
         for (const auto& task : std::filesystem::directory_iterator{"/proc/self/task"})
             count +=
-                read_proc_file(static_cast<pid_t>(std::stoi(task.path().filename())), "comm", 64) == "alive-watch\n";
+                read_proc_file(static_cast<pid_t>(std::stoi(task.path().filename())), "comm", 64) == "death-watch\n";
         return count;
     }
 
@@ -52,14 +52,14 @@ protected:
     const char* skip_ = nullptr;
 };
 
-TEST_F(AliveWatchTest, TellsOnceThatAWordsOwnerDied) {
-    AliveWatch alive{io_};
+TEST_F(DeathWatchTest, TellsOnceThatAWordsOwnerDied) {
+    DeathWatch death_watch{io_};
     PageOwner owner;
     PageOwner other;
     int deaths = 0;
     int other_deaths = 0;
-    const auto watch = alive.watch(view(owner.page()), [&] { ++deaths; });
-    const auto other_watch = alive.watch(view(other.page()), [&] { ++other_deaths; });
+    const auto watch = death_watch.watch(view(owner.page()), [&] { ++deaths; });
+    const auto other_watch = death_watch.watch(view(other.page()), [&] { ++other_deaths; });
 
     owner.die();
     ASSERT_TRUE(wait([&] { return deaths > 0; }));
@@ -70,20 +70,20 @@ TEST_F(AliveWatchTest, TellsOnceThatAWordsOwnerDied) {
     EXPECT_EQ(other_deaths, 1);
 }
 
-TEST_F(AliveWatchTest, TellsAtOnceOfOneThatDiedBeforeItWasWatched) {
-    AliveWatch alive{io_};
+TEST_F(DeathWatchTest, TellsAtOnceOfOneThatDiedBeforeItWasWatched) {
+    DeathWatch death_watch{io_};
     PageOwner owner;
     auto page = view(owner.page());
     owner.die();
     bool died = false;
 
-    const auto watch = alive.watch(page, [&] { died = true; });
+    const auto watch = death_watch.watch(page, [&] { died = true; });
 
     EXPECT_FALSE(died) << "never within the call";
     EXPECT_TRUE(wait([&] { return died; }));
 }
 
-TEST_F(AliveWatchTest, TellsOfAKilledProcessBeforeItsPidfdIsReadable) {
+TEST_F(DeathWatchTest, TellsOfAKilledProcessBeforeItsPidfdIsReadable) {
     constexpr std::size_t resident_bytes = 512 << 20;
     WritablePage page;
     std::array<int, 2> pipe{};
@@ -101,10 +101,10 @@ TEST_F(AliveWatchTest, TellsOfAKilledProcessBeforeItsPidfdIsReadable) {
     ::close(pipe[0]);
     ::close(pipe[1]);
     const UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, child, 0))};
-    AliveWatch alive{io_};
+    DeathWatch death_watch{io_};
     bool died = false;
     bool was_reapable = true;
-    const auto watch = alive.watch(view(page), [&] {
+    const auto watch = death_watch.watch(view(page), [&] {
         died = true;
         pollfd entry{pidfd.get(), POLLIN, 0};
         was_reapable = ::poll(&entry, 1, 0) == 1;
@@ -117,16 +117,16 @@ TEST_F(AliveWatchTest, TellsOfAKilledProcessBeforeItsPidfdIsReadable) {
     ::waitpid(child, nullptr, 0);
 }
 
-TEST_F(AliveWatchTest, ADroppedWatchTellsNothingAndLetsItsPageGo) {
-    AliveWatch alive{io_};
+TEST_F(DeathWatchTest, ADroppedWatchTellsNothingAndLetsItsPageGo) {
+    DeathWatch death_watch{io_};
     PageOwner owner;
     PageOwner other;
     bool died = false;
     bool other_died = false;
     auto page = view(owner.page());
     const std::weak_ptr<const WorkerPageView> mapping = page;
-    auto watch = alive.watch(std::move(page), [&] { died = true; });
-    const auto other_watch = alive.watch(view(other.page()), [&] { other_died = true; });
+    auto watch = death_watch.watch(std::move(page), [&] { died = true; });
+    const auto other_watch = death_watch.watch(view(other.page()), [&] { other_died = true; });
 
     watch.reset();
     EXPECT_TRUE(wait([&] { return mapping.expired(); }));
@@ -137,17 +137,17 @@ TEST_F(AliveWatchTest, ADroppedWatchTellsNothingAndLetsItsPageGo) {
     EXPECT_FALSE(died);
 }
 
-TEST_F(AliveWatchTest, MoreWordsThanOneCallTakesAreWatchedByMoreThreads) {
+TEST_F(DeathWatchTest, MoreWordsThanOneCallTakesAreWatchedByMoreThreads) {
     EXPECT_EQ(watching_threads(), 0U);
     {
-        AliveWatch alive{io_};
+        DeathWatch death_watch{io_};
         EXPECT_EQ(watching_threads(), 0U) << "before anybody is watched";
         std::vector<std::unique_ptr<PageOwner>> owners;
-        std::vector<std::shared_ptr<AliveWatch::Watch>> watches;
+        std::vector<std::shared_ptr<DeathWatch::Watch>> watches;
         std::size_t deaths = 0;
         for (int i = 0; i < 300; ++i) {
             owners.push_back(std::make_unique<PageOwner>());
-            watches.push_back(alive.watch(view(owners.back()->page()), [&] { ++deaths; }));
+            watches.push_back(death_watch.watch(view(owners.back()->page()), [&] { ++deaths; }));
         }
         EXPECT_TRUE(wait([] { return watching_threads() == 3; }));
 
@@ -158,16 +158,16 @@ TEST_F(AliveWatchTest, MoreWordsThanOneCallTakesAreWatchedByMoreThreads) {
     EXPECT_EQ(watching_threads(), 0U);
 }
 
-TEST_F(AliveWatchTest, AWordThatIsWrittenByOthersIsWatchedNoLonger) {
-    AliveWatch alive{io_};
+TEST_F(DeathWatchTest, AWordThatIsWrittenByOthersIsWatchedNoLonger) {
+    DeathWatch death_watch{io_};
     PageOwner liar;
     PageOwner honest;
     bool lied = false;
     bool died = false;
     auto page = view(liar.page());
     const std::weak_ptr<const WorkerPageView> mapping = page;
-    const auto liars_watch = alive.watch(std::move(page), [&] { lied = true; });
-    const auto watch = alive.watch(view(honest.page()), [&] { died = true; });
+    const auto liars_watch = death_watch.watch(std::move(page), [&] { lied = true; });
+    const auto watch = death_watch.watch(view(honest.page()), [&] { died = true; });
 
     const std::uint32_t before = __atomic_exchange_n(liar.page().word(), 7, __ATOMIC_RELEASE);
     ::syscall(SYS_futex, liar.page().word(), FUTEX_WAKE, 1, nullptr, nullptr, 0);
@@ -179,15 +179,15 @@ TEST_F(AliveWatchTest, AWordThatIsWrittenByOthersIsWatchedNoLonger) {
     EXPECT_FALSE(lied);
 }
 
-TEST_F(AliveWatchTest, AWordThatIsWokenAgainAndAgainIsWatchedNoLonger) {
-    AliveWatch alive{io_};
+TEST_F(DeathWatchTest, AWordThatIsWokenAgainAndAgainIsWatchedNoLonger) {
+    DeathWatch death_watch{io_};
     PageOwner restless;
     PageOwner honest;
     bool died = false;
     auto page = view(restless.page());
     const std::weak_ptr<const WorkerPageView> mapping = page;
-    const auto restless_watch = alive.watch(std::move(page), [] { ADD_FAILURE(); });
-    const auto watch = alive.watch(view(honest.page()), [&] { died = true; });
+    const auto restless_watch = death_watch.watch(std::move(page), [] { ADD_FAILURE(); });
+    const auto watch = death_watch.watch(view(honest.page()), [&] { died = true; });
 
     const auto is_let_go = [&] {
         ::syscall(SYS_futex, restless.page().word(), FUTEX_WAKE, 1, nullptr, nullptr, 0);
@@ -199,11 +199,11 @@ TEST_F(AliveWatchTest, AWordThatIsWokenAgainAndAgainIsWatchedNoLonger) {
     EXPECT_TRUE(wait([&] { return died; })) << "its neighbour is watched on";
 }
 
-TEST_F(AliveWatchTest, CanEndWhileItsThreadsSleepAndWatchesOutliveIt) {
+TEST_F(DeathWatchTest, CanEndWhileItsThreadsSleepAndWatchesOutliveIt) {
     PageOwner owner;
-    auto alive = std::make_unique<AliveWatch>(io_);
-    auto watch = alive->watch(view(owner.page()), [] { ADD_FAILURE(); });
-    alive.reset();
+    auto death_watch = std::make_unique<DeathWatch>(io_);
+    auto watch = death_watch->watch(view(owner.page()), [] { ADD_FAILURE(); });
+    death_watch.reset();
     owner.die();
     watch.reset();
     io_.run();
@@ -222,20 +222,20 @@ void refuse_futex_waitv(std::uint32_t error) {
         ::_exit(3);
 }
 
-TEST(AliveWatchWithoutFutexWaitv, SaysSoAndStartsNothing) {
+TEST(DeathWatchWithoutFutexWaitv, SaysSoAndStartsNothing) {
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     for (const std::uint32_t error : {ENOSYS, EPERM})
         EXPECT_EXIT(
             {
                 refuse_futex_waitv(error);
                 boost::asio::io_context io;
-                AliveWatch alive{io};
+                DeathWatch death_watch{io};
                 PageOwner owner;
                 bool died = false;
-                const auto watch = alive.watch(view(owner.page()), [&] { died = true; });
+                const auto watch = death_watch.watch(view(owner.page()), [&] { died = true; });
                 owner.die();
                 io.run();
-                ::_exit(AliveWatch::is_supported() || died ? 1 : 0);
+                ::_exit(DeathWatch::is_supported() || died ? 1 : 0);
             },
             testing::ExitedWithCode(0), "");
 }

@@ -44,12 +44,12 @@ private:
 /// all workers live: no thread before the first watch, no wake-up before a death.
 ///
 /// Thread  the loop: `died` runs there, once, after `watch` has returned, unless the watch was dropped before
-class AliveWatch {
+class DeathWatch {
 public:
-    explicit AliveWatch(boost::asio::io_context& io);
-    ~AliveWatch();
-    AliveWatch(const AliveWatch&) = delete;
-    AliveWatch& operator=(const AliveWatch&) = delete;
+    explicit DeathWatch(boost::asio::io_context& io);
+    ~DeathWatch();
+    DeathWatch(const DeathWatch&) = delete;
+    DeathWatch& operator=(const DeathWatch&) = delete;
 
     /// Destroying it ends the watch.
     class Watch;

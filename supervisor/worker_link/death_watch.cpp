@@ -1,4 +1,4 @@
-#include "supervisor/worker_link/alive_watch.h"
+#include "supervisor/worker_link/death_watch.h"
 
 #include <chrono>
 #include <fcntl.h>
@@ -102,7 +102,7 @@ struct WatchThread {
         std::shared_ptr<const WorkerPageView> page;  ///< keeps the mapping while the thread may sleep on it
         std::uint32_t alive_value = 0;
         std::uint32_t empty_wakes = 0;
-        std::weak_ptr<AliveWatch::Watch> watch;
+        std::weak_ptr<DeathWatch::Watch> watch;
     };
     WatchThread(boost::asio::io_context& loop, std::mutex& shared) : io{loop}, mutex{shared} {}
 
@@ -122,7 +122,7 @@ struct WatchThread {
     std::thread thread;
 };
 
-struct AliveWatch::State {
+struct DeathWatch::State {
     explicit State(boost::asio::io_context& loop) : io{loop} {}
     /// Returns a thread with room; null if none can be started.
     WatchThread* thread_with_room();
@@ -132,7 +132,7 @@ struct AliveWatch::State {
     std::vector<std::unique_ptr<WatchThread>> threads;
 };
 
-class AliveWatch::Watch {
+class DeathWatch::Watch {
 public:
     Watch(std::weak_ptr<State> state, std::function<void()> died) : state_{std::move(state)}, died_{std::move(died)} {}
     ~Watch() {
@@ -168,7 +168,7 @@ bool WatchThread::start() {
 }
 
 void WatchThread::work() {
-    ::pthread_setname_np(::pthread_self(), "alive-watch");
+    ::pthread_setname_np(::pthread_self(), "death-watch");
     std::array<futex_waitv, words_max + 1> waiters;
     long woken = 0;  // index of the woken waiter; 0: our own word, negative: none
     while (true) {
@@ -181,7 +181,7 @@ void WatchThread::work() {
             if (woken > 0) ++entries[static_cast<std::size_t>(woken) - 1].empty_wakes;  // others only follow at the end
             for (std::size_t i = 0; i < entries.size();) {
                 const std::uint32_t value = entries[i].page->word();
-                if ((value & FUTEX_OWNER_DIED) != 0) AliveWatch::Watch::tell_later(io, entries[i].watch);
+                if ((value & FUTEX_OWNER_DIED) != 0) DeathWatch::Watch::tell_later(io, entries[i].watch);
                 if (value == entries[i].alive_value && entries[i].empty_wakes <= empty_wakes_max &&
                     !entries[i].watch.expired()) {
                     waiters[count++] = waiter(entries[i].page->word_address(), value, 0);
@@ -199,7 +199,7 @@ void WatchThread::work() {
     }
 }
 
-WatchThread* AliveWatch::State::thread_with_room() {
+WatchThread* DeathWatch::State::thread_with_room() {
     const std::lock_guard lock{mutex};
     for (const auto& thread : threads)
         if (thread->entries.size() < words_max) return thread.get();
@@ -208,9 +208,9 @@ WatchThread* AliveWatch::State::thread_with_room() {
     return threads.emplace_back(std::move(thread)).get();
 }
 
-AliveWatch::AliveWatch(boost::asio::io_context& io) : state_{std::make_shared<State>(io)} {}
+DeathWatch::DeathWatch(boost::asio::io_context& io) : state_{std::make_shared<State>(io)} {}
 
-AliveWatch::~AliveWatch() {
+DeathWatch::~DeathWatch() {
     {
         const std::lock_guard lock{state_->mutex};
         for (const auto& thread : state_->threads) thread->ending = true;
@@ -221,7 +221,7 @@ AliveWatch::~AliveWatch() {
     }
 }
 
-std::shared_ptr<AliveWatch::Watch> AliveWatch::watch(std::shared_ptr<const WorkerPageView> page,
+std::shared_ptr<DeathWatch::Watch> DeathWatch::watch(std::shared_ptr<const WorkerPageView> page,
                                                      std::function<void()> died) {
     auto watch = std::make_shared<Watch>(state_, std::move(died));
     const std::uint32_t value = page->word();
@@ -240,7 +240,7 @@ std::shared_ptr<AliveWatch::Watch> AliveWatch::watch(std::shared_ptr<const Worke
     return watch;
 }
 
-bool AliveWatch::is_supported() {
+bool DeathWatch::is_supported() {
     // A kernel that knows the call refuses zero words with EINVAL.
     static const bool supported =
         ::syscall(SYS_futex_waitv, nullptr, 0, 0, nullptr, CLOCK_MONOTONIC) == -1 && errno == EINVAL;

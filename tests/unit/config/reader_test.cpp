@@ -274,9 +274,9 @@ TEST(Reader, WarnsOfAKeyThatHasNoEffectAnyMoreAndReadsTheFile) {
     for (const Diagnostic& warning : read.warnings) warnings.push_back(warning.text());
     EXPECT_THAT(
         warnings,
-        ElementsAre(HasSubstr("no_effect_any_more.yaml:3:3: defaults: \"graph_slabs\" has no effect"),
-                    HasSubstr("no_effect_any_more.yaml:8:5: model \"a\": \"graph_slabs\" has no effect"),
-                    HasSubstr("no_effect_any_more.yaml:10:7: model \"a\": channel: \"spin_us\" has no effect")));
+        ElementsAre(HasSubstr("no_effect_any_more.yaml:3:3: defaults: \"graph_slabs\" no longer has an effect"),
+                    HasSubstr("no_effect_any_more.yaml:8:5: model \"a\": \"graph_slabs\" no longer has an effect"),
+                    HasSubstr("no_effect_any_more.yaml:10:7: model \"a\": channel: \"spin_us\" no longer has an effect")));
     EXPECT_THAT(read_fleet(examples / "good/everything.yaml").warnings, IsEmpty());
 }
 

@@ -38,7 +38,8 @@ def truth(place: Place, count: int, otherwise: bool) -> bool:
 
 def _is_inverted(place: Place) -> bool:
     """Whether the statement tests the opposite of the place's value: `not` stands before it."""
-    inverted, node = False, expression_at(place)
+    inverted = False
+    node: ast.AST | None = expression_at(place)
     while isinstance(node, ast.expr):
         inverted ^= isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
         node = parsed(place.file).parents.get(node)

@@ -35,9 +35,9 @@ struct Examination {
     std::vector<std::string> passed;  ///< options for the doctor, in its spelling
 };
 
-/// Whether the name is a model's: it has no colon and no suffix.
+/// Whether the target is a model's name, which may have a dot; not `file.py:function` or a file.
 bool is_model(const std::string& target) {
-    return target.find(':') == std::string::npos && !std::filesystem::path{target}.has_extension();
+    return target.find_first_of(":/") == std::string::npos && !target.ends_with(".py") && !target.ends_with(".pt2");
 }
 
 /// The interpreter that the daemon starts the model with.
@@ -81,8 +81,7 @@ void find_model(const Session& session, Examination& examination) {
 }
 
 /// The doctor's command line; the interpreter comes first.
-std::vector<std::string> words_of(const Session& session, Examination examination) {
-    if (is_model(examination.target)) find_model(session, examination);
+std::vector<std::string> words_of(const Examination& examination) {
     const std::filesystem::path start = program_folder().parent_path() / "share/bulkhead/python/bulkhead/doctor/start.py";
     if (std::error_code failure; !std::filesystem::exists(start, failure))
         throw ErrorException{{ErrorCode::config_invalid,
@@ -96,7 +95,8 @@ std::vector<std::string> words_of(const Session& session, Examination examinatio
 
 /// Replaces this process by the doctor. Returns only by an exception.
 int examine(const Session& session, Examination examination) {
-    std::vector<std::string> words = words_of(session, std::move(examination));
+    if (is_model(examination.target)) find_model(session, examination);
+    std::vector<std::string> words = words_of(examination);
     if (session.json) words.emplace_back("--json");
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
@@ -133,7 +133,9 @@ std::optional<std::vector<std::string>> doctor_of(const Session& session, const 
     struct stat facts {};
     if (::stat(find_socket(session.socket).c_str(), &facts) != 0 || facts.st_uid != ::geteuid()) return std::nullopt;
     try {
-        std::vector<std::string> words = words_of(session, {model, std::nullopt, std::nullopt, {}});
+        Examination examination{model, std::nullopt, std::nullopt, {}};
+        find_model(session, examination);
+        std::vector<std::string> words = words_of(examination);
         words.emplace_back("--json");
         return words;
     } catch (const ErrorException&) {

@@ -22,7 +22,7 @@ version: 1
 models:
   voice: {{runtime: python, engine: "{here}/voice.py:Voice", interpreter: "{python}", device: cpu, options: {{scale: 0.5}}}}
   plain: {{runtime: python, engine: "{here}/voice.py:Plain", interpreter: "{python}", device: cpu}}
-  uncaptured: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Uncaptured", interpreter: "{python}", device: cpu}}
+  uncaptured-1.5: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Uncaptured", interpreter: "{python}", device: cpu}}
   crashes: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Crashes", interpreter: "{python}", device: cpu}}
   many: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Many", interpreter: "{python}", device: cpu, environment: {{SCALE: "2"}}}}
 """
@@ -54,9 +54,9 @@ class Doctor(unittest.TestCase):
         self.assertEqual((found["code"], found["function"], Path(found["file"])), ("host_read", "Voice.compute", HERE / "voice.py"))
 
     def test_the_module_asks_the_program_for_a_model_of_the_fleet(self) -> None:
-        ended = subprocess.run([sys.executable, "-m", "bulkhead.doctor", "voice", "--fleet", self.fleet, "--json"], capture_output=True, text=True, timeout=240,
+        ended = subprocess.run([sys.executable, "-m", "bulkhead.doctor", "uncaptured-1.5", "--fleet", self.fleet, "--json"], capture_output=True, text=True, timeout=240,
                                env={**os.environ, "PATH": f"{BULKHEAD.parent}:{os.environ['PATH']}"})  # fmt: skip
-        self.assertEqual((ended.returncode, ended.stdout), (1, doctor("voice", "--fleet", self.fleet, "--json").stdout), ended.stderr)
+        self.assertEqual((ended.returncode, ended.stdout), (1, doctor("uncaptured-1.5", "--fleet", self.fleet, "--json").stdout), ended.stderr)
 
     def test_the_fleet_of_a_model_is_asked_of_the_daemon(self) -> None:
         daemon = Daemon(Path(self.fleet).read_text())
@@ -77,14 +77,14 @@ class Doctor(unittest.TestCase):
         return ended.stdout
 
     def test_why_of_a_model_that_runs_eagerly_quotes_what_the_doctor_finds(self) -> None:
-        why = self.why("uncaptured")
-        (found,) = json.loads(doctor("uncaptured", "--fleet", self.fleet, "--json").stdout)["findings"]
+        why = self.why("uncaptured-1.5")
+        (found,) = json.loads(doctor("uncaptured-1.5", "--fleet", self.fleet, "--json").stdout)["findings"]
         self.assertEqual((found["code"], found["severity"]), ("host_read", "prevents_capture"))
         self.assertIn("graphs: eager", why)
         line = found["line"]
         self.assertRegex(why, rf"not captured \(host_read\): compute \[\[1,4\]\]: {found['file']}:{line} in \S*compute: `if x\.sum\(\)\.item\(\) > 0:`")
         self.assertIn("    keep the value a tensor on the device, torch.where(condition, a, b) for a branch\n", why)
-        self.assertIn(f"  `bulkhead doctor uncaptured`:\n    {found['file']}:{line} host_read (prevents capture): {found['reason']}\n"
+        self.assertIn(f"  `bulkhead doctor uncaptured-1.5`:\n    {found['file']}:{line} host_read (prevents capture): {found['reason']}\n"
                       f"      remedy: {found['remedy']}\n", why)  # fmt: skip
 
     def test_why_of_a_model_whose_capture_has_ended_its_process_quotes_what_the_doctor_finds(self) -> None:

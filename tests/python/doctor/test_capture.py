@@ -108,7 +108,9 @@ class Captures(unittest.TestCase):
             "CUDA error: capturing stream has unjoined work": "work on another stream is not joined (904)",
             "CUDA error: operation would make the legacy stream depend on a capturing blocking stream": "the default stream",
             "CUDA error 908: cudaErrorStreamCaptureWrongThread": "another thread",
-            "CUDA out of memory. Tried to allocate 2.00 GiB": "the graphs' memory pool has no room",
+            "CUDA error: 900": "the line does what a capture refuses",
+            "CUDA out of memory. Tried to allocate 900.00 MiB": "the graphs' memory pool has no room",
+            "a matrix of 901 rows": "ValueError: a matrix of 901 rows",
             "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned": "pageable host memory",
         }.items():
             with self.subTest(text):
@@ -116,6 +118,7 @@ class Captures(unittest.TestCase):
                 assert finding is not None
                 self.assertIn(told, finding.reason)
                 self.assertEqual((finding.code, finding.file), ("host_read", __file__))
+                self.assertEqual("declare fewer or smaller buckets" in finding.remedy, "out of memory" in text)
 
 
 class Counted(TorchDispatchMode):

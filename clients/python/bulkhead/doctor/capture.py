@@ -18,14 +18,21 @@ from .source import Place, one_line, place_of, statement_at
 
 _WARM_UP_RUNS = 3
 
+
+def _numbered(number: int) -> str:
+    """Matches the number of an error, and no other number of a message."""
+    return rf"(?:error|code)[ :=]*{number}\b"
+
+
+_OUT_OF_MEMORY = r"out of memory"
 # : Errors of CUDA and PyTorch in a failed capture, and their meanings.
 ERRORS = (
-    (r"cudaErrorStreamCaptureUnsupported|operation not permitted when stream is capturing|\b900\b", "the line does what a capture refuses (CUDA's error 900)"),
-    (r"cudaErrorStreamCaptureInvalidated|previous error during capture|\b901\b", "an earlier line has invalidated the capture (901)"),
-    (r"cudaErrorStreamCaptureUnjoined|unjoined work|\b904\b", "work on another stream is not joined (904)"),
-    (r"cudaErrorStreamCaptureImplicit|legacy stream|\b906\b", "the line uses the default stream, which waits for all others (906)"),
-    (r"cudaErrorStreamCaptureWrongThread|\b908\b", "another thread ends or uses the capture (908)"),
-    (r"out of memory", "the graphs' memory pool has no room"),
+    (_OUT_OF_MEMORY, "the graphs' memory pool has no room"),
+    (r"cudaErrorStreamCaptureUnsupported|operation not permitted when stream is capturing|" + _numbered(900), "the line does what a capture refuses (CUDA's error 900)"),
+    (r"cudaErrorStreamCaptureInvalidated|previous error during capture|" + _numbered(901), "an earlier line has invalidated the capture (901)"),
+    (r"cudaErrorStreamCaptureUnjoined|unjoined work|" + _numbered(904), "work on another stream is not joined (904)"),
+    (r"cudaErrorStreamCaptureImplicit|legacy stream|" + _numbered(906), "the line uses the default stream, which waits for all others (906)"),
+    (r"cudaErrorStreamCaptureWrongThread|" + _numbered(908), "another thread ends or uses the capture (908)"),
     (r"Cannot copy between CPU and CUDA tensors during CUDA graph capture", "the line copies between pageable host memory and the GPU"),
     (r"Offset increment outside graph capture|generator.*(captur|regist)", "random numbers come from a generator that is not registered with the graph"),
     (r"Expected all tensors to be on the same device", "a tensor of the CPU meets tensors of the GPU"),
@@ -49,6 +56,8 @@ def explain(error: BaseException) -> Finding | None:
     text = one_line(f"{type(error).__name__}: {error}", 300)
     meaning = next((meant for pattern, meant in ERRORS if re.search(pattern, text)), text)
     code, remedy = _cause(place, text)
+    if re.search(_OUT_OF_MEMORY, text):  # whatever the line does
+        remedy = "declare fewer or smaller buckets, or choose a GPU with more free memory"
     return Finding(code, findings.PREVENTS_CAPTURE, place.file, place.line, place.columns[0], place.function, f"`{place.text.strip()}`: {meaning}", remedy, place.path)
 
 

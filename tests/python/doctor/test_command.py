@@ -230,6 +230,10 @@ class BadInput(unittest.TestCase):
     def test_a_shape_that_is_wrong_is_told_without_the_traceback_of_pytorch(self) -> None:
         self.assertIn(f"raised RuntimeError at steps.py:{line_of('return x @ x')}", self.refused("steps.py:wrong_shape", "--inputs", "steps.py:inputs"))
 
+    def test_a_list_of_too_many_unknown_values_is_refused_at_its_line(self) -> None:
+        said = self.refused("steps.py:lists_much", "--inputs", "steps.py:inputs")
+        self.assertIn(f"steps.py:{line_of('x.new_empty(1 << 25)')} reads 33554432 values into Python", said)
+
     def test_a_callable_that_ends_the_process(self) -> None:
         self.assertIn(f"ended the process at steps.py:{line_of('raise SystemExit')}: SystemExit(3)", self.refused("steps.py:exits"))
 

@@ -15,6 +15,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..errors import Error
 from . import fake_cuda, values
 from .source import Place, here
 from .watch import FOLLOWS, INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, stand_in
@@ -28,6 +29,7 @@ _READING_KERNELS = frozenset((
     "linalg_matrix_exp",  # the norm decides the degree on the host: LinearAlgebra.cpp, mexp_impl
 ))  # fmt: skip
 _INDEX_PUTS = ("index_put", "index_put_", "_index_put_impl_")
+_LIST_ELEMENTS_MAX = 1 << 24  #: of a list that stands in for unknown values
 _STAND_IN_ROWS = 2  #: of a result whose number of rows is unknown
 _TEXTS = frozenset(("__repr__", "__format__", "__str__"))
 
@@ -131,6 +133,9 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 read = copy.deepcopy(self._watch.answer(read, tensor.dtype, True))  # the user may change it
         else:
             item = self._watch.answer(None if value is None else values.ask(lambda one: one.flatten()[0].item(), value), tensor.dtype, True, assumed)
+            if tensor.numel() > _LIST_ELEMENTS_MAX:
+                raise Error("input_invalid", f"{here() or self._watch.target} reads {tensor.numel()} values into Python, of which the doctor makes at most {_LIST_ELEMENTS_MAX}",
+                            "keep them a tensor; or give smaller inputs")  # fmt: skip
             with no_dispatch():
                 read = torch.full(tuple(tensor.shape), item, dtype=tensor.dtype).tolist()
         if _is_of_gpu(tensor):

@@ -20,29 +20,29 @@ HERE = Path(__file__).parent
 STEPS = HERE / "steps.py"
 
 
-def doctor(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def doctor(*arguments: str, environment: dict[str, str] | None = None, folder: Path = HERE) -> subprocess.CompletedProcess[str]:
     """`python -m bulkhead.doctor` in a fork of this process, which has PyTorch imported; with an environment, in a process of its own."""
     if environment:
-        return subprocess.run([sys.executable, "-m", "bulkhead.doctor", *arguments], capture_output=True, text=True, timeout=240, cwd=HERE,
+        return subprocess.run([sys.executable, "-m", "bulkhead.doctor", *arguments], capture_output=True, text=True, timeout=240, cwd=folder,
                               env={**os.environ, **environment})  # fmt: skip
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = os.fork()
         if child == 0:
-            _become_the_doctor(arguments, out.fileno(), err.fileno())
+            _become_the_doctor(arguments, folder, out.fileno(), err.fileno())
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(arguments, status, out.read(), err.read())
 
 
-def _become_the_doctor(arguments: tuple[str, ...], out: int, err: int) -> NoReturn:
+def _become_the_doctor(arguments: tuple[str, ...], folder: Path, out: int, err: int) -> NoReturn:
     status = -1
     try:
         sys.stdout.flush()
         os.dup2(out, 1)
         os.dup2(err, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-        os.chdir(HERE)
+        os.chdir(folder)
         sys.modules.pop("steps", None)  # the tests of the library have imported it
         try:
             status = main(arguments)
@@ -184,6 +184,14 @@ class Reports(unittest.TestCase):
             self.assertEqual(accepted.returncode, 0, accepted.stdout)
             self.assertIn("3 accepted by the baseline", accepted.stdout)
             self.assertEqual(doctor("steps.py:Decoder", "--inputs", "steps.py:decoder_inputs", "--baseline", file).returncode, 1)
+
+    def test_a_baseline_holds_in_every_working_directory(self) -> None:
+        with tempfile.TemporaryDirectory(dir=HERE) as folder:
+            file = Path(folder) / "baseline.json"
+            doctor("steps.py:branches", "--inputs", "steps.py:inputs", "--write-baseline", str(file))
+            self.assertEqual({one["file"] for one in json.loads(file.read_text())["accepted"]}, {"../steps.py"})
+            ended = doctor(f"{STEPS}:branches", "--inputs", f"{STEPS}:inputs", "--baseline", "baseline.json", folder=Path(folder))
+            self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
 
     def test_settings_of_the_environment_are_findings(self) -> None:
         ended = doctor("steps.py:clean", "--inputs", "steps.py:inputs", "--json", environment={"TORCHDYNAMO_SUPPRESS_ERRORS": "1"})

@@ -125,7 +125,7 @@ def examine(options: argparse.Namespace) -> int:
     if accepted:
         from . import baseline
 
-        report.findings = baseline.without(report.findings, accepted)
+        report.findings = baseline.without(report.findings, accepted, options.baseline)
     if options.json:
         print(json.dumps(report.document(), ensure_ascii=False))
     elif options.sarif:

@@ -1,9 +1,11 @@
-"""Accepted findings in a file, identified by code, file, function and source line, so that they survive edits elsewhere."""
+"""Accepted findings in a file, identified by code, file, function and source line, so that they survive edits elsewhere. A file is named
+relative to the baseline's folder: the working directory does not matter."""
 
 from __future__ import annotations
 
 import json
 import linecache
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ from .source import short
 _KEYS = ("code", "file", "function", "source")
 
 
-def entry(finding: Finding) -> dict[str, str]:
-    return {"code": finding.code, "file": short(finding.file), "function": finding.function, "source": linecache.getline(finding.file, finding.line).strip()}
+def entry(finding: Finding, folder: Path) -> dict[str, str]:
+    is_path = os.path.isabs(finding.file) and "-packages" + os.sep not in finding.file
+    return {"code": finding.code, "file": os.path.relpath(finding.file, folder) if is_path else short(finding.file), "function": finding.function, "source": linecache.getline(finding.file, finding.line).strip()}
 
 
 def write(file: Path, found: list[Finding]) -> None:
-    file.write_text(json.dumps({"accepted": [entry(finding) for finding in found]}, indent=1, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps({"accepted": [entry(finding, file.parent) for finding in found]}, indent=1, ensure_ascii=False) + "\n")
 
 
 def read(file: Path) -> list[dict[str, str]]:
@@ -33,5 +36,5 @@ def read(file: Path) -> list[dict[str, str]]:
         raise Error("input_invalid", f"reading the baseline {file}: it is not a baseline of the doctor", "write one with --write-baseline FILE") from None
 
 
-def without(found: list[Finding], accepted: list[dict[str, str]]) -> list[Finding]:
-    return [finding for finding in found if entry(finding) not in accepted]
+def without(found: list[Finding], accepted: list[dict[str, str]], file: Path) -> list[Finding]:
+    return [finding for finding in found if entry(finding, file.parent) not in accepted]

@@ -176,7 +176,9 @@ private:
     }
 
     void press_keys(bool at_rest) {
-        while (const auto key = keys_.next(at_rest)) {
+        while (!ended_) {
+            const auto key = keys_.next(at_rest);
+            if (!key) return;
             at_once_ = true;
             if (key->name == Key::Name::redraw) terminal_.forget();
             Effect effect = screen_.press(*key);

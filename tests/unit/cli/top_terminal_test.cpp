@@ -12,16 +12,20 @@
 #include <array>
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/temporary_folder.h"
+#include "tests/unit/clients/fake_daemon.h"
 
 namespace bulkhead::cli {
 namespace {
 
+namespace json = boost::json;
 using namespace std::chrono_literals;
+using test::FakeDaemon;
 using test::TemporaryFolder;
 using testing::EndsWith;
 using testing::HasSubstr;
@@ -180,6 +184,25 @@ TEST_F(TopInATerminal, WaitsForADaemonThatWentAway) {
     top.type("q");
     top.seen(left);
     EXPECT_EQ(top.status(), 0);
+}
+
+TEST(TopsKeys, AfterTheOneThatQuitsAreNotObeyed) {
+    std::vector<std::string> orders;
+    FakeDaemon daemon{[&](FakeDaemon& d) {
+        d.next_connection();  // after the one that only looks for a daemon
+        for (json::object asked = d.request(); !asked.empty(); asked = d.request()) {
+            const std::string method{asked.at("method").as_string()};
+            if (method.starts_with("model.")) orders.push_back(method);
+            d.answer(asked, {{"models", {{{"model", "voice"}, {"replica", 0}, {"state", "ready"}}}}});
+        }
+    }};
+    Top top{daemon.path()};
+    EXPECT_THAT(top.seen("voice"), HasSubstr("voice"));
+    top.type("quy");  // unload, yes
+    top.seen(left);
+    EXPECT_EQ(top.status(), 0);
+    daemon.finish();
+    EXPECT_THAT(orders, testing::IsEmpty());
 }
 
 }  // namespace

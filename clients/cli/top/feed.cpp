@@ -77,7 +77,7 @@ void Feed::ask(const char* method, json::value Sampler::Answers::*place) {
     control_.async_call(method, {}, given_up, [this, place](Result<Answer> answer) {
         if (answer)
             asked_.*place = std::move(answer->result);
-        else
+        else if (place != &Sampler::Answers::gpus)  // they stay null: models are shown without them
             refused_ = answer.error();
         if (--unanswered_ == 0) ask_again();
     });

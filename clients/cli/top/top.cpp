@@ -37,6 +37,7 @@ using Clock = Feed::Clock;
 
 constexpr auto redraw_pause = 250ms;  ///< between two frames caused by events
 constexpr auto key_pause = 50ms;      ///< after this, a lone escape character is the key
+constexpr int more_handlers = 256;    ///< run between two frames, if they are ready
 
 bool has_utf8() {
     for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
@@ -101,7 +102,8 @@ public:
         while (!ended_) {
             take();
             draw_if_due();
-            loop_.run_one_until(wake_at());
+            loop_.run_one_until(wake_at());  // runs nothing if that has passed
+            for (int more = 0; more < more_handlers && !ended_ && loop_.poll_one() != 0;) ++more;
             if (keys_.is_waiting() && Clock::now() >= keys_came_at_ + key_pause) press_keys(true);
         }
         return *ended_;

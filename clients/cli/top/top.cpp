@@ -211,8 +211,13 @@ private:
 /// Returns  the signal that ended it; 0 if the user quit. Restores the terminal.
 int run_session(const std::filesystem::path& socket) {
     // Opened again: Asio makes it non-blocking, which the shell's own descriptor must not become.
-    UniqueFd input{::open("/dev/tty", O_RDONLY | O_CLOEXEC)};
-    if (!input) throw ErrorException{system_error("opening /dev/tty", errno)};
+    UniqueFd input{::open("/proc/self/fd/0", O_RDONLY | O_CLOEXEC | O_NOCTTY)};
+    if (!input) input = UniqueFd{::open("/dev/tty", O_RDONLY | O_CLOEXEC)};  // after `su`, the other is refused
+    if (!input) {
+        Error error = system_error("opening the terminal", errno);
+        error.remedy = "use --once";
+        throw ErrorException{std::move(error)};
+    }
     asio::io_context loop;
     asio::signal_set signals{loop, SIGINT, SIGTERM, SIGHUP};
     for (const int number : {SIGQUIT, SIGTSTP, SIGWINCH}) signals.add(number);

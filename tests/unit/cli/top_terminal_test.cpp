@@ -56,7 +56,7 @@ private:
 /// `bulkhead top` as the one program of a terminal.
 class Top {
 public:
-    explicit Top(const std::string& socket) {
+    explicit Top(const std::string& socket, bool controlling = true) {
         winsize size{24, 80, 0, 0};
         int slave = -1;
         EXPECT_EQ(::openpty(&fd_, &slave, nullptr, nullptr, &size), 0);
@@ -64,7 +64,13 @@ public:
         pid_ = ::fork();
         if (pid_ == 0) {
             ::close(fd_);
-            ::login_tty(slave);
+            if (controlling) {
+                ::login_tty(slave);
+            } else {  // /dev/tty cannot be opened
+                ::setsid();
+                for (const int standard : {0, 1, 2}) ::dup2(slave, standard);
+                ::close(slave);
+            }
             for (const int number : {SIGHUP, SIGINT, SIGQUIT}) ::signal(number, SIG_DFL);  // nohup ignores them
             ::setenv("TERM", "xterm-256color", 1);
             ::setenv("LC_ALL", "C.UTF-8", 1);
@@ -141,6 +147,14 @@ TEST_F(TopInATerminal, QuitsWithQ) {
     EXPECT_THAT(top.seen(left), HasSubstr("\x1b[?25h")) << "the cursor is back";
     EXPECT_EQ(top.status(), 0);
     EXPECT_TRUE(top.is_as_before());
+}
+
+TEST_F(TopInATerminal, ReadsKeysFromStandardInputThoughItDoesNotControlTheProgram) {
+    Top top{socket, false};
+    EXPECT_THAT(top.seen("quit"), HasSubstr(entered));
+    top.type("q");
+    EXPECT_THAT(top.seen(left), EndsWith(left));
+    EXPECT_EQ(top.status(), 0);
 }
 
 TEST_F(TopInATerminal, EverySignalBringsTheTerminalBack) {

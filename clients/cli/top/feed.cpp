@@ -87,6 +87,9 @@ void Feed::ask(const char* method, json::value Sampler::Answers::*place) {
 void Feed::ask_again() {
     const Clock::time_point now = Clock::now();
     failure_ = std::exchange(refused_, std::nullopt);
+    if (failure_ && failure_->code == ErrorCode::deadline_exceeded)
+        for (const auto& [number, order] : std::exchange(orders_, {}))
+            outcomes_.push_back({order.model + ": the daemon does not answer; it may still do it", true});
     if (!failure_) {
         answered_at_ = now;
         answers_ = std::exchange(asked_, {});
@@ -112,12 +115,12 @@ void Feed::listen() {
 }
 
 Result<> Feed::carry_out(const Order& order) {
-    if (orders_ >= orders_max)
-        return Error{ErrorCode::queue_full, fmt::format("{}: {} others are under way", order.method, orders_),
+    if (orders_.size() >= orders_max)
+        return Error{ErrorCode::queue_full, fmt::format("{}: {} others are under way", order.method, orders_.size()),
                      "wait for them"};
-    ++orders_;
-    control_.async_call(order.method, order.params, [this, order](Result<Answer> answer) {
-        --orders_;
+    orders_.emplace(++last_order_, order);
+    control_.async_call(order.method, order.params, [this, order, number = last_order_](Result<Answer> answer) {
+        orders_.erase(number);
         outcomes_.push_back(answer ? outcome_of(order, answer->result) : Outcome{text_of(answer.error()), true});
     });
     return {};

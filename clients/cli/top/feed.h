@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -60,7 +61,8 @@ private:
     std::vector<boost::json::object> events_;
     bool listens_ = false;
     std::vector<Outcome> outcomes_;
-    std::size_t orders_ = 0;  ///< under way
+    std::map<std::uint64_t, Order> orders_;  ///< under way
+    std::uint64_t last_order_ = 0;
     bool has_gpus_ = false;
 };
 

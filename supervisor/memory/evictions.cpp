@@ -39,11 +39,9 @@ void unload_idle(State& state, Time now) {
     for (auto& [name, model] : state.models)
         for (Slot& slot : model.slots) {
             const auto at = unload_time(slot);
-            if (!at || state.is_being_loaded(*model.unit)) continue;
-            if (*at > now) {
-                state.wake_at(*at);
-                continue;
-            }
+            if (!at) continue;
+            if (*at > now) state.wake_at(*at);
+            if (*at > now || state.is_being_loaded(*model.unit)) continue;
             const bool alone = slot.is_surplus() || !model.unit->together;
             const EvictCause cause = slot.is_surplus() ? EvictCause::surplus : EvictCause::keep_alive;
             const std::string why = fmt::format("it was idle for {}", duration_text(now - slot.idle_since));

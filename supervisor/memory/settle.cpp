@@ -361,7 +361,8 @@ void settle(State& state, Time now) {
     relieve_pressure(state, now);
     repair_placements(state, now);
     place_entries(state, now);
-    relieve_pressure(state, now);  // what stayed for waiters who were refused since
+    unload_idle(state, now);  // what stayed for waiters who were refused since
+    relieve_pressure(state, now);
     start_surplus(state, now);
     give_grants(state);
     answer_reclaims(state, now);

@@ -10,8 +10,12 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
-bool has_its_room(const Unit& unit) {
-    return unit.any([](const Slot& slot) { return slot.phase == Phase::loading || slot.phase == Phase::ready; });
+/// All that the waiter waits for is granted, so that only the loads take time. A channel needs one replica.
+bool has_its_room(State& state, const Waiter& waiter) {
+    const auto has_room = [](const Slot& slot) { return slot.phase == Phase::loading || slot.phase == Phase::ready; };
+    if (waiter.asker == Asker::channel) return std::ranges::any_of(waiter.model->slots, has_room);
+    const Unit& unit = *waiter.model->unit;
+    return state.missing(unit).empty() && !unit.any([](const Slot& slot) { return slot.phase == Phase::placed; });
 }
 
 void withdraw_placed(State& state, Unit& unit) {
@@ -32,7 +36,7 @@ void meet_deadlines(State& state, Time now) {
     for (auto entry = state.entries.begin(); entry != state.entries.end();) {
         for (auto waiter = entry->waiters.begin(); waiter != entry->waiters.end();) {
             const auto one = waiter++;
-            if (!one->deadline || *one->deadline > now || (one->for_room && has_its_room(*entry->unit))) continue;
+            if (!one->deadline || *one->deadline > now || (one->for_room && has_its_room(state, *one))) continue;
             state.actions.emplace_back(action::Refuse{one->ticket, too_late(*entry, *one)});
             forget(state, *entry, one);
         }

@@ -69,6 +69,7 @@ private:
         invariants_.paused = false;
         if (one_in(4)) world_.load_crashes = below(20);
         if (one_in(4)) world_.load_runs_out = below(20);
+        world_.for_room_every = 3;
     }
 
     [[nodiscard]] DeviceLimit some_limit() {

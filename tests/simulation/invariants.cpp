@@ -55,6 +55,7 @@ void Invariants::check(const Event& event, const Actions& actions) {
     if (!world_.misdealt.empty()) fail(world_.misdealt);
     check_refusals(actions);
     check_nobody_waits_in_vain();
+    check_deadlines(event);
 }
 
 Bytes Invariants::held(const ReplicaId& who, const DeviceId& device) const {

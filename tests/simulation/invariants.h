@@ -62,6 +62,7 @@ private:
     void check_evictions(const Actions& actions);
     void check_refusals(const Actions& actions);
     void check_nobody_waits_in_vain();
+    void check_deadlines(const Event& event);
     [[nodiscard]] std::vector<std::string> unit_of(const std::string& model) const;
     [[nodiscard]] int priority_of(const std::vector<std::string>& unit) const;
     [[nodiscard]] std::optional<Since> since(const std::vector<std::string>& unit) const;
@@ -85,6 +86,11 @@ private:
     OurPolicy* ours_;
     std::map<std::string, Since> since_;
     std::map<ReplicaId, int> lent_;
+    struct Bound {
+        Time deadline{};
+        bool for_room = false;
+    };
+    std::map<Ticket, Bound> bounds_;  ///< of those who gave a deadline
     std::vector<DeviceLedger> ledger_;  ///< after the present event
     std::string broken_;
 };

@@ -114,4 +114,30 @@ void Invariants::check_nobody_waits_in_vain() {
     }
 }
 
+/// Nobody waits for longer than his deadline, unless it bounds only the wait for room, and he has that.
+void Invariants::check_deadlines(const Event& event) {
+    if (const auto* asked = std::get_if<event::LoadAsked>(&event); asked != nullptr && asked->deadline)
+        bounds_[asked->ticket] = {*asked->deadline, asked->for_room};
+    std::erase_if(bounds_, [&](const auto& one) { return !world_.tickets.contains(one.first); });
+    const auto has_room = [&](const ReplicaId& who) {
+        const auto found = world_.processes.find(who);
+        return found != world_.processes.end() &&
+               (found->second.state == At::loading || found->second.state == At::ready);
+    };
+    for (const auto& [ticket, bound] : bounds_) {
+        if (bound.deadline > world_.now) continue;
+        const std::string& model = world_.tickets.at(ticket);
+        bool all = true;
+        bool any = false;  // of its own model, enough for a channel
+        for (const std::string& member : unit_of(model))
+            for (std::uint32_t i = 0; i < world_.declared.at(member).replicas_max; ++i) {
+                const bool has = has_room({member, i});
+                all = all && (has || i >= std::max(world_.declared.at(member).replicas_min, 1U));
+                any = any || (has && member == model);
+            }
+        if (!bound.for_room || !(world_.askers.at(ticket) == Asker::channel ? any : all))
+            return fail(fmt::format("ticket {} for {} waits after its deadline", ticket, model));
+    }
+}
+
 }  // namespace bulkhead::simulation

@@ -206,5 +206,38 @@ TEST_F(MemoryPlacement, APlanThatWaitsAddsTheTimeOfThoseBeforeIt) {
     EXPECT_EQ(policy.plan("first", now).expected, alone);
 }
 
+TEST_F(MemoryPlacement, AWaitForTheRestOfAUnitEndsThoughAPartOfItHasItsRoom) {
+    auto twice = model("twice", 4 * gib);
+    twice.replicas_min = twice.replicas_max = 2;
+    auto guarded = model("guarded", 4 * gib);
+    guarded.min_resident = 1h;
+    declare({twice, guarded});
+    ask("twice", Asker::person);
+    ready("twice", 4 * gib, 0);
+    ready("twice", 4 * gib, 1);
+    end("twice", 1);
+    load("guarded", 4 * gib);
+    const Ticket person = ask("twice", Asker::person, now + 10s, "ana", true);
+    now += 10s;
+    send(event::Tick{});
+    ASSERT_EQ(all<action::Refuse>().size(), 1U);
+    EXPECT_EQ(all<action::Refuse>()[0].ticket, person);
+    EXPECT_EQ(all<action::Refuse>()[0].error.code, ErrorCode::deadline_exceeded);
+}
+
+TEST_F(MemoryPlacement, AWaitForRoomIsOverOnceAllOfTheUnitIsGranted) {
+    auto twice = model("twice", 4 * gib);
+    twice.replicas_min = twice.replicas_max = 2;
+    declare({twice});
+    const Ticket person = ask("twice", Asker::person, now + 10s, "ana", true);
+    ready("twice", 4 * gib, 0);
+    now += 1min;
+    send(event::Tick{});
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    ready("twice", 4 * gib, 1);
+    ASSERT_EQ(all<action::Serve>().size(), 1U);
+    EXPECT_EQ(all<action::Serve>()[0].ticket, person);
+}
+
 }  // namespace
 }  // namespace bulkhead::simulation

@@ -39,8 +39,8 @@ protected:
     }
     Actions& send(const Event& event) { return actions = policy.on(event, now); }
     Ticket ask(const std::string& name, Asker asker = Asker::channel, std::optional<Time> deadline = {},
-               const std::string& client = "ana") {
-        send(event::LoadAsked{++ticket, name, asker, client, deadline});
+               const std::string& client = "ana", bool for_room = false) {
+        send(event::LoadAsked{++ticket, name, asker, client, deadline, for_room});
         return ticket;
     }
     void ready(const std::string& name, Bytes bytes, std::uint32_t replica = 0, Millis load = 1s) {

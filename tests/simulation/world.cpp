@@ -63,14 +63,16 @@ void World::ask(std::uint64_t id) {
     tickets[one.ticket] = one.model;
     askers[one.ticket] = Asker::channel;
     request_of_[one.ticket] = id;
-    send(event::LoadAsked{one.ticket, one.model, Asker::channel, "client " + std::to_string(id % 7), one.deadline});
+    send(event::LoadAsked{one.ticket, one.model, Asker::channel, "client " + std::to_string(id % 7), one.deadline,
+                          is_for_room(one.ticket)});
 }
 
 Ticket World::load(const std::string& model, Asker asker, std::optional<Millis> deadline) {
     const Ticket ticket = ++number_;
     tickets[ticket] = model;
     askers[ticket] = asker;
-    send(event::LoadAsked{ticket, model, asker, "person", deadline ? std::optional{now + *deadline} : std::nullopt});
+    send(event::LoadAsked{ticket, model, asker, "person", deadline ? std::optional{now + *deadline} : std::nullopt,
+                          is_for_room(ticket)});
     return ticket;
 }
 

@@ -154,6 +154,8 @@ public:
     /// Chance, in percent, that a load crashes, or runs out of memory.
     int load_crashes = 0;
     int load_runs_out = 0;
+    /// One of so many deadlines bounds only the wait for room; 0: none does.
+    std::uint64_t for_room_every = 0;
     /// Called after every event, with the actions it led to.
     std::function<void(const Event&, const Actions&)> check;
     /// The answer to a load or a reclaim that does not belong to a request.
@@ -176,6 +178,9 @@ private:
     };
     [[nodiscard]] Millis millis_since(Time when) const { return std::chrono::duration_cast<Millis>(now - when); }
     void pump();
+    [[nodiscard]] bool is_for_room(Ticket ticket) const {
+        return for_room_every != 0 && ticket % for_room_every == 0;
+    }
     void take_placements(const Actions& actions);
     void do_one(const action::Grant& grant);
     void do_one(const action::Evict& evict);

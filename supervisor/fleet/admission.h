@@ -94,6 +94,7 @@ public:
     void changed(Replica& replica, WorkerState from, WorkerState to) override;
     void measured(Replica& replica) override;
     void counted(Replica& replica) override;
+    void adopted(Replica& replica) override;
     void channels_changed(Replica& replica) override;
     [[nodiscard]] std::optional<HeldMemory> held(const Replica& replica) const override;
     void reclaimed(Replica& replica) override;

@@ -115,6 +115,11 @@ void Admission::counted(Replica& replica) {
     tell(event::InFlight{who, static_cast<std::uint32_t>(std::max<std::uint64_t>(now.in_flight + now.queued, 1))});
 }
 
+void Admission::adopted(Replica& replica) {
+    if (plans(replica.spec().name))
+        tell(event::InFlight{id_of(replica), replica.state() == WorkerState::busy ? 1U : 0U});
+}
+
 void Admission::reclaimed(Replica& replica) {
     const memory::ReplicaId who = id_of(replica);
     if (!plans(who.model)) return;

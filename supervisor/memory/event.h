@@ -89,12 +89,12 @@ struct Receipt {
     ReplicaId who;
     Millis reclaim{0};
 };
-/// What a former supervisor left; sent before any request. `ready_for`: only for a resident worker.
+/// What a former supervisor left; sent before any request. `ready_for`: only for a resident worker, which
+/// counts as busy until its first `InFlight`.
 struct Adopted {
     Holding holding;
     Millis ready_for{0};
     Millis idle_for{0};
-    std::uint32_t in_flight = 0;
 };
 struct Pin {
     std::string model;
@@ -113,8 +113,9 @@ struct Tick {};
 
 }  // namespace event
 
-using Event = std::variant<event::Declared, event::Device, event::Foreign, event::LoadAsked, event::Left,
-                           event::InFlight, event::Channels, event::Ready, event::Measured, event::Ending, event::Ended,
-                           event::Receipt, event::Adopted, event::Pin, event::ReclaimAsked, event::Tick>;
+using Event =
+    std::variant<event::Declared, event::Device, event::Foreign, event::LoadAsked, event::Left, event::InFlight,
+                 event::Channels, event::Ready, event::Measured, event::Ending, event::Ended, event::Receipt,
+                 event::Adopted, event::Pin, event::ReclaimAsked, event::Tick>;
 
 }  // namespace bulkhead::supervisor::memory

@@ -165,7 +165,8 @@ void apply(State& state, const event::Left& event, Time now) {
 void apply(State& state, const event::InFlight& event, Time now) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr || (slot->phase != Phase::ready && slot->phase != Phase::draining)) return;
-    if (slot->in_flight > 0 || event.requests > 0) slot->idle_since = now;
+    const bool was_busy = slot->in_flight > 0 && !std::exchange(slot->is_presumed_busy, false);
+    if (was_busy || event.requests > 0) slot->idle_since = now;
     slot->used = slot->used || event.requests > 0;
     if (event.requests > 0) slot->awaited.reset();
     slot->in_flight = event.requests;
@@ -333,7 +334,8 @@ void apply(State& state, const event::Adopted& event, Time now) {
     slot.ready_at = now - event.ready_for;
     slot.idle_since = now - event.idle_for;
     slot.turn_until = slot.ready_at + state.turn_of(model, slot.device);
-    slot.in_flight = event.in_flight;
+    slot.is_presumed_busy = found.holds == Holds::resident;
+    slot.in_flight = slot.is_presumed_busy ? 1 : 0;
     slot.used = true;
     note_peaks(state, slot);
     state.enter(slot, found.holds == Holds::reserved     ? Phase::loading

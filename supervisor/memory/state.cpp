@@ -119,7 +119,7 @@ void State::enter(Slot& slot, Phase phase) {
     if (phase == Phase::none) {
         slot.device_bytes = slot.host_bytes = slot.mapped_bytes = 0;
         slot.in_flight = slot.channels = 0;
-        slot.used = slot.estimated = false;
+        slot.used = slot.estimated = slot.is_presumed_busy = false;
         slot.awaited.reset();
     }
     book(slot, true);

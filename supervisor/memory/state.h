@@ -46,6 +46,7 @@ struct Slot {
     Time idle_since{};
     Time turn_until{};
     std::uint32_t in_flight = 0;
+    bool is_presumed_busy = false;  ///< adopted, and `in_flight` is not known yet
     std::uint32_t channels = 0;
     bool used = false;            ///< had a request since it became ready
     std::optional<Time> awaited;  ///< until when the first request of a new channel is awaited

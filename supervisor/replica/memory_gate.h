@@ -24,6 +24,8 @@ public:
     virtual void measured(Replica& replica) = 0;
     /// Called when a new count of its requests arrived.
     virtual void counted(Replica& replica) = 0;
+    /// Called when a serving worker that was adopted has said whether it is busy.
+    virtual void adopted(Replica& replica) = 0;
     /// Called when a channel was opened or closed.
     virtual void channels_changed(Replica& replica) = 0;
     /// Returns the books' entry for the process, to be kept in its record; empty: no entry.

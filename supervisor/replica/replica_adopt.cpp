@@ -261,6 +261,7 @@ void Replica::adopt_serving(worker_link::Hello& hello) {
         return arm_drain_deadline();
     }
     if (hello.state.in_flight > 0) transition(WorkerEvent::became_busy, "adopted with requests in flight");
+    if (context_.gate != nullptr) context_.gate->adopted(*this);
     if (process_->end_asked == EndAsked::unload) {
         transition(WorkerEvent::drain_asked, "unload asked of a former supervisor");
         return take_turn();

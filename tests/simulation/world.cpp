@@ -9,6 +9,12 @@ namespace bulkhead::simulation {
 
 using State = Process::State;
 
+namespace {
+
+constexpr Millis answers_supervisor_in{20};  ///< a worker that another supervisor adopts
+
+}  // namespace
+
 World::World(std::unique_ptr<Decider> decider, std::uint64_t seed) : random{seed}, decider_{std::move(decider)} {}
 
 void World::declare(std::vector<Declaration> models, std::map<DeviceId, DeviceLimit> new_limits) {
@@ -135,12 +141,17 @@ void World::note_told(const Event& event) {
     if (const auto* ready = std::get_if<event::Ready>(&event))
         if (Process::Told* told = process(ready->who)) told->ready = true;
     if (const auto* in_flight = std::get_if<event::InFlight>(&event))
-        if (Process::Told* told = process(in_flight->who)) told->in_flight = in_flight->requests;
+        if (Process::Told* told = process(in_flight->who)) {
+            told->in_flight = in_flight->requests;
+            told->is_adopted = false;
+        }
     if (const auto* channels = std::get_if<event::Channels>(&event))
         if (Process::Told* told = process(channels->who)) told->channels = channels->open;
     if (const auto* adopted = std::get_if<event::Adopted>(&event))
-        if (Process::Told* told = process(adopted->holding.who))
-            *told = {adopted->holding.holds == Holds::resident, adopted->in_flight, 0};
+        if (Process::Told* told = process(adopted->holding.who)) {
+            const bool resident = adopted->holding.holds == Holds::resident;
+            *told = {resident, resident ? 1U : 0U, 0, resident};
+        }
 }
 
 void World::at(Time when, std::function<void(World&)> what) { timed_.push({when, ++number_, std::move(what)}); }
@@ -348,7 +359,7 @@ void World::finish(const ReplicaId& who, std::uint64_t generation, std::uint64_t
     Process* process = find(who, generation);
     if (process == nullptr || process->requests.empty() || process->requests.front() != id) return;
     process->requests.erase(process->requests.begin());
-    process->idle_since = now;
+    if (!process->told.is_adopted) process->idle_since = now;
     const bool drained = process->state == State::draining && process->requests.empty();
     send(event::InFlight{who, static_cast<std::uint32_t>(process->requests.size())});
     begin_next(who);
@@ -426,8 +437,12 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
         process.estimated = process.estimated && peak == 0;
         process.peak_before = peak;
         process.channels = 0;  // their clients open new ones
-        send(event::Adopted{one, millis_since(process.ready_at), millis_since(process.idle_since),
-                            static_cast<std::uint32_t>(process.requests.size())});
+        send(event::Adopted{one, millis_since(process.ready_at), millis_since(process.idle_since)});
+        after(answers_supervisor_in, [who = one.who, generation = process.generation](World& world) {
+            if (const Process* adopted_process = world.find(who, generation);
+                adopted_process != nullptr && adopted_process->told.is_adopted)
+                world.send(event::InFlight{who, static_cast<std::uint32_t>(adopted_process->requests.size())});
+        });
     }
     adopted();
     // Whoever waited asks the new one.

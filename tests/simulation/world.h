@@ -74,6 +74,7 @@ struct Process {
         bool ready = false;
         std::uint32_t in_flight = 0;
         std::uint32_t channels = 0;
+        bool is_adopted = false;  ///< and nothing of its requests since
     } told;
     Time drain_until = Time::max();
 };

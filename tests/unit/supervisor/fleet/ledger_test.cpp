@@ -88,17 +88,38 @@ TEST_F(LedgerTest, WhenAModelWasInUseLastIsKnownToTheNextSupervisor) {
     keeper_.ledgers[worker.name.generation] = json::serialize(record);
 
     supervise_anew();
-    json::object row;
-    fleet_->admission().add_outlook(replica("a"), row);
-    const auto unload_at = row.at("unload_at").to_number<std::int64_t>();
-    EXPECT_NEAR(static_cast<double>(unload_at), static_cast<double>(half_an_hour_ago + 3'600'000), 600'000);
     ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
     answer(worker, true, true, 0);
     ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
     settle();
+    json::object row;
+    fleet_->admission().add_outlook(replica("a"), row);
+    const auto unload_at = row.at("unload_at").to_number<std::int64_t>();
+    EXPECT_NEAR(static_cast<double>(unload_at), static_cast<double>(half_an_hour_ago + 3'600'000), 600'000);
     EXPECT_NEAR(static_cast<double>(ReplicaRecord::parse(keeper_.ledgers.at(worker.name.generation))->used_unix_ms),
                 static_cast<double>(half_an_hour_ago), 1'000)
         << "and to the one after it";
+}
+
+TEST_F(LedgerTest, AWorkerIsNotUnloadedForBeingIdleBeforeItSaysThatItIs) {
+    auto kept = on("cuda:0", "a", 2 * gb);
+    kept.keep_alive = 0ms;
+    kept.deadlines.request = 1h;
+    begin({kept});
+    load("a");
+    FakeWorker& worker = ready(1);
+    worker.say({{"type", "busy"}, {"in_flight", 1}});
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::busy; }));
+
+    supervise_anew();
+    settle();
+    ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
+    answer(worker, true, true, 1);
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::busy; })) << replica("a").sentence();
+    settle();
+    EXPECT_EQ(replica("a").state(), WorkerState::busy) << why("a");
+    worker.say({{"type", "idle"}});
+    EXPECT_TRUE(wait([&] { return worker.got("drain"); })) << "it was idle for 0 ms";
 }
 
 TEST_F(LedgerTest, MemoryOfAProcessThatCrashedIsAwaitedByTheNextSupervisorToo) {

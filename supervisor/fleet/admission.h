@@ -97,7 +97,7 @@ public:
     void adopted(Replica& replica) override;
     void channels_changed(Replica& replica) override;
     [[nodiscard]] std::optional<HeldMemory> held(const Replica& replica) const override;
-    void reclaimed(Replica& replica) override;
+    void reclaimed(Replica& replica, bool is_back) override;
     [[nodiscard]] std::optional<std::uint64_t> bound(const Replica& replica) const override;
 
 private:
@@ -170,6 +170,7 @@ private:
     Ticket last_ticket_ = 0;
     std::set<memory::ReplicaId> granted_;  ///< granted, not yet started
     std::set<memory::ReplicaId> evicting_;
+    std::set<memory::ReplicaId> given_up_;  ///< ended; what is left of their memory counts as that of others
     std::map<memory::ReplicaId, Ticket> restarts_;           ///< restarts that wait
     std::map<memory::ReplicaId, memory::Time> ended_;        ///< ended, without a receipt yet
     std::map<memory::ReplicaId, Error> failures_;            ///< of failed loads whose processes are still ending

@@ -120,14 +120,20 @@ void Admission::adopted(Replica& replica) {
         tell(event::InFlight{id_of(replica), replica.state() == WorkerState::busy ? 1U : 0U});
 }
 
-void Admission::reclaimed(Replica& replica) {
+void Admission::reclaimed(Replica& replica, bool is_back) {
     const memory::ReplicaId who = id_of(replica);
     if (!plans(who.model)) return;
     evicting_.erase(who);
     const auto ended = ended_.extract(who);
-    tell(event::Receipt{who, ended.empty()
-                                 ? memory::Millis{0}
-                                 : std::chrono::duration_cast<memory::Millis>(memory::Clock::now() - ended.mapped())});
+    const event::Receipt receipt{
+        who, ended.empty() ? memory::Millis{0}
+                           : std::chrono::duration_cast<memory::Millis>(memory::Clock::now() - ended.mapped())};
+    if (is_back) return tell(receipt);
+    given_up_.insert(who);  // what it left is in the books as that of others before its own entry is freed
+    look([this, receipt] {
+        given_up_.erase(receipt.who);
+        tell(receipt);
+    });
 }
 
 std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {

@@ -159,6 +159,7 @@ void Admission::look(std::function<void()> looked) {
                     for (const Gpu& gpu : seen->gpus) ours[gpu.uuid] += bytes_of_process(gpu, pid).value_or(0);
                 }
                 for (const auto& holding : policy_->holdings()) {
+                    if (given_up_.contains(holding.who)) continue;
                     const Replica* replica = find_(holding.who.model, holding.who.replica);
                     const auto& process = replica != nullptr ? replica->process() : nullptr;
                     const bool on_gpu = holding.device != memory::host;

@@ -173,7 +173,7 @@ void Replica::apply(const ExitOutcome& outcome) {
 
     plan_ = plan_restart(outcome);
     if (!exit) {
-        if (context_.gate != nullptr) context_.gate->reclaimed(*this);
+        if (context_.gate != nullptr) context_.gate->reclaimed(*this, true);
         return finish(std::nullopt);
     }
     // The next process starts before this one's memory is back; only its grant waits for that.
@@ -214,7 +214,7 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     context_.events.publish("receipt", receipt.worker, to_json(receipt));
     if (process->cgroups != nullptr) process->cgroups->remove(process->born_as);
     if (context_.memory_limits) context_.memory_limits->remove(process->born_as);
-    if (context_.gate != nullptr) context_.gate->reclaimed(*this);
+    if (context_.gate != nullptr) context_.gate->reclaimed(*this, receipt.verified);
     last_end_.settled(receipt);
     if (process == process_) return finish(std::move(receipt));
     const auto waiters = exited_.remove(process);

@@ -149,6 +149,34 @@ TEST_F(LedgerTest, MemoryOfAProcessThatCrashedIsAwaitedByTheNextSupervisorToo) {
     EXPECT_EQ(books("cuda:0", "reclaiming"), 0U);
 }
 
+TEST_F(LedgerTest, MemoryThatWasSeenNotToBeBackIsNotGrantedAgain) {
+    begin({on("cuda:0", "a", 6 * gb), on("cuda:0", "b", 6 * gb)});
+    load("a");
+    FakeWorker& worker = loading(1);
+    hold(worker, 6 * gb);
+    say_ready(worker);
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+    settle();
+    const pid_t importer = ::getpid();
+    worker.say({{"type", "statistics"}, {"importers", {{{"pid", importer}, {"bytes", 4 * gb}}}}});
+    load("b");
+    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
+    worker.say({{"type", "drained"}});
+    held_.erase(worker.pid);
+    const std::string imported = "process 0 1 " + std::to_string(4 * gb) + "\n";
+    set_machine(imported);
+    keeper_.exit(worker, {false, 0, true});
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::stopped; }));
+    settle();
+    EXPECT_EQ(books("cuda:0", "reclaiming"), 0U);
+    EXPECT_EQ(books("cuda:0", "foreign"), 4 * gb);
+    EXPECT_EQ(keeper_.workers.size(), 1U) << "b needs more than what came back";
+    set_machine();
+    EXPECT_EQ(foreign()[0], 0U);
+    load("b");
+    EXPECT_EQ(spawned(2).name.model, "b");
+}
+
 TEST_F(LedgerTest, BlanksOfTheNextSupervisorTakeThePlaceOfThoseThatItEnds) {
     declared_.blanks = {{"cuda:0", 1}};
     begin({on("cuda:0", "a", 2 * gb)});

@@ -217,6 +217,19 @@ void Admission::refuse(const std::string& model, const Error& error) {
     for (const OnServed& served : answers) served(error);
 }
 
+void Admission::refuse_if_quarantined(const std::string& model) {
+    if (serves(model)) return;
+    const config::ModelSpec& spec = *planned_.at(model);
+    for (std::uint32_t i = 0; i < spec.replicas_min; ++i)
+        if (const Replica* replica = find_(model, i);
+            replica == nullptr || replica->state() != WorkerState::quarantined)
+            return;
+    const Error error = find_(model, 0)->quarantine_error();
+    for (std::uint32_t i = spec.replicas_min; i < spec.replicas; ++i)
+        if (restarts_.contains({model, i})) find_(model, i)->not_needed(error.text());
+    refuse(model, error);
+}
+
 void Admission::pin(const std::string& model, bool pinned) { tell(event::Pin{model, pinned}); }
 
 Admission::Ticket Admission::make_room(const std::string& device, std::uint64_t bytes, std::string client,
@@ -245,6 +258,10 @@ Admission::Ticket Admission::make_room(const std::string& device, std::uint64_t 
 
 void Admission::tell(Event event) {
     events_.push_back(std::move(event));
+    work_later();
+}
+
+void Admission::work_later() {
     if (std::exchange(works_later_, true)) return;
     boost::asio::post(context_.io, [this, alive = std::weak_ptr{alive_}] {
         if (!alive.expired()) work();
@@ -261,6 +278,8 @@ void Admission::work() {
         const auto note = [this](const memory::ReplicaId& who) {
             if (Replica* replica = find_(who.model, who.replica)) replica->books_changed();
         };
+        if (const auto* asked = std::get_if<event::LoadAsked>(&event)) refuse_if_quarantined(asked->model);
+        if (const auto* lost = std::get_if<event::Quarantined>(&event)) refuse_if_quarantined(lost->who.model);
         if (const auto* ready = std::get_if<event::Ready>(&event)) note(ready->who);
         if (const auto* measured = std::get_if<event::Measured>(&event)) note(measured->who);
         if (const auto* adopted = std::get_if<event::Adopted>(&event)) note(adopted->holding.who);
@@ -280,6 +299,7 @@ void Admission::fit_blanks() {
 void Admission::act(const action::Grant& grant) {
     Replica* replica = find_(grant.who.model, grant.who.replica);
     if (replica == nullptr) return could_not_start(grant.who, {});
+    if (replica->state() == WorkerState::quarantined) return could_not_start(grant.who, replica->quarantine_error());
     spdlog::info("worker={} gets {} on {} ({})", grant.who.text(), bytes_text(grant.device_bytes),
                  devices_[grant.device].text, memory::to_string(grant.basis));
     granted_.insert(grant.who);

@@ -134,6 +134,9 @@ private:
     /// Ends the wait of a restart; null if this ticket is not one's.
     Replica* take_restart(Ticket ticket);
     void tell(memory::Event event);
+    void work_later();
+    /// Answers its waiters if nothing of the model serves and a person must lift a quarantine first.
+    void refuse_if_quarantined(const std::string& model);
     void work();
     void act(const memory::action::Grant& grant);
     void act(const memory::action::Evict& evict);

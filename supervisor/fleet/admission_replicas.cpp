@@ -23,6 +23,11 @@ bool Admission::may_start(Replica& replica) {
 void Admission::changed(Replica& replica, WorkerState from, WorkerState to) {
     const memory::ReplicaId who = id_of(replica);
     if (!plans(who.model)) return;
+    if ((from == WorkerState::quarantined) != (to == WorkerState::quarantined)) {
+        // Before a receipt that was told: it would place the replica again.
+        events_.push_front(event::Quarantined{who, to == WorkerState::quarantined});
+        return work_later();
+    }
     if (from == WorkerState::ready && to == WorkerState::busy) return tell(event::InFlight{who, 1});
     if (from == WorkerState::busy && to == WorkerState::ready) return tell(event::InFlight{who, 0});
     const bool has_failed = replica.process() && replica.process()->failure;  // its end brings the error

@@ -96,6 +96,11 @@ struct Adopted {
     Millis ready_for{0};
     Millis idle_for{0};
 };
+/// Whether a replica is quarantined: then only a person starts it, and nobody waits for it.
+struct Quarantined {
+    ReplicaId who;
+    bool quarantined = false;
+};
 struct Pin {
     std::string model;
     bool pinned = false;
@@ -116,6 +121,6 @@ struct Tick {};
 using Event =
     std::variant<event::Declared, event::Device, event::Foreign, event::LoadAsked, event::Left, event::InFlight,
                  event::Channels, event::Ready, event::Measured, event::Ending, event::Ended, event::Receipt,
-                 event::Adopted, event::Pin, event::ReclaimAsked, event::Tick>;
+                 event::Adopted, event::Quarantined, event::Pin, event::ReclaimAsked, event::Tick>;
 
 }  // namespace bulkhead::supervisor::memory

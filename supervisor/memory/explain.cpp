@@ -246,7 +246,7 @@ Plan Policy::plan(const std::string& model, Time now) const {
         plan.why = "no such model";
         return plan;
     }
-    const std::vector<Slot*> missing = state_->missing(*known->unit);
+    const std::vector<Slot*> missing = state_->missing(*known->unit, true);  // a load lifts a quarantine
     const Entry* entry = state_->entry_of(*known->unit);
     if (missing.empty()) {
         const auto starting = std::ranges::find_if(known->slots, &Slot::is_starting);

@@ -344,6 +344,10 @@ void apply(State& state, const event::Adopted& event, Time now) {
                                                          : Phase::ready);
 }
 
+void apply(State& state, const event::Quarantined& event, Time /*now*/) {
+    if (Slot* slot = state.find(event.who)) slot->quarantined = event.quarantined;
+}
+
 void apply(State& state, const event::Pin& event, Time /*now*/) {
     if (Model* model = state.find(event.model)) model->pinned = event.pinned;
 }

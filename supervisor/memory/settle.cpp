@@ -329,7 +329,7 @@ void start_surplus(State& state, Time now) {
                 pressed = pressed && slot.in_flight >= limits::pressure_in_flight;
             } else if (slot.phase != Phase::none) {
                 pressed = false;
-            } else if (spare == nullptr && slot.replica < model.declared.replicas_max) {
+            } else if (spare == nullptr && slot.replica < model.declared.replicas_max && !slot.quarantined) {
                 spare = &slot;
             }
         }

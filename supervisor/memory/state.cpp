@@ -269,11 +269,13 @@ std::vector<Holding> State::holdings() const {
     return all;
 }
 
-std::vector<Slot*> State::missing(const Unit& unit) {
+std::vector<Slot*> State::missing(const Unit& unit, bool with_quarantined) {
     std::vector<Slot*> all;
     for (Model* model : unit.models)
         for (std::uint32_t i = 0; i < model->declared.replicas_min && i < model->slots.size(); ++i)
-            if (Slot& slot = model->slots[i]; slot.phase != Phase::ready && !slot.is_starting()) all.push_back(&slot);
+            if (Slot& slot = model->slots[i];
+                slot.phase != Phase::ready && !slot.is_starting() && (with_quarantined || !slot.quarantined))
+                all.push_back(&slot);
     return all;
 }
 

@@ -31,6 +31,7 @@ struct Slot {
     Model* model = nullptr;
     std::uint32_t replica = 0;
     Phase phase = Phase::none;
+    bool quarantined = false;
     std::size_t device = 0;
     Bytes device_bytes = 0;  ///< held by the ledger, or to be held once granted
     Bytes host_bytes = 0;
@@ -196,7 +197,8 @@ struct State {
     [[nodiscard]] std::optional<Holding> holding(const Slot& slot) const;
     [[nodiscard]] std::vector<Holding> holdings() const;
     /// Returns replicas of the unit's minimum that are neither loaded nor about to be.
-    [[nodiscard]] std::vector<Slot*> missing(const Unit& unit);
+    /// `with_quarantined`  as if a person had lifted that
+    [[nodiscard]] std::vector<Slot*> missing(const Unit& unit, bool with_quarantined = false);
 
     void wake_at(Time when) {
         if (!next || when < *next) next = when;

@@ -94,6 +94,7 @@ public:
     void unload(OnUnloaded unloaded);
     /// Lifts a quarantine and forgives all crashes, because a person asked for a restart.
     void clear_crashes();
+    [[nodiscard]] Error quarantine_error() const;
     /// Errors  worker_draining, model_loading, resources_exhausted
     [[nodiscard]] Result<OpenedChannel> open_channel(const Client& client);
 
@@ -165,7 +166,6 @@ private:
     // replica.cpp
     void transition(WorkerEvent event, std::string cause, std::string hint = {});
     [[nodiscard]] bool can(WorkerEvent event) const { return next(state_, event).has_value(); }
-    [[nodiscard]] Error quarantine_error() const;
     [[nodiscard]] WorkerName name() const;
     [[nodiscard]] bool is_asked_to_end() const { return process_ && process_->end_asked != EndAsked::no; }
     [[nodiscard]] ReplicaRecord record() const;

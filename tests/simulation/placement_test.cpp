@@ -239,5 +239,21 @@ TEST_F(MemoryPlacement, AWaitForRoomIsOverOnceAllOfTheUnitIsGranted) {
     EXPECT_EQ(all<action::Serve>()[0].ticket, person);
 }
 
+TEST_F(MemoryPlacement, AQuarantinedReplicaIsLeftOutUntilThatIsLifted) {
+    auto twice = model("twice", 4 * gib);
+    twice.replicas_min = twice.replicas_max = 2;
+    declare({twice});
+    ask("twice", Asker::person);
+    ready("twice", 4 * gib, 0);
+    end("twice", 1);
+    send(event::Quarantined{{"twice", 1}, true});
+    ask("twice", Asker::restart);
+    EXPECT_THAT(granted(), IsEmpty());
+    EXPECT_EQ(all<action::Serve>().size(), 1U);
+    send(event::Quarantined{{"twice", 1}, false});
+    ask("twice", Asker::person);
+    EXPECT_THAT(granted(), ElementsAre("twice/1"));
+}
+
 }  // namespace
 }  // namespace bulkhead::simulation

@@ -47,6 +47,9 @@ struct Teller {
     }
     std::string operator()(const event::Receipt& one) const { return "receipt of " + one.who.text(); }
     std::string operator()(const event::Adopted& one) const { return "adopted " + one.holding.who.text(); }
+    std::string operator()(const event::Quarantined& one) const {
+        return fmt::format("{} is {}quarantined", one.who.text(), one.quarantined ? "" : "no longer ");
+    }
     std::string operator()(const event::Pin& one) const { return fmt::format("pin {} {}", one.model, one.pinned); }
     std::string operator()(const event::ReclaimAsked& one) const {
         return fmt::format("reclaim {} of {}", bytes_text(one.bytes), one.device);

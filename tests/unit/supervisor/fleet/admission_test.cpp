@@ -293,6 +293,31 @@ TEST_F(AdmissionTest, TheRestartOfASurplusReplicaThatNobodyNeedsIsGivenUp) {
     EXPECT_THAT(replica("a", 1).sentence(), HasSubstr("its restart was not needed: a/0 serves"));
 }
 
+TEST_F(AdmissionTest, TheRestartOfOneReplicaLeavesAnotherInItsQuarantineUntilAPersonLoads) {
+    auto two = on("cuda:1", "a", gb);
+    two.replicas = two.replicas_min = 2;
+    begin({two});
+    load("a");
+    FakeWorker& first = ready(1);
+    std::size_t count = 2;
+    for (; count < 3 * limits::restart_unforgiven_max; ++count) {
+        FakeWorker& second = ready(count);
+        ASSERT_EQ(second.name.replica, 1U);
+        keeper_.exit(second, {true, SIGSEGV, true});
+        const auto is_quarantined = [&] { return replica("a", 1).state() == WorkerState::quarantined; };
+        ASSERT_TRUE(wait([&] { return is_quarantined() || keeper_.workers.size() > count; })) << why("a");
+        if (is_quarantined()) break;
+    }
+    settle();
+    ASSERT_EQ(count, 1 + limits::restart_unforgiven_max);
+    keeper_.exit(first, {true, SIGSEGV, true});
+    EXPECT_EQ(ready(count + 1).name.replica, 0U);
+    EXPECT_EQ(replica("a", 1).state(), WorkerState::quarantined) << replica("a", 1).sentence();
+    EXPECT_EQ(keeper_.workers.size(), count + 1);
+    load("a");
+    EXPECT_EQ(spawned(count + 2).name.replica, 1U);
+}
+
 TEST_F(AdmissionTest, ALoadThatRunsOutOfMemoryIsTriedOnceMoreWithMoreRoom) {
     begin({on("cuda:0", "a", 4 * gb)});
     load("a");

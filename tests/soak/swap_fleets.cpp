@@ -82,7 +82,7 @@ SwapFleet real_models() {
                                       "min_resident: 100ms\ngenerate: {slots: 1, length: 512}\n"),
                      generate}};
     fleet.yaml = test::evil_model("leaky", "", "leak", "memory: 100MiB\nrestart: never\n");
-    fleet.devices.push_back({"cpu", 740 * mib, host_bytes});
+    fleet.devices.push_back({"cpu", 640 * mib, host_bytes});
     return fleet;
 }
 

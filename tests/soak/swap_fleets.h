@@ -38,7 +38,7 @@ struct SwapFleet {
 };
 
 /// `kind`  minimal: test models of 100 MiB on a limit of 165
-///         real: silero-vad, MiniLM and SmolLM2 on a limit that holds the largest and a half of the next
+///         real: silero-vad, MiniLM and SmolLM2 on a limit that holds the largest alone, or the two others
 ///         minimal-gpu: test models, and blanks, on two GPUs of different sizes, those of the fake NVML
 [[nodiscard]] SwapFleet make_swap_fleet(const std::string& kind);
 

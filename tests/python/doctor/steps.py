@@ -48,6 +48,10 @@ def lists_much(x, lengths):
     return x.new_empty(1 << 25).tolist()
 
 
+def asks_address(x, lengths):
+    return x + x.data_ptr() % 16
+
+
 def exits():
     raise SystemExit(3)
 

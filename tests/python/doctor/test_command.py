@@ -285,6 +285,10 @@ class BadInput(unittest.TestCase):
     def test_a_missing_package_is_named(self) -> None:
         self.assertIn(f"needs the package 'surely_not_installed' at steps.py:{line_of('import surely_not_installed')}", self.refused("steps.py:needs_package"))
 
+    def test_an_address_of_a_fake_tensor_is_named_and_skipped(self) -> None:
+        report = json.loads(self.refused("steps.py:asks_address", "--inputs", "steps.py:inputs", "--json"))
+        self.assertIn(f"Tensor.data_ptr() at steps.py:{line_of('x.data_ptr()')}", report["skipped"][0])
+
     def test_a_custom_operator_without_a_fake_implementation_is_named_and_skipped(self) -> None:
         ended = doctor("steps.py:custom", "--inputs", "steps.py:inputs", "--json")
         report = json.loads(ended.stdout)

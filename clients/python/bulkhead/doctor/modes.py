@@ -65,6 +65,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
             if name == "__deepcopy__" and first is not None:
                 return args[1].setdefault(id(first), first.clone())
             if name == "data_ptr" and first is not None:
+                if self._watch.step:
+                    raise CustomOperator(f"Tensor.data_ptr() at {here() or self._watch.target}: a fake tensor has no memory, so what is done there is not known")
                 return id(first)
             if kwargs.pop("pin_memory", False):
                 self._watch.pinned()

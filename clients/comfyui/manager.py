@@ -50,8 +50,8 @@ def enlist_again() -> None:
 
 
 def measure(patcher: Patcher) -> None:
-    """Of a model that is loaded: its size is what the next load will ask room for. Memory grows while a model runs, so it is looked
-    at after that too."""
+    """Keeps the size of a loaded model, for which the next load asks room. Call it after a run too:
+    memory grows while a model runs."""
     if size := patcher.loaded_size():
         learnt.learn_size(patcher.name, size)
 

@@ -43,7 +43,7 @@ class LoadModel(_Acts):
 
     @classmethod
     def validate_inputs(cls, model: str) -> bool:
-        return True  # `execute` reports a name that is no longer in the menu: it knows why
+        return True  # `execute` reports a name that has left the menu: it knows why
 
     @classmethod
     async def execute(cls, model: str, after: Any = None) -> Any:

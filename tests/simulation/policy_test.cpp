@@ -385,24 +385,6 @@ TEST_F(MemoryPolicy, IdleReplicasBeyondTheMinimumGoAlsoOfWhatIsPinnedOrTogether)
     EXPECT_THAT(evicted(), IsEmpty()) << "the others stay";
 }
 
-TEST_F(MemoryPolicy, AReplicaWhoseTimeIsOverGoesThoughALoadOfItsModelIsRefusedThen) {
-    auto brief = model("brief", 3 * gib);
-    brief.keep_alive = 0ms;
-    brief.replicas_min = brief.replicas_max = 3;
-    auto other = model("other", 4 * gib);
-    other.pin = true;
-    declare({brief, other});
-    ask("brief");
-    ready("brief", 3 * gib, 0);
-    ready("brief", 3 * gib, 1);
-    end("brief", 0);
-    load("other", 4 * gib);
-    now += 1s;  // the grace of a replica that was not used yet
-    ask("brief", Asker::person);
-    ASSERT_EQ(all<action::Refuse>().size(), 1U) << "brief/2 is being loaded, and brief/0 never fits beside it";
-    EXPECT_THAT(evicted(), ElementsAre("brief/1"));
-}
-
 TEST_F(MemoryPolicy, APinnedMemberKeepsItsTogetherGroupWhileOnlyASpareReplicaOfItRuns) {
     auto ears = model("ears", gib);
     auto voice = model("voice", gib);

@@ -19,7 +19,7 @@ int pin(const Session& session, const std::string& model, bool shall) {
     const json::value answer = session.ask("model.pin", {{"model", model}, {"pin", shall}});
     if (session.json) return print_json(answer);
     return print(fmt::format("{} {}\n", one_line(model),
-                             shall ? "is no longer unloaded for others" : "may be unloaded for others again"));
+                             shall ? "stays when others need room" : "may be unloaded when others need room"));
 }
 
 }  // namespace

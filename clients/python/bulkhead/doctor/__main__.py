@@ -46,7 +46,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the target in a child process, so that this one can report a crash or a hang."""
     options = parsed(arguments)
-    if not any(mark in options.target for mark in ":/") and not options.target.endswith((".py", ".pt2")):  # a model's name, which may have a dot
+    # A model's name may have a dot.
+    if not any(mark in options.target for mark in ":/") and not options.target.endswith((".py", ".pt2")):
         return _of_fleet(options, sys.argv[1:] if arguments is None else arguments)
     ended, end = os.pipe()
     child = os.fork()

@@ -1,5 +1,6 @@
-"""Accepted findings in a file, identified by code, file, function and source line, so that they survive edits elsewhere. A file is named
-relative to the baseline's folder: the working directory does not matter."""
+"""Accepted findings in a file, identified by code, file, function and source line, so that they
+survive edits elsewhere. A file is named relative to the baseline's folder: the working directory
+does not matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The report in words, by file, each finding with its source line and a caret; and as SARIF, which editors and CI services read."""
+"""The report in words, by file, each finding with its source line and a caret; and as SARIF,
+which editors and CI services read."""
 
 from __future__ import annotations
 

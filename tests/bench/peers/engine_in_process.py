@@ -1,4 +1,4 @@
-"""engine_in_process.py MODULE:CLASS OPTIONS: an engine called without a worker, a baseline of the bench "engines".
+"""engine_in_process.py MODULE:CLASS OPTIONS [DEVICE]: an engine called without a worker, a baseline of the bench "engines".
 
 Reads a line of JSON for each request, {"method", "parameters"}, and prints how many seconds its answer took, to the end of its
 stream. What the engine prints goes to standard error.
@@ -31,7 +31,7 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     module, _, name = sys.argv[1].partition(":")
     engine = getattr(importlib.import_module(module), name)()
-    engine.load(LocalContext(json.loads(sys.argv[2])))
+    engine.load(LocalContext(json.loads(sys.argv[2]), device=sys.argv[3] if len(sys.argv) > 3 else "cpu"))
     for line in sys.stdin:
         asked = json.loads(line)
         print(seconds(engine, asked["method"], asked["parameters"]), file=answers, flush=True)

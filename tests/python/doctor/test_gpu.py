@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from findings import cases
 
 CORPUS = Path(__file__).parent / "corpus"
 CASE_S = 60  #: of a case that is waited for; the others run meanwhile
-AT_ONCE = 4
+AT_ONCE = max(4, 3 * (os.cpu_count() or 4) // 4)
 
 
 @unittest.skipUnless(torch.cuda.is_available(), "no GPU here")

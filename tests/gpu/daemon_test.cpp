@@ -166,24 +166,24 @@ TEST(GpuDaemon, LoadOnAFullGpuSaysHowMuchWasFreeAndSucceedsOnceThereIsRoom) {
     EXPECT_TRUE(loaded.has_value()) << loaded.error().text();
 }
 
-/// Two models of more than 2 GiB each, and room for one of them.
+/// Two models of 256 MiB and a context each, and room for one of them.
 TEST(GpuDaemon, FiftySwapsOnAGpuThatIs95PercentFullAnswerEveryRequest) {
     SKIP_WITHOUT_GPU();
-    constexpr std::int64_t share = 3500 * MiB;
+    constexpr std::int64_t share = 1300 * MiB;
     Occupant others;
     others.take_all_but(std::max(static_cast<std::int64_t>(Nvml::total_bytes()) / 20, share));
     const std::int64_t before = free_now();
-    const std::string heavy = gpu_fleet("heavy", "graphs: required\nmemory: 3GiB\nmin_resident: 1ms\n");
-    std::string other = heavy.substr(heavy.find("  heavy:"));
-    other.replace(2, 5, "other");
-    Daemon daemon{heavy + other + "limits: {'cuda:0': {share: 3500MiB}}\n"};
+    const std::string swapped = gpu_fleet("swapped", "graphs: required\nmemory: 1GiB\nmin_resident: 1ms\n");
+    std::string other = swapped.substr(swapped.find("  swapped:"));
+    other.replace(2, 7, "other");
+    Daemon daemon{swapped + other + "limits: {'cuda:0': {share: 1300MiB}}\n"};
     for (int swap = 0; swap < 50; ++swap) {
         SCOPED_TRACE(swap);
-        auto channel = daemon.open(swap % 2 == 0 ? "heavy" : "other");
+        auto channel = daemon.open(swap % 2 == 0 ? "swapped" : "other");
         ASSERT_TRUE(channel.has_value()) << channel.error().text();
         const auto reply = ask(*channel);
         ASSERT_TRUE(reply.has_value()) << reply.error().text();
-        EXPECT_EQ(daemon.state(swap % 2 == 0 ? "other" : "heavy"), "stopped");
+        EXPECT_EQ(daemon.state(swap % 2 == 0 ? "other" : "swapped"), "stopped");
         ASSERT_LT(before - free_now(), share + noise_bytes);
     }
     ASSERT_TRUE(daemon.unload("other").has_value());

@@ -91,7 +91,7 @@ TEST_F(GpuGenerationDaemon, GraphTokensEqualEagerOnesAfterARestart) {
         [](const json::object& row) {
             return row.at("generation").as_int64() == 2 && row.at("state").as_string() == "ready";
         },
-        std::chrono::seconds{120}));
+        std::chrono::seconds{30}));
     Channel channel = daemon_->open("graphs").value();
     expect_eager_tokens(channel);
 }

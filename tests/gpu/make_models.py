@@ -1,6 +1,6 @@
 """Makes the models of the GPU tests: make_models.py FOLDER [NAME...] (build/gpu-models).
 
-Without names: the TorchScript models (NAME.pt), and on a machine with a GPU also heavy.pt, which has 2 GiB, and the packages.
+Without names: the TorchScript models (NAME.pt), and on a machine with a GPU also those that are too large to be carried, and the packages.
 Weights are random; what matters is what each model does when it is captured. A model that is there is made again when this file
 or torch has changed. Exits with 3 where all was made but a package, or one gave other tokens than its model.
 """
@@ -27,9 +27,16 @@ from bulkhead.export import inductor, twins  # noqa: E402
 NOT_ALL = 3
 
 
-def mlp() -> nn.Module:
+class Mlp(nn.Module):
     """Rows are independent of each other, so padding them is safe."""
-    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y
 
 
 class Tokens(nn.Module):
@@ -115,11 +122,11 @@ class Slow(nn.Module):
 
 
 class Heavy(nn.Module):
-    """2 GiB of weights, of which a call uses little."""
+    """Weights of so many bytes, of which a call uses little."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 2 << 30) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.ones(2**29), requires_grad=False)
+        self.weights = nn.Parameter(torch.ones(size // 4), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weights[:16]
@@ -175,8 +182,10 @@ def made(name: str, make: Callable[[], object]) -> bool:
     return True
 
 
+#: Too large to be carried: made on the machine itself.
+LARGE: dict[str, Callable[[], nn.Module]] = {"heavy": Heavy, "swapped": lambda: Heavy(256 << 20)}
 TORCHSCRIPT: dict[str, Callable[[], nn.Module]] = {
-    "mlp": mlp,
+    "mlp": Mlp,
     "tokens": Tokens,
     "echo": Echo,
     "scale_out": ScaleOut,
@@ -197,7 +206,7 @@ def drawn(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def main() -> int:
-    every = [*(f"{name}.pt" for name in TORCHSCRIPT), "heavy.pt", *PACKAGES]
+    every = [*(f"{name}.pt" for name in (*TORCHSCRIPT, *LARGE)), *PACKAGES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
@@ -207,7 +216,7 @@ def main() -> int:
     folder: Path = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     has_gpu = torch.cuda.is_available()
-    names = options.names or [name for name in every if has_gpu or (name.endswith(".pt") and name != "heavy.pt")]
+    names = options.names or [name for name in every if has_gpu or name.removesuffix(".pt") in TORCHSCRIPT]
     maker = hashlib.sha256(Path(__file__).read_bytes()).hexdigest() + " " + torch.__version__
     stamps = {name: folder / f".{name}.made-by" for name in names}
     wanted = [name for name in names if not (folder / name).exists() or not stamps[name].exists() or stamps[name].read_text() != maker]
@@ -215,11 +224,12 @@ def main() -> int:
         sys.exit(f"no GPU here, which {', '.join(packages)} would be compiled for")
     for name in wanted:
         if name not in PACKAGES:
-            save_torchscript(name.removesuffix(".pt"), drawn(TORCHSCRIPT.get(name.removesuffix(".pt"), Heavy)), folder)
+            plain = name.removesuffix(".pt")
+            save_torchscript(plain, drawn((TORCHSCRIPT | LARGE)[plain]), folder)
             stamps[name].write_text(maker)
     with ThreadPoolExecutor(len(GENERATING)) as side_by_side:
         generating = {name: side_by_side.submit(made, name, lambda name=name: make_generating(name, folder)) for name in packages if name in GENERATING}
-        exported = {"mlp.pt2": made("mlp.pt2", lambda: save_package("mlp", drawn(mlp), folder))} if "mlp.pt2" in packages else {}
+        exported = {"mlp.pt2": made("mlp.pt2", lambda: save_package("mlp", drawn(Mlp), folder))} if "mlp.pt2" in packages else {}
         exported |= {name: each.result() for name, each in generating.items()}
     for name, whole in exported.items():
         if whole and (folder / name).exists():

@@ -82,6 +82,11 @@ channel: {input: 32MiB, output: 32MiB}
 inputs: {x: {dtype: float32, shape: [2048, 2048]}}
 outputs: {y: {dtype: float32, shape: [2048, 2048]}}
 )"},
+    {"swapped", R"(runtime: torchscript
+file: swapped.pt
+inputs: {x: {dtype: float32, shape: [16]}}
+outputs: {y: {dtype: float32, shape: [16]}}
+)"},
     {"heavy", R"(runtime: torchscript
 file: heavy.pt
 inputs: {x: {dtype: float32, shape: [16]}}

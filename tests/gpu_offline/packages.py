@@ -104,7 +104,7 @@ def save_mlp(folder: Path) -> None:
 
     absent_gpu.install(TARGET)
     torch.manual_seed(0)
-    make_models.save_package("mlp", make_models.mlp(), folder)
+    make_models.save_package("mlp", make_models.Mlp(), folder)
 
 
 def main() -> int:

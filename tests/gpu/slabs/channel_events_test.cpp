@@ -36,8 +36,9 @@ protected:
     }
     [[nodiscard]] Result<> make_wait() const { return events->make_wait(stream, std::array{event}); }
     void await(const std::function<bool(const ChannelEvents::Held&)>& is_so) const {
-        const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{60};
-        while (!is_so(events->held_at())) ASSERT_LT(std::chrono::steady_clock::now(), until);
+        const auto until = std::chrono::steady_clock::now() + test::StreamGate::bound;
+        for (ChannelEvents::Held held = events->held_at(); !is_so(held); held = events->held_at())
+            ASSERT_LT(std::chrono::steady_clock::now(), until) << held.any << ' ' << held.wait;
     }
 
     static constexpr std::uint32_t event = limits::gpu_events + 1;  ///< the client's first

@@ -85,7 +85,7 @@ public:
     /// A GPU output may arrive before it is computed. Work queued on `stream` (a CUstream; null:
     /// the default one) after this call runs once the output is ready. When the output is dropped,
     /// the worker reuses the bytes only after all work queued by then on every stream this was
-    /// called with. No effect for host memory.
+    /// called with: destroy none of these streams before. No effect for host memory.
     [[nodiscard]] Result<> read_on(void* stream);
 
 private:
@@ -107,7 +107,8 @@ struct Reply {
 
 /// An input allocated on this channel, or an output of any channel. The worker borrows the output's slab
 /// once and reads the output in place; if it cannot, it gets a copy. A GPU output is copied on the GPU, in
-/// the order of `Request::stream`, and only to a channel that shares this GPU: else `input_invalid`.
+/// the order of `Request::stream`, as if `read_on` were called with it, and only to a channel that shares this
+/// GPU: else `input_invalid`.
 /// Thread  channels that forward outputs to one another must all be used by one thread at a time
 struct NamedInput {
     NamedInput(std::string_view named, const Input* tensor) : name{named}, input{tensor} {}

@@ -436,7 +436,7 @@ class StreamingStack(nn.Module):
 
 
 def scheduled(device):
-    scheduler = EulerScheduler()
+    scheduler = EulerScheduler(256)
     scheduler.set_timesteps(device)
     return scheduler, *(torch.randn(1, 4, 8, 8, device=device) for _ in range(2))
 

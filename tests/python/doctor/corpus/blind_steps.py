@@ -284,7 +284,7 @@ CASES = {
         torch.tensor([[3]], device=device),
         torch.randn(16, 8, device=device),
         torch.randn(8, 24, device=device),
-        StaticCache(2, 16, 4, device),
+        StaticCache(2, 256, 4, device),
     ),
     "Rotary": lambda device: ((8,), (torch.randn(1, 4, 8, device=device), torch.arange(4, device=device))),
     "HifiGan": lambda device: ((8, (4, 2)), (torch.randn(1, 8, 12, device=device),)),

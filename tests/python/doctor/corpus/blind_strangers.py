@@ -448,8 +448,8 @@ CASES = {
     "TwoTowers": lambda device: ((8, device), (torch.randn(2, 8, device=device), torch.randn(2, 8, device=device))),
     "greedy_decode_step": lambda device: (
         *drawn(device, (2, 8), (8, 24)),
-        torch.zeros(2, 6, 8, device=device),
-        torch.zeros(2, 6, 8, device=device),
+        torch.zeros(2, 256, 8, device=device),
+        torch.zeros(2, 256, 8, device=device),
         torch.zeros((), dtype=torch.long, device=device),
         torch.randn(8, 12, device=device),
     ),

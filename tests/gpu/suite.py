@@ -18,6 +18,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -306,6 +307,7 @@ class Suite:
         if current:
             if status is None:
                 self.result("timed out", seconds, current + suffix, f"no end within {bound:.0f} s")
+                printed.extend(daemons_logs(seconds))
             else:
                 self.result("failed", seconds, current + suffix, f"its process ended: {how(status)}; {last_line(chr(10).join(printed))}")
             self.keep_failure(current + suffix, printed)
@@ -345,6 +347,15 @@ def children() -> set[int]:
         except OSError:  # it has ended meanwhile
             pass
     return found
+
+
+def daemons_logs(seconds: float) -> list[str]:
+    """The ends of what the daemons of tests have logged in the last so many seconds."""
+    lines = []
+    for file in Path(tempfile.gettempdir()).glob("bh-*/**/*.log"):
+        if file.is_file() and file.stat().st_mtime >= time.time() - seconds:
+            lines += [f"---- {file.name}", *file.read_text(errors="replace").splitlines()[-TAIL_LINES // 4 :]]
+    return lines
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -71,8 +71,10 @@ TEST_F(GpuGenerationDaemon, GraphTokensEqualEagerOnesAfterACancel) {
 
 TEST_F(GpuGenerationDaemon, GraphTokensEqualEagerOnesAfterARestart) {
     std::size_t lost = 0;
+    std::int64_t generation = 0;
     {
         Channel channel = daemon_->open("graphs").value();
+        generation = daemon_->row("graphs").at("generation").as_int64();
         std::vector<std::uint64_t> ids;
         for (int i = 0; i < 64; ++i) ids.push_back(submit(channel, prompt(i, 20), greedy(tokens)).value());
         Answered first;
@@ -88,8 +90,8 @@ TEST_F(GpuGenerationDaemon, GraphTokensEqualEagerOnesAfterARestart) {
     EXPECT_GT(lost, 0u);
     ASSERT_TRUE(daemon_->wait_until(
         "graphs",
-        [](const json::object& row) {
-            return row.at("generation").as_int64() == 2 && row.at("state").as_string() == "ready";
+        [generation](const json::object& row) {
+            return row.at("generation").as_int64() > generation && row.at("state").as_string() == "ready";
         },
         std::chrono::seconds{30}));
     Channel channel = daemon_->open("graphs").value();

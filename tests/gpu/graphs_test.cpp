@@ -68,7 +68,6 @@ TEST(Graphs, ReplayOfATorchScriptModelEqualsEagerForEveryBucket) {
         const std::int64_t before = graphs.bucket(shapes, "hits");
         expect_replay_equals_eager(graphs, eager, {rows(random, count)});
         EXPECT_EQ(graphs.bucket(shapes, "hits"), before + 1);
-        EXPECT_GT(graphs.bucket(shapes, "capture_ms"), -1);
     }
 }
 

@@ -87,7 +87,7 @@ class EnginesOnAGpu(unittest.TestCase):
         asked: dict[str, Any]
         for asked in ({"do_sample": False, "temperature": None, "top_k": None, "top_p": None}, {"do_sample": True, **HIGGS}):
             config = model.generation_config
-            config.max_new_tokens = FRAMES
+            config.max_new_tokens, config.ras_win_len, config.ras_win_max_num_repeat = FRAMES, 7, 2
             for name in ("do_sample", "temperature", "top_k", "top_p"):
                 setattr(config, name, asked[name])
             torch.manual_seed(HIGGS["seed"])

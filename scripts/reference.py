@@ -140,6 +140,11 @@ def messages(entries):
     return "\n".join(rows)
 
 
+def page_members(page):
+    rows = ["| at | type | member | |", "| --- | --- | --- | --- |"]
+    return "\n".join(rows + [f"| {at} | {kind} | `{name}` | {about} |" for name, kind, at, about in page["members"]])
+
+
 def names_of(kind, header):
     return re.findall(r'"(\w+)"', re.search(rf"worker_{kind}_names{{(.*?)}}", header, re.DOTALL)[1])
 
@@ -176,7 +181,7 @@ def main():
         return 2
     link = json.loads(LINK.read_text())
     lifecycle = LIFECYCLE.read_text()
-    link = {name: messages(link[name]) for name in ("to_daemon", "to_worker", "objects")}
+    link = {name: messages(link[name]) for name in ("to_daemon", "to_worker", "objects")} | {"page": page_members(link["page"])}
     link["message_answers"] = message_answers(ANSWERS.read_text(), names_of("state", lifecycle))
     schema = json.loads(SCHEMA.read_text())
     pages = {PAGE: page(schema), CONTROL_PAGE: page_with({"supervisor_keys": supervisor_keys(schema)}, CONTROL_PAGE), LINK_PAGE: page_with(link, LINK_PAGE),

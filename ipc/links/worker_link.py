@@ -1,4 +1,4 @@
-"""worker_link.py JSON: writes the messages of worker_link.json as C++ structs. Run by CMake at configure time."""
+"""worker_link.py JSON: writes worker_link.json as C++: its messages, or with --page its page. Run by CMake at configure time."""
 
 import json
 import re
@@ -49,12 +49,35 @@ def header(spec: dict) -> str:
         within = {kind.rstrip("?") for one in spec[direction].values() for _, kind, *_ in one["members"]}
         for name, one in sorted(spec[direction].items(), key=lambda item: camel(item[0]) not in within):
             parts.append(struct(camel(name), one, name))
-    parts.append("/// A type that this release does not know.\nstruct Unknown {\n    std::string type;\n};\n")
+    for fate in ("dropped", "kept"):
+        names = [f'"{name}"' for name, one in spec["to_daemon"].items() if one.get("unread") == fate]
+        parts.append(f"/// Messages to the daemon that are {fate} while it does not read.")
+        parts.append(f"inline constexpr std::array<std::string_view, {len(names)}> {fate}_unread{{{', '.join(names)}}};")
+    parts.append("\n/// A type that this release does not know.\nstruct Unknown {\n    std::string type;\n};\n")
     for direction in ("to_daemon", "to_worker"):
         names = ", ".join([camel(name) for name in spec[direction]] + ["Unknown"])
         parts.append(f"using {camel(direction)} = std::variant<{names}>;")
     return "\n".join([*parts, "", "}  // namespace bulkhead::worker_link", ""])
 
 
+def page(spec: dict) -> str:
+    members, checks = [], []
+    for name, kind, at, _ in spec["members"]:
+        atomic, base, count = re.fullmatch(r"(atomic )?(\w+)(?:\[(\d+)\])?", kind).groups()
+        base = {"u8": "std::byte", **TYPES}.get(base, base)
+        base = f"std::array<{base}, {count}>" if count else f"std::atomic<{base}>" if atomic else base
+        members.append(f"    {'' if at else 'alignas(64) '}{base} {name};")
+        checks.append(f"static_assert(offsetof(Page, {name}) == {at});")
+    return "\n".join([
+        "#pragma once", "", "/// Made from ipc/links/worker_link.json by ipc/links/worker_link.py: change those.", "",
+        "#include <array>", "#include <atomic>", "#include <cstddef>", "#include <cstdint>", "", "namespace bulkhead::worker_page {", "",
+        f"inline constexpr std::size_t page_bytes = {spec['bytes']};", f"inline constexpr std::uint32_t magic = {spec['magic']};", "",
+        "/// Its members are described in docs/worker-link.md. The reader must not trust them: the worker may write them at any time.",
+        "struct Page {", *members, "};", *checks, "static_assert(sizeof(Page) <= page_bytes);",
+        "static_assert(std::atomic<std::uint64_t>::is_always_lock_free);",
+        "inline constexpr std::size_t request_text_bytes = sizeof(Page::request);", "", "}  // namespace bulkhead::worker_page", ""])  # fmt: skip
+
+
 if __name__ == "__main__":
-    print(header(json.loads(Path(sys.argv[1]).read_text("utf-8"))), end="")
+    SPEC = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    print(page(SPEC["page"]) if "--page" in sys.argv else header(SPEC), end="")

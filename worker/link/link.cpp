@@ -1,21 +1,12 @@
 #include "worker/link/link.h"
 
 #include <algorithm>
-#include <array>
 
 #include <spdlog/spdlog.h>
 
 #include "worker/loop/limits.h"
 
 namespace bulkhead::worker {
-namespace {
-
-/// Messages that the next hello repeats, with newer values.
-constexpr std::array<std::string_view, 4> told_by_hello{"busy", "idle", "progress", "statistics"};
-/// Messages that a process sends once.
-constexpr std::array<std::string_view, 4> vital{"ready", "failed", "overrun", "drained"};
-
-}  // namespace
 
 WorkerLink::WorkerLink(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events)
     : events_{std::move(events)}, stream_{PacketStream::make(
@@ -34,11 +25,12 @@ WorkerLink::WorkerLink(boost::asio::io_context& io, UniqueFd socket, std::span<s
 
 bool WorkerLink::send(const boost::json::object& message) {
     const std::string_view type = message.at("type").as_string();
-    if (std::ranges::find(told_by_hello, type) != told_by_hello.end() && !stream_->has_room()) {
+    const auto is_among = [type](const auto& types) { return std::ranges::find(types, type) != types.end(); };
+    if (is_among(worker_link::dropped_unread) && !stream_->has_room()) {
         count_dropped(type);
         return false;
     }
-    const std::size_t reserve = std::ranges::find(vital, type) != vital.end() ? vital.size() : 0;
+    const std::size_t reserve = is_among(worker_link::kept_unread) ? worker_link::kept_unread.size() : 0;
     const std::string text = boost::json::serialize(message);
     if (stream_->send(std::as_bytes(std::span{text}), -1, reserve) != PacketStream::Sent::outbox_full) return true;
     count_dropped(type);

@@ -13,7 +13,7 @@ from itertools import groupby
 from bulkhead import layout
 from harness import Worker
 
-#: Of the page: ipc/links/worker_page.h. The first four bytes are the futex's word.
+#: Of the page, as docs/worker-link.md has it. The first four bytes are the futex's word.
 PAGE_BYTES, PAGE_MAGIC, PAGE_MAGIC_AT = 4096, 0x47504B42, 64
 FUTEX_WAITERS, FUTEX_OWNER_DIED = 0x80000000, 0x40000000
 

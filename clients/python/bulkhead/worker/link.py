@@ -18,8 +18,7 @@ from .packets import FULL, QUEUED, NOT_TAKEN, PacketStream
 
 FLUSH_SECONDS = 1.0
 TEXT_BYTES_MAX = 8 * 1024  #: of one error in a packet
-_TOLD_BY_HELLO = frozenset(("busy", "idle", "progress", "statistics"))
-_VITAL = frozenset(("ready", "failed", "overrun", "drained"))  #: each is sent once per process
+_DROPPED, _KEPT = link_messages.unread("dropped"), link_messages.unread("kept")
 
 
 class WorkerLink:
@@ -34,9 +33,9 @@ class WorkerLink:
 
     def send(self, kind: str, **members: Any) -> bool:
         """False if the message was dropped."""
-        if kind in _TOLD_BY_HELLO and not self._stream.has_room():
+        if kind in _DROPPED and not self._stream.has_room():
             return self._drop(kind)
-        sent = self._stream.send(link_messages.encode(kind, **members), reserve=len(_VITAL) if kind in _VITAL else 0)
+        sent = self._stream.send(link_messages.encode(kind, **members), reserve=len(_KEPT) if kind in _KEPT else 0)
         return self._drop(kind) if sent == FULL else True
 
     def say_hello(self) -> None:

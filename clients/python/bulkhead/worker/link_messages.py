@@ -14,6 +14,8 @@ _SPEC: dict[str, Any] = json.loads((Path(__file__).parent.parent / "worker_link.
 VERSION: int = _SPEC["version"]
 PACKET_BYTES_MAX: int = _SPEC["limits"]["packet_bytes_max"]
 PACKET_FDS_MAX: int = _SPEC["limits"]["packet_fds_max"]
+#: Of the page that a worker shares with the daemon: ``bytes``, ``magic``, ``members``.
+PAGE: dict[str, Any] = _SPEC["page"]
 _OBJECTS: dict[str, Any] = _SPEC["objects"]
 _RANGES = {"u32": (0, (1 << 32) - 1), "u64": (0, (1 << 64) - 1), "i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1)}
 
@@ -46,6 +48,11 @@ def parse(data: bytes) -> tuple[str, dict[str, Any]]:
         if not _fits(form.rstrip("?"), message.get(name)):
             raise Error("protocol_violation", f"{kind} without {name}")
     return kind, members
+
+
+def unread(fate: str) -> frozenset[str]:
+    """The messages to the daemon that are ``dropped``, or ``kept``, while it does not read."""
+    return frozenset(kind for kind, spec in _SPEC["to_daemon"].items() if spec.get("unread") == fate)
 
 
 def descriptors(kind: str) -> int:

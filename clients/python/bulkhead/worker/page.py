@@ -1,4 +1,4 @@
-"""The page that shows that this worker lives and what it does (``ipc/links/worker_page.h``), readable even while it hangs."""
+"""The page that shows that this worker lives and what it does (``docs/worker-link.md``), readable even while it hangs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import mmap
 import os
 import time
 
-_PAGE_BYTES = 4096
-_MAGIC = 0x47504B42
-_MAGIC_AT, _STEPS_AT, _SINCE_AT, _SEQUENCE_AT, _REQUEST_AT = 64, 72, 80, 88, 92
-_REQUEST_BYTES = 1024
+from .link_messages import PAGE
+
+_AT: dict[str, int] = {name: at for name, _, at, _ in PAGE["members"]}
+_REQUEST_BYTES = next(int(kind[5:-1]) for name, kind, *_ in PAGE["members"] if name == "request")
 _FUTEX_WAITERS = 0x80000000
 _PROCESS_SHARED = _ROBUST = 1
 _ATTRIBUTE_BYTES = 64  #: more than a pthread_mutexattr_t has
@@ -26,18 +26,18 @@ class StatusPage:
     def __init__(self) -> None:
         """Raises ``OSError``: a worker then runs without a page."""
         self.fd = os.memfd_create("bulkhead:page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, _PAGE_BYTES)
-        self._memory = mmap.mmap(self.fd, _PAGE_BYTES)
+        os.ftruncate(self.fd, PAGE["bytes"])
+        self._memory = mmap.mmap(self.fd, PAGE["bytes"])
         fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
         self._memory.madvise(mmap.MADV_DONTFORK)
-        self._steps = ctypes.c_uint64.from_buffer(self._memory, _STEPS_AT)
-        self._since = ctypes.c_uint64.from_buffer(self._memory, _SINCE_AT)
-        self._sequence = ctypes.c_uint32.from_buffer(self._memory, _SEQUENCE_AT)
+        self._steps = ctypes.c_uint64.from_buffer(self._memory, _AT["steps"])
+        self._since = ctypes.c_uint64.from_buffer(self._memory, _AT["running_since_ns"])
+        self._sequence = ctypes.c_uint32.from_buffer(self._memory, _AT["request_sequence"])
         self._hold_word()
 
     def _hold_word(self) -> None:
         libc = ctypes.CDLL(None)
-        word = ctypes.c_uint32.from_buffer(self._memory)
+        word = ctypes.c_uint32.from_buffer(self._memory, _AT["alive"])
         mutex = ctypes.c_void_p(ctypes.addressof(word))
         kind = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
         failed = (
@@ -51,7 +51,7 @@ class StatusPage:
             raise OSError(failed, "holding the word in the worker's page")
         # The kernel wakes waiters only if this bit is set. They cannot set it: they map the page read-only.
         word.value |= _FUTEX_WAITERS
-        ctypes.c_uint32.from_buffer(self._memory, _MAGIC_AT).value = _MAGIC
+        ctypes.c_uint32.from_buffer(self._memory, _AT["magic_number"]).value = PAGE["magic"]
 
     def begin(self, text: str) -> None:
         """Work starts now; ``text`` describes it."""
@@ -71,5 +71,5 @@ class StatusPage:
     def _tell(self, text: str) -> None:
         words = text.encode("utf-8", "replace")[: _REQUEST_BYTES - 1] + b"\0"
         self._sequence.value += 1
-        self._memory[_REQUEST_AT : _REQUEST_AT + len(words)] = words
+        self._memory[_AT["request"] : _AT["request"] + len(words)] = words
         self._sequence.value += 1

@@ -1,6 +1,7 @@
 #include "config/report.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <tuple>
 
@@ -71,9 +72,7 @@ int Report::column_in_characters(SourceLocation place) const {
     }
     if (place.line == 0 || start == std::string_view::npos) return place.column;
     const std::string_view before = text_.substr(start, static_cast<std::size_t>(std::max(place.column - 1, 0)));
-    return 1 + static_cast<int>(std::ranges::count_if(before, [](char c) {
-               return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // not a UTF-8 continuation byte
-           }));
+    return 1 + static_cast<int>(std::ranges::count_if(before, std::not_fn(is_continuation)));
 }
 
 std::string cut(std::string_view text) {

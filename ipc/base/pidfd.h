@@ -1,12 +1,16 @@
 #pragma once
 
+/// Processes by pidfd, and signals: the only callers of kill().
+
 #include <poll.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 
 #include "ipc/base/unique_fd.h"
@@ -29,5 +33,20 @@ namespace bulkhead {
         if (ready > 0 || left <= 0) return ready > 0;
     }
 }
+
+/// By pidfd, so that no other process is hit. False if the process has ended.
+inline bool send_signal(const UniqueFd& pidfd, int number) noexcept {
+    return ::syscall(SYS_pidfd_send_signal, pidfd.get(), number, nullptr, 0) == 0;
+}
+
+/// `child` is not reaped, so its number is its own.
+inline void signal_child(pid_t child, int number) noexcept { ::kill(child, number); }
+/// Reaches every member of the group of a child that is not reaped: the kernel lets no fork escape.
+inline void signal_group(pid_t child, int number) noexcept { ::kill(-child, number); }
+
+/// Is the number in use, by a running process or a zombie, perhaps of another user?
+[[nodiscard]] inline bool process_exists(pid_t pid) noexcept { return ::kill(pid, 0) == 0 || errno != ESRCH; }
+/// Is any process in this group? The leader may have been reaped.
+[[nodiscard]] inline bool process_group_exists(pid_t group) noexcept { return process_exists(-group); }
 
 }  // namespace bulkhead

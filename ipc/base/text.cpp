@@ -30,7 +30,7 @@ bool is_printable(std::string_view text) noexcept {
 
 std::string_view cut_to(std::string_view text, std::size_t bytes) noexcept {
     if (text.size() <= bytes) return text;
-    while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
+    while (bytes > 0 && is_continuation(text[bytes])) --bytes;
     return text.substr(0, bytes);
 }
 

@@ -15,6 +15,9 @@ struct Character {
 };
 [[nodiscard]] Character first_character(std::string_view text) noexcept;
 
+/// Is this byte of UTF-8 not the first of its character?
+[[nodiscard]] constexpr bool is_continuation(char byte) noexcept { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
+
 /// Control characters (C0, DEL, and C1, which terminals obey too), the separators U+2028 and
 /// U+2029, and direction overrides, which make a text look like another one.
 [[nodiscard]] bool is_control(char32_t point) noexcept;

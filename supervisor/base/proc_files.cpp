@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -271,14 +270,8 @@ bool has_ended(const UniqueFd& pidfd) { return pidfd && ends_within(pidfd, {}); 
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) {
     UniqueFd pidfd = pidfd_of(pid);
     // Check after opening the pidfd: from now on the number cannot change its process unnoticed.
-    if (!pidfd || !is_meant(pid) || ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) != 0) return {};
+    if (!pidfd || !is_meant(pid) || !send_signal(pidfd, SIGKILL)) return {};
     return pidfd;
 }
-
-void kill_process(const UniqueFd& pidfd) { ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0); }
-
-bool process_exists(pid_t pid) { return ::kill(pid, 0) == 0 || errno != ESRCH; }
-
-bool process_group_exists(pid_t group) { return process_exists(-group); }
 
 }  // namespace bulkhead::supervisor

@@ -92,12 +92,5 @@ struct HostMemory {
 /// Sends SIGKILL to `pid` if `is_meant` holds for it; by pidfd, so that a recycled number is never
 /// hit. Returns the pidfd of the killed process, or nothing.
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant);
-/// Sends SIGKILL; the process need not be a child.
-void kill_process(const UniqueFd& pidfd);
-
-/// Is the number in use, by a running process or a zombie, perhaps of another user?
-[[nodiscard]] bool process_exists(pid_t pid);
-/// Is any process in this group?
-[[nodiscard]] bool process_group_exists(pid_t group);
 
 }  // namespace bulkhead::supervisor

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ipc/base/pidfd.h"
 #include "supervisor/keeper/base/limits.h"
 #include "supervisor/keeper/base/say.h"
 
@@ -193,7 +194,7 @@ void Keeper::on_worker_ended(Worker& worker, const EndedChild& ended) noexcept {
 void Keeper::settle_ending(Clock::time_point now) noexcept {
     for (Worker& worker : table_.all()) {
         if (worker.state != Worker::State::ending) continue;
-        worker.group_empty = group_is_empty(worker.pid);
+        worker.group_empty = !process_group_exists(worker.pid);
         if (!worker.group_empty && now < worker.group_deadline) continue;
         worker.state = Worker::State::dead;
         worker.exit_due = true;

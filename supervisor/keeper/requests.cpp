@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ipc/base/pidfd.h"
 #include "supervisor/keeper/base/limits.h"
 #include "supervisor/keeper/base/say.h"
 #include "supervisor/keeper/keeper.h"
@@ -158,9 +159,9 @@ void Keeper::on_signal(std::span<const std::byte> body) noexcept {
     const Worker* worker = table_.find(signal->key);
     if (worker == nullptr) return on_violation("a signal for an unknown worker");
     if (worker->state != Worker::State::running) return;
-    if (signal->whole_group == 1) ::kill(-worker->pid, signal->number);
+    if (signal->whole_group == 1) signal_group(worker->pid, signal->number);
     // After the group too: a leader may have left it, and a second SIGKILL does no harm.
-    send_signal(worker->pidfd.get(), signal->number);
+    send_signal(worker->pidfd, signal->number);
 }
 
 void Keeper::on_ledger(std::span<const std::byte> body) noexcept {

@@ -74,7 +74,7 @@ Result<Said> ask(const std::string& program, const std::string& fleet) {
     const UniqueFd pidfd = pidfd_of(*pid);  // a process that has closed its output may still be ending
     said.in_time = read_all(ours, until, said.text) &&
                    ends_within(pidfd, std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
-    if (!said.in_time) ::kill(*pid, SIGKILL);
+    if (!said.in_time) signal_child(*pid, SIGKILL);
     siginfo_t ended{};
     while (::waitid(P_PID, static_cast<id_t>(*pid), &ended, WEXITED) != 0 && errno == EINTR) {
     }

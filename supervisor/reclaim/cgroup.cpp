@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "ipc/base/own_cgroup.h"
+#include "ipc/base/pidfd.h"
 #include "supervisor/base/proc_files.h"
 
 namespace bulkhead::supervisor {

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "ipc/base/pidfd.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
@@ -45,7 +46,7 @@ void Termination::use(Escalation means) {
         patience = limits::killed_alive_max - limits::kill_repeated_grace;
         break;
     case Escalation::sigkill_past_keeper:  // a stopped keeper forwards no signal
-        kill_process(process_.pidfd);
+        send_signal(process_.pidfd, SIGKILL);
         patience = limits::kill_repeated_grace;
         break;
     }

@@ -9,6 +9,7 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/base/packet.h"
+#include "ipc/base/pidfd.h"
 #include "ipc/channel/channel_codec.h"
 #include "ipc/slab/host_slab.h"
 #include "supervisor/base/limits.h"

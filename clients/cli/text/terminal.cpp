@@ -10,11 +10,6 @@
 #include "ipc/base/text.h"
 
 namespace bulkhead::cli {
-namespace {
-
-bool continues_a_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
-
-}  // namespace
 
 Style Style::of(std::FILE* stream) {
     const char* no_color = std::getenv("NO_COLOR");
@@ -54,14 +49,14 @@ std::string one_line(std::string_view text) {
 }
 
 std::size_t width_of(std::string_view utf8) {
-    return utf8.size() - static_cast<std::size_t>(std::count_if(utf8.begin(), utf8.end(), continues_a_character));
+    return utf8.size() - static_cast<std::size_t>(std::count_if(utf8.begin(), utf8.end(), is_continuation));
 }
 
 std::string_view first_of(std::string_view utf8, std::size_t width) {
     std::size_t at = 0;
     for (; at < utf8.size() && width > 0; --width) do
             ++at;
-        while (at < utf8.size() && continues_a_character(utf8[at]));
+        while (at < utf8.size() && is_continuation(utf8[at]));
     return utf8.substr(0, at);
 }
 

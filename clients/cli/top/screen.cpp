@@ -8,6 +8,7 @@
 
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/render.h"
+#include "ipc/base/text.h"
 
 namespace bulkhead::cli::top {
 namespace {
@@ -145,7 +146,7 @@ void Screen::press_in_filter(const Key& key) {
     constexpr std::size_t bytes_max = 64;
     if (key.name == Key::Name::text && filter.size() < bytes_max) filter += key.text;
     if (key.name == Key::Name::backspace && !filter.empty()) {
-        while ((static_cast<unsigned char>(filter.back()) & 0xC0) == 0x80) filter.pop_back();
+        while (is_continuation(filter.back())) filter.pop_back();
         filter.pop_back();
     }
     if (key.name == Key::Name::escape) filter.clear();

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "ipc/base/pidfd.h"
 #include "supervisor/keeper/base/clock.h"
 #include "supervisor/keeper/base/limits.h"
 #include "supervisor/keeper/base/say.h"
@@ -91,7 +92,7 @@ bool OwnProgram::understands(int state_fd, Spawner& spawner, int null_fd, int oo
         const timespec timeout = until(deadline);
         ready = ::ppoll(&source, 1, &timeout, nullptr);
     } while (ready < 0 && errno == EINTR);
-    ::kill(-child->pid, SIGKILL);  // not reaped yet: the number is its own
+    signal_group(child->pid, SIGKILL);
     siginfo_t ended{};
     ::waitid(P_PIDFD, static_cast<id_t>(child->pidfd.get()), &ended, WEXITED);
     if (ready == 1 && ended.si_code == CLD_EXITED && ended.si_status == 0) return true;

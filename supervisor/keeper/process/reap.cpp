@@ -1,7 +1,6 @@
 #include "supervisor/keeper/process/reap.h"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <csignal>
 #include <string_view>
 
+#include "ipc/base/pidfd.h"
 #include "ipc/base/unique_fd.h"
 
 namespace bulkhead::keeper {
@@ -28,7 +28,7 @@ void kill_listed_children() noexcept {
     for (std::size_t space = rest.find(' '); space != std::string_view::npos; space = rest.find(' ')) {
         pid_t pid = 0;  // a number cut off by the buffer's end has no space: it waits for the next round
         std::from_chars(rest.data(), rest.data() + space, pid);
-        if (pid > 1) ::kill(pid, SIGKILL);
+        if (pid > 1) signal_child(pid, SIGKILL);
         rest.remove_prefix(space + 1);
     }
 }
@@ -43,9 +43,6 @@ void wait_for_sigchld(Clock::time_point deadline) noexcept {
 
 }  // namespace
 
-// Raw: <sys/pidfd.h> of glibc 2.36 does not declare it extern "C".
-void send_signal(int pidfd, int number) noexcept { ::syscall(SYS_pidfd_send_signal, pidfd, number, nullptr, 0); }
-
 std::optional<EndedChild> next_ended_child() noexcept {
     siginfo_t ended{};
     if (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return std::nullopt;
@@ -59,16 +56,14 @@ void reap(const EndedChild& child) noexcept {
 }
 
 void kill_group_and_reap(const EndedChild& leader) noexcept {
-    ::kill(-leader.pid, SIGKILL);
+    signal_group(leader.pid, SIGKILL);
     reap(leader);
 }
 
-bool group_is_empty(pid_t group) noexcept { return ::kill(-group, 0) != 0 && errno == ESRCH; }
-
 bool kill_everything(std::span<const Worker> workers, pid_t supervisor, Clock::time_point deadline) noexcept {
-    if (supervisor > 0) ::kill(-supervisor, SIGKILL);
+    if (supervisor > 0) signal_group(supervisor, SIGKILL);
     for (const Worker& worker : workers)
-        if (worker.state == Worker::State::running) ::kill(-worker.pid, SIGKILL);
+        if (worker.state == Worker::State::running) signal_group(worker.pid, SIGKILL);
     for (;;) {
         kill_listed_children();
         while (const auto child = next_ended_child()) reap(*child);

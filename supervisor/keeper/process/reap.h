@@ -10,9 +10,6 @@
 
 namespace bulkhead::keeper {
 
-/// Uses the pidfd, so that no other process is hit; does nothing to a process that has ended.
-void send_signal(int pidfd, int number) noexcept;
-
 /// An ended child that is not reaped yet: its pid and process group still belong to it.
 struct EndedChild {
     pid_t pid = -1;
@@ -24,12 +21,9 @@ struct EndedChild {
 [[nodiscard]] std::optional<EndedChild> next_ended_child() noexcept;
 void reap(const EndedChild& child) noexcept;
 
-/// Sends SIGKILL to the process group of an ended child, then reaps the child. One kill() reaches every
-/// member, since the kernel lets no fork escape it; a process that left the group is not reached.
+/// Sends SIGKILL to the process group of an ended child, then reaps the child. A process that left
+/// the group is not reached.
 void kill_group_and_reap(const EndedChild& leader) noexcept;
-
-/// Sends no signal, so it may be called after the leader was reaped.
-[[nodiscard]] bool group_is_empty(pid_t group) noexcept;
 
 /// Sends SIGKILL to all children and all their orphans until none is left or `deadline` has passed.
 /// Returns  true if none is left

@@ -8,8 +8,8 @@
 #include <csignal>
 #include <string_view>
 
+#include "ipc/base/pidfd.h"
 #include "supervisor/keeper/base/limits.h"
-#include "supervisor/keeper/process/reap.h"
 #include "supervisor/keeper/service/service_manager.h"
 
 namespace bulkhead::keeper {
@@ -89,7 +89,7 @@ void SupervisorProcess::link_closed() noexcept {
 }
 
 void SupervisorProcess::kill() noexcept {
-    if (runs()) send_signal(child_.pidfd.get(), SIGKILL);
+    if (runs()) send_signal(child_.pidfd, SIGKILL);
     link_.close();
     deadline_ = never;
     read_by_ = never;

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -129,7 +128,7 @@ std::optional<pid_t> PathClaim::holder() const {
         ::connect(probe.get(), theirs.get(), theirs.size) != 0 ||
         ::getsockopt(probe.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != ::geteuid())
         return std::nullopt;
-    if (peer.pid <= 0 || (::kill(peer.pid, 0) != 0 && errno == ESRCH)) return std::nullopt;
+    if (peer.pid <= 0 || !process_exists(peer.pid)) return std::nullopt;
     if (!sees_the_same_files(peer.pid)) return std::nullopt;
     return peer.pid;
 }

@@ -9,12 +9,12 @@
 
 #include <cerrno>
 #include <climits>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <utility>
 
+#include "ipc/base/pidfd.h"
 #include "supervisor/keeper/base/limits.h"
 
 namespace bulkhead::keeper {
@@ -95,7 +95,7 @@ std::optional<pid_t> listener_of(const SocketPath& path) {
     socklen_t size = sizeof peer;
     if (::getsockopt(probe.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return 0;
     // A dying supervisor whose keeper is dead still holds the socket of that keeper.
-    if (peer.pid > 0 && ::kill(peer.pid, 0) != 0 && errno == ESRCH) return std::nullopt;
+    if (peer.pid > 0 && !process_exists(peer.pid)) return std::nullopt;
     return peer.pid;
 }
 

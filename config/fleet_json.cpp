@@ -78,6 +78,33 @@ struct KeyWriter {
     void operator()(std::string_view key, auto from, rule::Enumeration) const { to[key] = word_of(from); }
     void operator()(std::string_view key, const auto& from, rule::Group) const { to[key] = keys_to_json(from); }
     void operator()(std::string_view key, const auto& from, auto /*rule*/) const { to[key] = from; }
+
+    void operator()(std::string_view key, const ModelSpec& from, rule::Device) const {
+        to[key] = from.device;
+        if (from.other_devices.empty()) return;
+        json::array& devices = to[key].emplace_array();
+        devices.emplace_back(from.device);
+        for (const std::string& device : from.other_devices) devices.emplace_back(device);
+    }
+    void operator()(std::string_view key, const ModelSpec& from, rule::Replicas) const {
+        to[key] = from.replicas;
+        if (from.replicas != from.replicas_min)
+            to[key] = json::object{{"min", from.replicas_min}, {"max", from.replicas}};
+    }
+    void operator()(std::string_view key, const ModelSpec& from, rule::Preload) const {
+        to[key] = from.near ? json::value("near") : json::value(from.preload);
+    }
+    void operator()(std::string_view key, const ModelSpec& from, rule::ModelGroup) const {
+        if (from.group) to[key] = json::object{{"name", from.group->name}, {"kind", word_of(from.group->kind)}};
+    }
+    void operator()(std::string_view key, const ModelSpec& from, rule::Environment) const {
+        to[key] = json::value_from(from.environment);
+    }
+    void operator()(std::string_view key, const ModelSpec& from, rule::State) const {
+        json::object& state = to[key].emplace_object();
+        state["scope"] = word_of(from.state);
+        if (!from.reset_method.empty()) state["reset"] = from.reset_method;
+    }
 };
 
 template <typename Struct>
@@ -90,9 +117,6 @@ json::object keys_to_json(const Struct& from) {
 }  // namespace
 
 json::object to_json(const ModelSpec& model) {
-    json::object state{{"scope", word_of(model.state)}};
-    if (!model.reset_method.empty()) state["reset"] = model.reset_method;
-
     json::object all{{"name", model.name}, {"runtime", word_of(model.runtime)}};
     if (model.runtime == Runtime::python) {
         all["engine"] = model.python.engine;
@@ -101,22 +125,7 @@ json::object to_json(const ModelSpec& model) {
     } else {
         all[model.runtime == Runtime::torchscript ? "file" : "package"] = model.file.string();
     }
-    ModelSettings::keys(static_cast<const ModelSettings&>(model), KeyWriter{all});
-    if (model.other_devices.empty()) {
-        all["device"] = model.device;
-    } else {
-        json::array& devices = all["device"].emplace_array();
-        devices.emplace_back(model.device);
-        for (const std::string& device : model.other_devices) devices.emplace_back(device);
-    }
-    all["preload"] = model.near ? json::value("near") : json::value(model.preload);
-    if (model.replicas == model.replicas_min)
-        all["replicas"] = model.replicas;
-    else
-        all["replicas"] = json::object{{"min", model.replicas_min}, {"max", model.replicas}};
-    if (model.group) all["group"] = json::object{{"name", model.group->name}, {"kind", word_of(model.group->kind)}};
-    all["environment"] = json::value_from(model.environment);
-    all["state"] = std::move(state);
+    ModelSettings::keys(model, KeyWriter{all});
     if (model.runtime == Runtime::generate) all["generate"] = keys_to_json(model.generate);
     if (!model.methods.empty()) {
         json::object methods;

@@ -1,7 +1,8 @@
 """fleet_keys.py SCHEMA: writes the keys of fleet.schema.json as C++. Run by CMake at configure time.
 
 Each struct has a member for each key, with its default, and `keys(self, visit)`, which calls `visit(key, member, rule)` for
-each: reader and writer are such visitors. those of BY_HAND are read by hand.
+each: reader and writer are such visitors. A key with a `rule` of its own in the schema is several members, or one of a type
+of its own: its visitor gets the whole object, after all other keys.
 """
 
 import json
@@ -10,7 +11,6 @@ import sys
 from pathlib import Path
 
 STRUCTS = {"deadlines": "Deadlines", "channel": "ChannelLimits", "generate": "GenerateSpec", "defaults": "ModelSettings"}
-BY_HAND = ("device", "environment", "group", "preload", "replicas", "state")
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "": 1}
 CPP = {True: "true", False: "false"}
 
@@ -58,17 +58,19 @@ class Schema:
         raise ValueError(f"{key}: no C++ for {entry}")
 
     def struct(self, group: str) -> str:
-        members, visits = [], []
+        members, visits, whole = [], [], []
         for key, entry in self.defs[group]["properties"].items():
             entry = self.resolved(entry)
             if "remedy" in entry:
                 visits.append(f'        visit("{key}", rule::Ignored{{{json.dumps(entry["remedy"])}}});')
-            elif key not in BY_HAND:
+            elif "rule" in entry:
+                whole.append(f'        visit("{key}", self, rule::{entry["rule"]}{{}});')
+            else:
                 cpp, name, default, rule = self.member(key, entry)
                 members.append(f"    {cpp} {name}{{{default}}};")
                 visits.append(f'        visit("{key}", self.{name}, rule::{rule});')
         name = STRUCTS[group]
-        return "\n".join([f"struct {name} {{", *members, "    static void keys(auto& self, auto&& visit) {", *visits, "    }",
+        return "\n".join([f"struct {name} {{", *members, "    static void keys(auto& self, auto&& visit) {", *visits, *whole, "    }",
                           f"    friend bool operator==(const {name}&, const {name}&) = default;", "};", ""])  # fmt: skip
 
     def enums(self, entry: object) -> list[str]:

@@ -50,5 +50,13 @@ struct Ignored {  ///< a key of former releases
     std::string_view remedy;
 };
 
+// Of a whole `ModelSpec`.
+struct Device {};
+struct Replicas {};
+struct Preload {};
+struct ModelGroup {};
+struct Environment {};
+struct State {};
+
 }  // namespace rule
 }  // namespace bulkhead::config

@@ -31,55 +31,53 @@ struct KeyReader {
     Fields& fields;
 
     void operator()(std::string_view key, rule::Ignored ignored) const { fields.ignore(key, ignored.remedy); }
-    void operator()(std::string_view key, auto& to, auto rule) const {
-        if (const auto value = fields.take(key)) read(*value, to, rule);
-    }
-
-    static void read(const Value& value, auto& to, rule::Integer bounds) {
-        if (const auto number = value.integer(bounds.min, bounds.max)) to = static_cast<std::uint32_t>(*number);
-    }
-    static void read(const Value& value, auto& to, rule::Size bounds) {
-        assign(value.size(bounds.min, bounds.max), to);
-    }
-    static void read(const Value& value, auto& to, rule::Duration) { assign(value.duration(), to); }
-    static void read(const Value& value, std::optional<std::chrono::milliseconds>& to, rule::KeepAlive) {
-        const bool is_scalar = value.node().kind == Node::Kind::scalar;
-        const std::string& text = value.node().text;
-        if (is_scalar && text == "forever")
-            to.reset();
-        else if (is_scalar && text == "0")
-            to = std::chrono::milliseconds{0};
-        else if (const auto time = is_scalar ? parse_duration(text) : std::nullopt)
-            to = time;
-        else
-            value.refuse("write forever, 0, or a whole number and a unit, such as 30s or 10m; at most 24h");
-    }
-    static void read(const Value& value, auto& to, rule::Boolean) { assign(value.boolean(), to); }
-    static void read(const Value& value, auto& to, rule::Enumeration) { value.word(to); }
-    static void read(const Value& value, std::vector<std::uint32_t>& to, rule::Lengths bounds) {
-        for (const Value& item : value.items(bounds.count_max))
-            if (const auto number = item.integer(bounds.min, bounds.max))
-                to.push_back(static_cast<std::uint32_t>(*number));
-        const auto falls = std::ranges::adjacent_find(to, std::greater_equal<>{});
-        if (falls != to.end())
-            value.refuse(fmt::format("{}: {} stands before {}", value.what(), *falls, *std::next(falls)),
-                         "name each attention length once, the smallest first");
-    }
-    template <typename Struct>
-    static void read(const Value& value, Struct& to, rule::Group) {
-        Fields fields{value, value.what() + "."};
-        Struct::keys(to, KeyReader{fields});
-        fields.finish();
-        if constexpr (std::is_same_v<Struct, ChannelLimits>) check_channel(value, to);
-    }
+    void operator()(std::string_view key, auto& to, auto rule) const;
 };
+
+void read(const Value& value, auto& to, rule::Integer bounds) {
+    if (const auto number = value.integer(bounds.min, bounds.max)) to = static_cast<std::uint32_t>(*number);
+}
+void read(const Value& value, auto& to, rule::Size bounds) { assign(value.size(bounds.min, bounds.max), to); }
+void read(const Value& value, auto& to, rule::Duration) { assign(value.duration(), to); }
+void read(const Value& value, std::optional<std::chrono::milliseconds>& to, rule::KeepAlive) {
+    const bool is_scalar = value.node().kind == Node::Kind::scalar;
+    const std::string& text = value.node().text;
+    if (is_scalar && text == "forever")
+        to.reset();
+    else if (is_scalar && text == "0")
+        to = std::chrono::milliseconds{0};
+    else if (const auto time = is_scalar ? parse_duration(text) : std::nullopt)
+        to = time;
+    else
+        value.refuse("write forever, 0, or a whole number and a unit, such as 30s or 10m; at most 24h");
+}
+void read(const Value& value, auto& to, rule::Boolean) { assign(value.boolean(), to); }
+void read(const Value& value, auto& to, rule::Enumeration) { value.word(to); }
+void read(const Value& value, std::vector<std::uint32_t>& to, rule::Lengths bounds) {
+    for (const Value& item : value.items(bounds.count_max))
+        if (const auto number = item.integer(bounds.min, bounds.max))
+            to.push_back(static_cast<std::uint32_t>(*number));
+    const auto falls = std::ranges::adjacent_find(to, std::greater_equal<>{});
+    if (falls != to.end())
+        value.refuse(fmt::format("{}: {} stands before {}", value.what(), *falls, *std::next(falls)),
+                     "name each attention length once, the smallest first");
+}
+
+template <typename Struct>
+void read(const Value& value, Struct& to, rule::Group) {
+    Fields fields{value, value.what() + "."};
+    Struct::keys(to, KeyReader{fields});
+    fields.finish();
+    if constexpr (std::is_same_v<Struct, ChannelLimits>) check_channel(value, to);
+}
 
 /// Variables that the daemon sets: a model that set them would break its isolation.
 bool is_reserved_variable(std::string_view name) {
     return name.starts_with("BULKHEAD_") || name == "CUDA_VISIBLE_DEVICES";
 }
 
-void read_environment(const Value& map, std::map<std::string, std::string>& environment) {
+void read(const Value& map, ModelSpec& model, rule::Environment) {
+    auto& environment = model.environment;
     const Fields fields{map, map.what() + "."};
     for (const Fields::Member& member : fields.members()) {
         Report& report = member.value.report();
@@ -111,7 +109,7 @@ std::optional<std::string> read_device_name(const Value& value, bool may_be_auto
     return std::nullopt;
 }
 
-void read_device(const Value& value, ModelSpec& model) {
+void read(const Value& value, ModelSpec& model, rule::Device) {
     model.other_devices.clear();  // inherited from the defaults
     if (value.node().kind != Node::Kind::sequence) {
         if (auto device = read_device_name(value, true)) model.device = std::move(*device);
@@ -131,7 +129,7 @@ void read_device(const Value& value, ModelSpec& model) {
     model.other_devices.assign(devices.begin() + 1, devices.end());
 }
 
-void read_preload(const Value& value, ModelSpec& model) {
+void read(const Value& value, ModelSpec& model, rule::Preload) {
     const Node& node = value.node();
     model.near = node.kind == Node::Kind::scalar && node.text == "near";
     const auto is_loaded = node.is_plain ? parse_boolean(node.text) : std::nullopt;
@@ -139,7 +137,7 @@ void read_preload(const Value& value, ModelSpec& model) {
     model.preload = is_loaded.value_or(false);
 }
 
-void read_replicas(const Value& value, ModelSpec& model) {
+void read(const Value& value, ModelSpec& model, rule::Replicas) {
     if (value.node().kind != Node::Kind::map) {
         if (const auto number = value.integer(1, replicas_max))
             model.replicas = model.replicas_min = static_cast<std::uint32_t>(*number);
@@ -158,7 +156,7 @@ void read_replicas(const Value& value, ModelSpec& model) {
                      "raise max, or lower min");
 }
 
-void read_group(const Value& map, ModelSpec& model) {
+void read(const Value& map, ModelSpec& model, rule::ModelGroup) {
     Fields fields{map, map.what() + "."};
     ModelGroup group;
     if (const auto value = fields.require("name", "add name: what the members of the group name alike"))
@@ -171,7 +169,7 @@ void read_group(const Value& map, ModelSpec& model) {
     model.group = std::move(group);
 }
 
-void read_state(const Value& map, ModelSpec& model) {
+void read(const Value& map, ModelSpec& model, rule::State) {
     Fields fields{map, map.what() + "."};
     if (const auto value = fields.require("scope", "add scope: channel")) value->word(model.state);
     if (const auto value = fields.take("reset")) assign(value->text(), model.reset_method);
@@ -182,6 +180,10 @@ void read_state(const Value& map, ModelSpec& model) {
     else if (!model.reset_method.empty() && !is_method_name(model.reset_method))
         map.refuse(fmt::format("{}.reset = {}", map.what(), in_quotes(model.reset_method)),
                    "name a method of the model");
+}
+
+void KeyReader::operator()(std::string_view key, auto& to, auto rule) const {
+    if (const auto value = fields.take(key)) read(*value, to, rule);
 }
 
 /// Relative to the fleet file's folder. Keeps symlinks: a venv's interpreter finds its venv through its own symlink.
@@ -280,7 +282,7 @@ void read_generating(Fields& fields, const std::string& where, ModelSpec& model)
                                    fmt::format("remove it: runtime {} generates nothing", word_of(model.runtime)));
         return;
     }
-    if (generate) KeyReader::read(*generate, model.generate, rule::Group{});
+    if (generate) read(*generate, model.generate, rule::Group{});
     refuse_keys(fields, where, {"methods"}, "remove it: the package names its methods",
                 "remove it: a slot is reset for each sequence", model);
 }
@@ -365,14 +367,7 @@ void read_python(Fields& fields, const std::string& where, const std::filesystem
 }  // namespace
 
 void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
-    ModelSettings::keys(static_cast<ModelSettings&>(model), KeyReader{fields});
-    if (const auto value = fields.take("device")) read_device(*value, model);
-    if (const auto value = fields.take("preload")) read_preload(*value, model);
-    if (const auto value = fields.take("replicas")) read_replicas(*value, model);
-    if (const auto value = fields.take("group")) read_group(*value, model);
-    if (const auto value = fields.take("environment")) read_environment(*value, model.environment);
-    if (const auto value = fields.take("state")) read_state(*value, model);
-
+    ModelSettings::keys(model, KeyReader{fields});
     if (model.graphs == Graphs::required && model.device == "cpu" && (fields.has("graphs") || fields.has("device")))
         fields.take(fields.has("graphs") ? "graphs" : "device")
             ->refuse(fmt::format("{}graphs = required on device cpu", where),

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <set>
 
@@ -52,16 +53,16 @@ int Supervisor::run() {
                    },
                    [this] {
                        spdlog::info("the keeper was asked to stop");
-                       stop_asked_ = true;
-                       if (server_) stop([](const std::vector<Receipt>&) {});
+                       if (phase_ != Phase::starting) return stop([](const std::vector<Receipt>&) {});
+                       early_order_ = Order::stop;
                    },
                    [this] {
                        spdlog::info("the keeper was asked to reload");
-                       reload_asked_ = true;
-                       if (server_) reload([](const Reloaded&) {});
+                       if (phase_ != Phase::starting) return reload([](const Reloaded&) {});
+                       early_order_ = std::max(early_order_, Order::reload);
                    },
                    [this](const Error* why) {
-                       if (!ending_) {
+                       if (phase_ != Phase::ending) {
                            spdlog::error("the link to the keeper ended{}{}", why != nullptr ? ": " : "",
                                          why != nullptr ? why->text() : "");
                            status_ = 1;
@@ -185,6 +186,7 @@ void Supervisor::begin() {
 }
 
 void Supervisor::serve() {
+    phase_ = Phase::serving;
     daemon_.emplace(Daemon{*fleet_, facts_, [this](auto stopped) { stop(std::move(stopped)); },
                            [this](auto reloaded) { reload(std::move(reloaded)); },
                            [this](bool with_keeper, auto checked) { upgrade(with_keeper, std::move(checked)); }});
@@ -200,9 +202,9 @@ void Supervisor::serve() {
     if (facts_.supervisor_starts > 1)
         spdlog::info("supervisor number {} of this keeper found {} records of workers", facts_.supervisor_starts,
                      found);
-    if (stop_asked_) return stop([](const std::vector<Receipt>&) {});
+    if (early_order_ == Order::stop) return stop([](const std::vector<Receipt>&) {});
     server_->start();
-    if (reload_asked_) reload([](const Reloaded&) {});
+    if (early_order_ == Order::reload) reload([](const Reloaded&) {});
     fleet_->preload();
 }
 
@@ -214,7 +216,7 @@ void Supervisor::stop(std::function<void(std::vector<Receipt>)> stopped) {
 }
 
 void Supervisor::end() {
-    if (std::exchange(ending_, true)) return;
+    if (std::exchange(phase_, Phase::ending) == Phase::ending) return;
     server_->finish([this] {
         spdlog::info("stopped");
         keeper_.stop();
@@ -226,7 +228,7 @@ void Supervisor::end() {
 /// Rejects an invalid file; the fleet does not change.
 void Supervisor::reload(std::function<void(const Reloaded&)> reloaded) {
     reload_waiters_.push_back(std::move(reloaded));
-    if (reload_waiters_.size() > 1 || ending_) return;  // shares the reading under way
+    if (reload_waiters_.size() > 1 || phase_ == Phase::ending) return;  // shares the reading under way
     off_loop_.run(
         "reading the fleet file and looking at the models' files",
         [file = options_.fleet.source] {
@@ -254,7 +256,7 @@ void Supervisor::on_reread(Reread reread) {
     if (change.is_nothing() && facts_.fleet_error.empty()) return stay(reloaded);
     check_next(false, [this, fleet = std::move(reread.read.fleet),
                        reloaded = std::move(reloaded)](const Result<>& checked) mutable {
-        if (fleet_->is_stopping() || ending_) return stay({});
+        if (fleet_->is_stopping() || phase_ == Phase::ending) return stay({});
         if (!checked) {
             spdlog::error("reload refused: {}", checked.error().text());
             return stay({{}, {}, checked.error()});
@@ -302,7 +304,8 @@ void Supervisor::stay(const Reloaded& reloaded) {
 /// The keeper already has the ledgers. A process that is being spawned has none yet: wait for it
 /// briefly.
 void Supervisor::hand_over(bool with_keeper) {
-    if (fleet_->is_stopping() || ending_ || std::exchange(handing_over_, true)) return;
+    if (fleet_->is_stopping() || phase_ != Phase::serving) return;
+    phase_ = Phase::handing_over;
     end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
     hand_over_when_spawned(with_keeper);
 }
@@ -310,7 +313,8 @@ void Supervisor::hand_over(bool with_keeper) {
 void Supervisor::hand_over_when_spawned(bool with_keeper) {
     if (fleet_->is_spawning() && Deadline::Clock::now() < end_by_)
         return end_check_.arm(limits::settle_poll, [this, with_keeper] { hand_over_when_spawned(with_keeper); });
-    if (fleet_->is_stopping() || std::exchange(ending_, true)) return;  // a stop arrived meanwhile and takes precedence
+    if (fleet_->is_stopping() || phase_ == Phase::ending) return;  // a stop arrived meanwhile and takes precedence
+    phase_ = Phase::ending;
     server_->finish([this, with_keeper] {
         spdlog::info("supervisor pid={} hands over to its successor", facts_.supervisor_pid);
         keeper_.hand_over(with_keeper);

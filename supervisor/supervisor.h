@@ -84,10 +84,15 @@ private:
     Deadline end_check_{io_};
     Deadline::Clock::time_point end_by_{};
     std::vector<std::function<void(const Reloaded&)>> reload_waiters_;  ///< wait for the reload under way
-    bool stop_asked_ = false;
-    bool reload_asked_ = false;  ///< before the fleet existed
-    bool handing_over_ = false;
-    bool ending_ = false;
+    enum class Phase : std::uint8_t {
+        starting,      ///< there is no fleet yet
+        serving,
+        handing_over,  ///< a successor takes over once no process is being spawned
+        ending,
+    };
+    enum class Order : std::uint8_t { none, reload, stop };
+    Phase phase_ = Phase::starting;
+    Order early_order_ = Order::none;  ///< of the keeper, while starting; the highest counts
     int status_ = 0;
 };
 

@@ -72,7 +72,7 @@ void ControlConnection::read_some() {
 
 void ControlConnection::take_lines() {
     std::size_t taken = 0;
-    for (std::size_t i = 0; i < limits::control_lines_per_turn && socket_.is_open() && !closing_; ++i) {
+    for (std::size_t i = 0; i < limits::control_lines_per_turn && socket_.is_open() && input_ != Input::refused; ++i) {
         const std::size_t newline = buffer_.find('\n', taken);
         const std::size_t length = (newline == std::string::npos ? buffer_.size() : newline + 1) - taken;
         if (length > limits::control_line_bytes_max ||
@@ -86,7 +86,7 @@ void ControlConnection::take_lines() {
         taken = newline + 1;
     }
     buffer_.erase(0, taken);
-    if (!socket_.is_open() || closing_) return;
+    if (!socket_.is_open() || input_ == Input::refused) return;
     if (buffer_.find('\n') != std::string::npos)  // let other connections have their turn first
         return boost::asio::post(socket_.get_executor(), [self = shared_from_this()] { self->take_lines(); });
 
@@ -101,7 +101,7 @@ void ControlConnection::take_lines() {
         });
     }
     line_is_partial_ = !buffer_.empty();
-    if (!ended_) wait_readable();
+    if (input_ == Input::open) wait_readable();
 }
 
 void ControlConnection::take_line(std::string_view line) {
@@ -191,7 +191,7 @@ void ControlConnection::flush() {
 }
 
 void ControlConnection::refuse_and_close(const Error& error) {
-    closing_ = true;
+    input_ = Input::refused;
     line_deadline_.cancel();
     enqueue(rpc::error_line(nullptr, rpc::no_request, error));
     close_if_done();
@@ -199,7 +199,7 @@ void ControlConnection::refuse_and_close(const Error& error) {
 
 /// The client may have shut down only its writing side. A disconnect shows as an error on the socket.
 void ControlConnection::on_end_of_file() {
-    ended_ = true;
+    if (input_ == Input::open) input_ = Input::ended;
     line_deadline_.cancel();
     close_if_done();
     if (!socket_.is_open()) return;
@@ -209,7 +209,7 @@ void ControlConnection::on_end_of_file() {
 
 void ControlConnection::close_if_done() {
     if (!outbox_.empty()) return;
-    if (closing_ || (ended_ && in_flight_ == 0 && !subscribed_)) close();
+    if (input_ == Input::refused || (input_ == Input::ended && in_flight_ == 0 && !subscribed_)) close();
 }
 
 void ControlConnection::close() {

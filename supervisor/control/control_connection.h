@@ -64,8 +64,12 @@ private:
     std::size_t in_flight_ = 0;
     std::set<std::shared_ptr<std::function<void()>>> when_left_;  ///< callbacks of requests without an answer
     bool subscribed_ = false;
-    bool ended_ = false;    ///< the client has shut down its writing side
-    bool closing_ = false;  ///< close once the outbox is empty
+    enum class Input : std::uint8_t {
+        open,
+        ended,    ///< the client has shut down its writing side: close once it has its answers
+        refused,  ///< nothing more is read: close once the outbox is empty
+    };
+    Input input_ = Input::open;
 };
 
 }  // namespace bulkhead::supervisor

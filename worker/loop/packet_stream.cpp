@@ -50,7 +50,7 @@ void PacketStream::wait_readable() {
         .async_wait(Descriptor::wait_read,
                     handlers_.wrap([self = shared_from_this()](const boost::system::error_code&) {
                         self->waits_ = false;
-                        if (self->open_ && !self->lost_) self->wake_up();
+                        if (self->state_ == State::open) self->wake_up();
                     }));
 }
 
@@ -74,9 +74,9 @@ void PacketStream::wait_writable() {
     socket_.async_wait(Descriptor::wait_write,
                        handlers_.wrap([self = shared_from_this()](const boost::system::error_code&) {
                            self->waits_for_socket_ = false;
-                           if (!self->open_ || self->lost_) return;
+                           if (self->state_ != State::open) return;
                            self->has_room_again();
-                           if (self->open_ && !self->lost_ && !self->waits_for_socket_) self->stop_watching_for_room();
+                           if (self->state_ == State::open && !self->waits_for_socket_) self->stop_watching_for_room();
                        }));
 }
 
@@ -93,14 +93,14 @@ void PacketStream::look_again() {
     if (std::exchange(looks_again_, true)) return;
     boost::asio::post(io_, handlers_.wrap([self = shared_from_this()] {
         self->looks_again_ = false;
-        if (self->open_ && !self->lost_) self->read_packets();
+        if (self->state_ == State::open) self->read_packets();
     }));
 }
 
 void PacketStream::read_packets() {
     std::size_t count = 0;
     bool drained = false;
-    for (; count < limits::packets_per_turn && open_ && !lost_; ++count) {
+    for (; count < limits::packets_per_turn && state_ == State::open; ++count) {
         Packet packet;
         const Result<ReceiveOutcome> outcome = packets_.receive(receive_buffer_, packet);
         if (!outcome) {
@@ -116,10 +116,10 @@ void PacketStream::read_packets() {
         else
             events_.packet(packet);
     }
-    if (!open_ || lost_) return;
+    if (state_ != State::open) return;
     if (rings_ && awaits_room_ && !packets_.socket_was_full()) {
         has_room_again();
-        if (!open_ || lost_) return;
+        if (state_ != State::open) return;
     }
     if (drained && (!rings_ || packets_.prepare_to_sleep(awaits_room_ && !packets_.socket_was_full())))
         return wait_readable();
@@ -128,7 +128,7 @@ void PacketStream::read_packets() {
 }
 
 PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, std::span<const int> fds, std::size_t reserve) {
-    if (!open_ || lost_) return Sent::closed;
+    if (state_ != State::open) return Sent::closed;
     if (outbox_.empty()) {
         const Result<> sent = packets_.send(bytes, fds);
         if (sent) return Sent::yes;
@@ -145,7 +145,7 @@ PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, std::spa
 }
 
 PacketStream::Sent PacketStream::send_now(std::span<const std::byte> bytes, std::span<const int> fds) {
-    if (!open_ || lost_) return Sent::closed;
+    if (state_ != State::open) return Sent::closed;
     if (outbox_.empty()) {
         const Result<> sent = send_packet(socket_.native_handle(), bytes, fds, packet_fds_kernel_max);
         if (sent) return Sent::yes;
@@ -160,7 +160,7 @@ PacketStream::Sent PacketStream::send_now(std::span<const std::byte> bytes, std:
 }
 
 bool PacketStream::has_room() {
-    if (!open_ || lost_) return false;
+    if (state_ != State::open) return false;
     if (outbox_.empty() && packets_.has_room()) return true;
     wait_writable();
     return false;
@@ -185,7 +185,7 @@ bool PacketStream::flush() {
 
 void PacketStream::flush_blocking(std::chrono::milliseconds deadline) {
     const auto until = Clock::now() + deadline;
-    while (open_ && !lost_ && !outbox_.empty()) {
+    while (state_ == State::open && !outbox_.empty()) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
         pollfd entry{socket_.native_handle(), POLLOUT, 0};
         if (left.count() <= 0 || ::poll(&entry, 1, static_cast<int>(left.count())) == 0) return;
@@ -194,23 +194,22 @@ void PacketStream::flush_blocking(std::chrono::milliseconds deadline) {
 }
 
 bool PacketStream::peer_is_gone() {
-    if (!open_ || lost_) return true;
+    if (state_ != State::open) return true;
     pollfd entry{socket_.native_handle(), POLLRDHUP, 0};
     return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
 void PacketStream::lose(std::string_view reason) {
-    if (lost_) return;
-    lost_ = true;
+    if (state_ != State::open) return;
+    state_ = State::lost;
     // Later, not now: the owner may be in the middle of a send.
     boost::asio::post(io_, handlers_.wrap([self = shared_from_this(), text = std::string{reason}] {
-        if (self->open_) self->events_.lost(text);
+        if (self->state_ == State::lost) self->events_.lost(text);
     }));
 }
 
 void PacketStream::close() {
-    if (!open_) return;
-    open_ = false;
+    if (std::exchange(state_, State::closed) == State::closed) return;
     const int fd = socket_.native_handle();
     ::shutdown(fd, SHUT_RD);
     std::array<std::byte, 64> rest;

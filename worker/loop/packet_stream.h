@@ -59,7 +59,7 @@ public:
 
     [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
     [[nodiscard]] int descriptor() { return socket_.native_handle(); }
-    [[nodiscard]] bool is_open() const noexcept { return open_; }
+    [[nodiscard]] bool is_open() const noexcept { return state_ != State::closed; }
     /// Number of empty packets received.
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return ignored_frames_; }
     /// Whether the peer has closed its end; true before its event comes.
@@ -102,8 +102,13 @@ private:
     Events events_;
     std::deque<Outgoing> outbox_;
     std::uint64_t ignored_frames_ = 0;
-    bool open_ = true;
-    bool lost_ = false;
+    enum class State : std::uint8_t {
+        open,
+        lost,    ///< the peer is gone, which the owner learns on the loop; nothing is sent or received
+        closed,  ///< by its owner; no event comes
+    };
+    State state_ = State::open;
+    // Waits that are pending, each independent of the others.
     bool waits_ = false;             ///< for packets
     bool waits_for_socket_ = false;  ///< until it is writable
     bool awaits_room_ = false;

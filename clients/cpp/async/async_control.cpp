@@ -53,8 +53,8 @@ void AsyncControlState::end(Connection& connection, const std::optional<Error>& 
         queue_.lose();
     }
     for (const auto& [id, exchange] : connection.exchanges) {
-        exchange->ended = true;
-        exchange->left = connection.sent_bytes >= exchange->end_of_line;
+        const bool whole = connection.sent_bytes >= exchange->end_of_line;
+        exchange->lost = whole ? Exchange::Lost::maybe_read : Exchange::Lost::unread;
         if (reason) exchange->answer = *reason;
         exchange->changed.notify();
     }
@@ -171,7 +171,7 @@ AsyncControlState::Awaitable<void> AsyncControlState::exchange(std::shared_ptr<C
     keep_reading(connection);
     if (!std::exchange(connection->writing, true))
         asio::co_spawn(executor_, write(shared_from_this(), connection), asio::detached);
-    while (!result.answer && !result.ended && Clock::now() < until && !is_cancelled(caller))
+    while (!result.answer && result.lost == Exchange::Lost::no && Clock::now() < until && !is_cancelled(caller))
         co_await result.changed.wait(until);
 }
 
@@ -198,7 +198,7 @@ AsyncControlState::Awaitable<Result<Answer>> AsyncControlState::call(std::string
             if (*exchange.answer) co_return std::move(*exchange.answer);
             co_return closed_ ? closed(method) : exchange.answer->error();
         }
-        if (!exchange.ended) {
+        if (exchange.lost == Exchange::Lost::no) {
             if (is_cancelled(caller)) co_return cancelled(method);
             std::optional<Error> hung = co_await hang();
             co_return (hung ? std::move(*hung)
@@ -206,8 +206,9 @@ AsyncControlState::Awaitable<Result<Answer>> AsyncControlState::call(std::string
                                     "wait longer, or look at `bulkhead ps`"})
                 .during(method);
         }
-        was_sent = was_sent || exchange.left;
-        if (exchange.left && repeat == Repeat::never) co_return control::lost_answer(method);
+        const bool maybe_read = exchange.lost == Exchange::Lost::maybe_read;
+        was_sent = was_sent || maybe_read;
+        if (maybe_read && repeat == Repeat::never) co_return control::lost_answer(method);
     }
 }
 
@@ -252,7 +253,7 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock
                 const json::object nothing;
                 co_await exchange(connection, "daemon.ping", nothing, patience, ping);
                 // A supervisor that refuses the connection says so before it closes it.
-                if (ping.ended && ping.answer) co_return ping.answer->error();
+                if (ping.lost != Exchange::Lost::no && ping.answer) co_return ping.answer->error();
                 alive = ping.answer.has_value();
             }
             if (alive && !closed_) {
@@ -321,8 +322,8 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::resume_events() {
 /// not be undone.
 AsyncControlState::Awaitable<void> AsyncControlState::resume(std::shared_ptr<AsyncControlState> self) {
     const Result<> resumed = co_await self->resume_events();
-    if (!resumed) self->resume_failure_ = resumed.error();
-    self->resuming_ = false;
+    self->resume_ = std::monostate{};
+    if (!resumed) self->resume_ = resumed.error();
     self->changed_.notify();
 }
 
@@ -330,7 +331,7 @@ AsyncControlState::Awaitable<Result<json::object>> AsyncControlState::next_event
     co_await wait_through_cancellation();
     const asio::cancellation_state caller = co_await asio::this_coro::cancellation_state;
     if (!subscribed_to_) subscribed_to_ = std::move(models);
-    if (!resuming_) resume_failure_.reset();
+    if (std::holds_alternative<Error>(resume_)) resume_ = std::monostate{};
     const struct Reader {
         AsyncControlState& state;
         explicit Reader(AsyncControlState& of) : state{of} { ++state.event_readers_, look(); }
@@ -343,12 +344,13 @@ AsyncControlState::Awaitable<Result<json::object>> AsyncControlState::next_event
         if (closed_) co_return closed("waiting for an event");
         if (auto event = queue_.pop()) co_return std::move(*event);
         if (is_cancelled(caller)) co_return cancelled("waiting for an event");
-        if (resume_failure_) {
-            Error failure = *std::exchange(resume_failure_, std::nullopt);
+        if (auto* const failed = std::get_if<Error>(&resume_)) {
+            Error failure = std::move(*failed);
+            resume_ = std::monostate{};
             co_return std::move(failure).during("subscribing to events");
         }
-        if (!resuming_ && (!subscribed_on_ || queue_.has_gap())) {
-            resuming_ = true;
+        if (!std::holds_alternative<Running>(resume_) && (!subscribed_on_ || queue_.has_gap())) {
+            resume_ = Running{};
             asio::co_spawn(executor_, resume(shared_from_this()), asio::detached);
             continue;  // it may already have run and ended
         }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
@@ -42,8 +43,8 @@ private:
     struct Exchange {
         std::optional<Result<Answer>> answer;
         std::uint64_t end_of_line = 0;  ///< position in the bytes sent on its connection
-        bool left = false;              ///< the daemon may have read the whole line
-        bool ended = false;             ///< the connection ended without an answer
+        enum class Lost : std::uint8_t { no, unread, maybe_read };
+        Lost lost = Lost::no;  ///< the connection ended first; may the daemon have read the whole line?
         Signal changed;
     };
 
@@ -73,8 +74,9 @@ private:
     std::optional<std::vector<std::string>> subscribed_to_;
     std::shared_ptr<Connection> subscribed_on_;
     int event_readers_ = 0;
-    bool resuming_ = false;
-    std::optional<Error> resume_failure_;  ///< for the operation that now waits for an event
+    struct Running {};
+    /// Of the subscription. An error is for the operation that now waits for an event.
+    std::variant<std::monostate, Running, Error> resume_;
     EventQueue queue_;
 };
 

@@ -126,8 +126,7 @@ std::vector<Device> Admission::gpus_of(const config::ModelSpec& spec) const {
 
 void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecord>& record) {
     if (!plans(found.name.model)) return;
-    const bool is_settled =
-        record && found.exit && (record->over || record->quarantined || record->restart_due_unix_ms != 0);
+    const bool is_settled = record && found.exit && record->settled != ReplicaRecord::Settled::no;
     if (is_settled && !record->held) return;  // its memory is back
     event::Adopted adopted;
     memory::Holding& holding = adopted.holding;

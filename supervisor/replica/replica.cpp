@@ -277,15 +277,22 @@ ReplicaRecord Replica::record() const {
     if (const auto& last = last_end_.last(); last && !last->cause.empty()) record.last_crash = *last;
 
     const bool is_of_present = process_ && kept_.is_of(process_->born_as);
-    record.unload_asked = (is_of_present && process_->end_asked == EndAsked::unload) || kept_receipt_.has_value();
+    using Settled = ReplicaRecord::Settled;
+    if (is_of_present) record.end_asked = process_->end_asked;
+    if (kept_receipt_) record.end_asked = EndAsked::unload;
     switch (state_) {
-    case WorkerState::stopped: record.over = !record.unload_asked; break;
-    case WorkerState::quarantined: record.quarantined = true; break;
-    case WorkerState::backoff: record.restart_due_unix_ms = restart_due_unix_ms_; break;
+    case WorkerState::stopped:
+        if (record.end_asked != EndAsked::unload) record.settled = Settled::stopped;
+        break;
+    case WorkerState::quarantined: record.settled = Settled::quarantined; break;
+    case WorkerState::backoff:
+        record.settled = Settled::backoff;
+        record.restart_due_unix_ms = restart_due_unix_ms_;
+        break;
     default:
         if (is_of_present) break;
         // The next process is not spawned: the next supervisor starts it if it is kept running.
-        record.over = !policy_.keep_running;
+        record.settled = policy_.keep_running ? Settled::backoff : Settled::stopped;
         record.restart_due_unix_ms = policy_.keep_running ? since_ms_ : 0;
         break;
     }
@@ -313,7 +320,6 @@ ReplicaRecord Replica::record() const {
     record.escalation = std::min(process.termination.means(), Escalation::sigkill);
     if (record.held) record.used_unix_ms = state_ == WorkerState::busy ? unix_ms() : used_ms_;
     record.adoptions_tried = process.adoption.tried;
-    record.replacing = process.end_asked == EndAsked::replacement;
     return record;
 }
 

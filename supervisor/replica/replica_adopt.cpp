@@ -42,18 +42,15 @@ void restore(WorkerProcess& process, const ReplicaRecord& record, bool has_ended
     process.memory.host_bytes = record.host_bytes;
     process.memory.gpu_free_before = record.gpu_free_before;
     process.adoption.tried = record.adoptions_tried;
-    process.end_asked = record.unload_asked ? EndAsked::unload
-                        : record.replacing  ? EndAsked::replacement
-                                            : EndAsked::no;
+    process.end_asked = record.end_asked;
     // A process that was asked to end, and not killed, was asked to drain first.
     if (process.end_asked != EndAsked::no) process.drain_until = process.end_began;
 }
 
 Adoption adoption_of(FoundWorker found, const ReplicaRecord* record) {
     if (!found.exit) return RunningWorker{std::move(found), record};
-    const bool is_settled =
-        record != nullptr && (record->over || record->quarantined || record->restart_due_unix_ms != 0);
-    if (is_settled) return SettledEnd{found.born_as, found.pid, *found.exit, *record};
+    if (record != nullptr && record->settled != ReplicaRecord::Settled::no)
+        return SettledEnd{found.born_as, found.pid, *found.exit, *record};
     return EndedWorker{std::move(found), record};
 }
 
@@ -109,7 +106,7 @@ void Replica::take_over(const SettledEnd& end, const std::string& change) {
     if (const auto& last = last_end_.last(); !last || last->generation != generation_)
         last_end_.ended(generation_, end.pid, end.exit);
     if (!change.empty()) policy_.lifted();
-    if (record.over) {
+    if (record.settled == ReplicaRecord::Settled::stopped) {
         reason_ = record.reason;
         return;
     }
@@ -119,9 +116,10 @@ void Replica::take_over(const SettledEnd& end, const std::string& change) {
     }
     transition(WorkerEvent::found, "the record of a former supervisor");
     restart_due_unix_ms_ = record.restart_due_unix_ms;
-    transition(record.quarantined ? WorkerEvent::gave_up : WorkerEvent::restart_planned, record.reason);
+    const bool is_quarantined = record.settled == ReplicaRecord::Settled::quarantined;
+    transition(is_quarantined ? WorkerEvent::gave_up : WorkerEvent::restart_planned, record.reason);
     since_ms_ = last_end_.last()->unix_ms;
-    if (record.quarantined) return;
+    if (is_quarantined) return;
     const std::int64_t left =
         std::clamp<std::int64_t>(record.restart_due_unix_ms - unix_ms(), 0, Millis{limits::restart_delay_max}.count());
     deadline_.arm(std::chrono::milliseconds{left}, [this] { start("backoff over"); });

@@ -160,6 +160,10 @@ std::string ReplicaRecord::to_text() const {
         if (value != std::remove_cvref_t<decltype(value)>{}) all[key] = json_codec::encode(value);
     });
     if (name) all["name"] = json::array{name->model, name->replica, name->generation};
+    if (end_asked != EndAsked::no) all[end_asked == EndAsked::unload ? "unload" : "replacing"] = true;
+    if (settled == Settled::stopped) all["over"] = true;
+    if (settled == Settled::quarantined) all["quarantined"] = true;
+    if (settled == Settled::backoff) all["due_ms"] = restart_due_unix_ms;
     if (escalation != Escalation::none) all["escalation"] = static_cast<std::uint64_t>(escalation);
     if (host_bytes) all["host"] = *host_bytes;
     if (gpu_free_before) all["gpu_free"] = *gpu_free_before;
@@ -201,6 +205,14 @@ Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
         record.name = std::apply([](const auto&... part) { return WorkerName{part...}; }, *parts);
     if (const auto parts = member<HeldParts>(all, "held"))
         record.held = {std::get<3>(*parts), std::get<0>(*parts), std::get<1>(*parts), std::get<2>(*parts)};
+    const auto says = [&](std::string_view key) { return member<bool>(all, key).value_or(false); };
+    record.end_asked = says("unload") ? EndAsked::unload : says("replacing") ? EndAsked::replacement : EndAsked::no;
+    const std::int64_t due = member<std::int64_t>(all, "due_ms").value_or(0);
+    record.settled = says("over")          ? Settled::stopped
+                     : says("quarantined") ? Settled::quarantined
+                     : due > 0             ? Settled::backoff
+                                           : Settled::no;
+    if (record.settled == Settled::backoff) record.restart_due_unix_ms = due;
     record.escalation =
         static_cast<Escalation>(std::min<std::uint64_t>(member<std::uint64_t>(all, "escalation").value_or(0), 2));
     record.host_bytes = member<std::uint64_t>(all, "host");

@@ -80,7 +80,7 @@ struct ReplicaPart : ReplicaHistory {
 /// opaque to the keeper that stores it. Written at each change, before the supervisor acts on the change.
 /// Stored with the present generation, or with the last one while the replica has no process.
 struct ReplicaRecord : ReplicaPart {
-    // The process.
+    // The process. The booleans are facts of it, each independent of the others.
     std::optional<WorkerName> name;  ///< its name, where the keeper knows it by another: it was spawned as a blank
     std::string declaration;  ///< `fingerprint` of its configuration
     std::string device;       ///< "cpu" or "cuda:0"
@@ -99,11 +99,11 @@ struct ReplicaRecord : ReplicaPart {
     std::uint32_t adoptions_tried = 0;  ///< supervisors that died while they adopted it
 
     // The replica.
-    bool unload_asked = false;             ///< an unload was requested: go on with it
-    bool replacing = false;                ///< it is drained so that one with another declaration takes its place
-    bool quarantined = false;              ///< `reason` says why
-    bool over = false;                     ///< stopped until the next request; its end was reported
-    std::int64_t restart_due_unix_ms = 0;  ///< end of a backoff; 0: none
+    EndAsked end_asked = EndAsked::no;  ///< go on with it
+    /// What follows the end of the process, if that was handled and reported.
+    enum class Settled : std::uint8_t { no, stopped, backoff, quarantined };
+    Settled settled = Settled::no;
+    std::int64_t restart_due_unix_ms = 0;  ///< end of a backoff
     std::string reason;                    ///< of a quarantine, a backoff or an unexpected end; cut to fit
 
     /// Those that are written as they are.
@@ -121,11 +121,6 @@ struct ReplicaRecord : ReplicaPart {
         visit("used_ms", self.used_unix_ms, false);
         visit("tried", self.adoptions_tried, false);
         visit("keep", self.keep_running, false);
-        visit("unload", self.unload_asked, false);
-        visit("replacing", self.replacing, false);
-        visit("quarantined", self.quarantined, false);
-        visit("over", self.over, false);
-        visit("due_ms", self.restart_due_unix_ms, false);
         visit("restarts", self.restarts, false);
         visit("requests", self.requests, false);
         visit("errors", self.errors, false);

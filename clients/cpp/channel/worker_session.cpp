@@ -61,9 +61,9 @@ Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_host_or_ask(std
                                                                              std::span<const std::int64_t> dims,
                                                                              bool& asked) {
     if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(size_bytes, dtype, dims, false)) return lease;
-    if (growing_) return nullptr;  // a slab on its way for an earlier call may have room
-    if (asked && growth_refused_) return *std::exchange(growth_refused_, std::nullopt);
-    if (ended_) return *ended_;
+    if (growing() != nullptr) return nullptr;  // a slab on its way for an earlier call may have room
+    if (auto refused = asked ? refusal_of(growth_) : std::nullopt) return *std::move(refused);
+    if (ended_) return ended_->reason;
     // If the slab arrived, other leases have already filled it.
     if (const Result<> sent = ask_for_slab(size_bytes); !sent) return sent.error();
     asked = true;
@@ -75,14 +75,13 @@ Result<> WorkerSession::ask_for_slab(std::uint64_t size_bytes, wire::SlabDirecti
     if (!growth) return growth.error();
     const channel::SlabRequest request{++last_request_id_, direction, kind, *growth};
     if (const Result<> sent = send(channel::encode(request)); !sent) return sent;
-    growing_ = request;
-    growth_refused_.reset();
+    growth_ = request;
     return {};
 }
 
 Result<> WorkerSession::await_slab() {
     const auto until = deadline_in(limits::slab);
-    while (growing_)
+    while (growing() != nullptr)
         if (const Result<> received = receive_one(until); !received)
             return Error{received.error()}.during("waiting for one more slab");
     return {};
@@ -92,7 +91,7 @@ Result<std::shared_ptr<const Loan>> WorkerSession::borrow(const std::shared_ptr<
     // A loan accepted too late for an earlier call may be this one; a refusal that late is ignored.
     if (const Result<> answered = await_loan(); !answered) return answered.error();
     if (auto loan = slabs_.loan_of(*slab)) return loan;
-    if (ended_) return *ended_;
+    if (ended_) return ended_->reason;
     if (slabs_.count() >= limits::slabs_max) {
         for (const std::shared_ptr<Loan>& unused : slabs_.end_loans(false)) returns_.push_back(unused->id);
         flush_releases();
@@ -102,24 +101,22 @@ Result<std::shared_ptr<const Loan>> WorkerSession::borrow(const std::shared_ptr<
                      fmt::format("lending a slab to {}, whose channel has {}", welcome_->model, slabs_.count()),
                      "drop inputs and outputs that are no longer needed"};
     const std::array<int, 1> fds{slab->fd()};
-    lending_ = Lending{++last_request_id_, slabs_.make_loan(slab)};
-    loan_refused_.reset();
-    const channel::SlabLend message{lending_->request_id, lending_->loan->id, wire::SlabKind::host_memfd,
-                                    slab->size_bytes()};
+    const Lending& lent = lending_.emplace<Lending>(Lending{++last_request_id_, slabs_.make_loan(slab)});
+    const channel::SlabLend message{lent.request_id, lent.loan->id, wire::SlabKind::host_memfd, slab->size_bytes()};
     if (const Result<> sent = send(channel::encode(message), fds); !sent) {
-        if (lending_) slabs_.refused();
-        lending_.reset();
+        if (std::holds_alternative<Lending>(lending_)) slabs_.refused();
+        lending_ = std::monostate{};
         return sent.error();
     }
     if (const Result<> answered = await_loan(); !answered) return answered.error();
-    if (loan_refused_) return *std::exchange(loan_refused_, std::nullopt);
+    if (auto refused = refusal_of(lending_)) return *std::move(refused);
     slab->lent_to(weak_from_this());
     return slabs_.loan_of(*slab);
 }
 
 Result<> WorkerSession::await_loan() {
     const auto until = deadline_in(limits::slab);
-    while (lending_)
+    while (std::holds_alternative<Lending>(lending_))
         if (const Result<> received = receive_one(until); !received)
             return Error{received.error()}.during("waiting until a lent slab is accepted");
     return {};
@@ -162,7 +159,7 @@ Clock::time_point WorkerSession::settle() {
 }
 
 std::optional<Error> WorkerSession::why_not_now() const {
-    if (ended_) return ended_;
+    if (ended_) return ended_->reason;
     if (closing_)
         return Error{closing_->code, fmt::format("sending a request to {}: it accepts no more", welcome_->model),
                      "open a new channel once the model is ready again"};
@@ -301,7 +298,7 @@ Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const 
                              PacketTransport::Sleeper worker) {
     const auto until = deadline_in(limits::send);
     for (;;) {
-        if (ended_) return *ended_;
+        if (ended_) return ended_->reason;
         const Result<> sent =
             worker == PacketTransport::Sleeper::trusted ? transport_.post(packet) : transport_.send(packet, fds);
         if (sent) return {};
@@ -309,8 +306,7 @@ Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const 
             // Reads what the worker had sent, up to the end of file, so that no answer is lost with it.
             const auto drained = deadline_in(limits::drain);
             while (!ended_ && Clock::now() < drained) static_cast<void>(receive_one(drained));
-            if (!ended_) died_ = !closing_;
-            return ended_ ? *ended_ : end(lost("it has closed the channel"));
+            return ended_ ? ended_->reason : end(lost("it has closed the channel"), !closing_);
         }
         if (sent.error().code == ErrorCode::protocol_violation) return end(sent.error());
         if (sent.error().code != ErrorCode::queue_full) return sent;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "bulkhead/channel.h"
@@ -85,7 +86,7 @@ public:
     [[nodiscard]] bool ended() const noexcept { return ended_.has_value(); }
     [[nodiscard]] bool closing() const noexcept { return closing_.has_value(); }
     /// Whether the worker's process ended without a previous `closing` or error.
-    [[nodiscard]] bool died() const noexcept { return died_; }
+    [[nodiscard]] bool died() const noexcept { return ended_ && ended_->died; }
     /// A retry-safe request that died unanswered with its worker. `take_lost` is empty for all others, and a second
     /// time.
     [[nodiscard]] bool has_lost(std::uint64_t request_id) const { return lost_.contains(request_id); }
@@ -149,6 +150,16 @@ private:
     /// stored it: it concerns the caller only if the caller asked.
     Result<> await_slab();
     Result<> await_loan();
+    [[nodiscard]] const channel::SlabRequest* growing() const { return std::get_if<channel::SlabRequest>(&growth_); }
+    /// Takes the refusal, if there is one.
+    template <typename Request>
+    static std::optional<Error> refusal_of(std::variant<std::monostate, Request, Error>& request) {
+        auto* const refused = std::get_if<Error>(&request);
+        if (refused == nullptr) return std::nullopt;
+        Error error = std::move(*refused);
+        request = std::monostate{};
+        return error;
+    }
     [[nodiscard]] bool returns_inputs() const noexcept {
         return !ended_ && !closing_ && (welcome_->features & wire::feature_returning) != 0;
     }
@@ -182,7 +193,7 @@ private:
     void spoil(Requests::iterator request, Error reason);
     void answer(Requests::iterator request, Result<Reply> outcome);
     [[nodiscard]] Error lost(std::string_view what) const;
-    Error end(Error reason);
+    Error end(Error reason, bool died = false);
 
     Transport transport_;
     std::uint64_t features_ = 0;  ///< that hello offered
@@ -196,8 +207,8 @@ private:
     std::vector<std::uint32_t> returns_;  ///< slabs to be named in slab_return
     bool rests_ = false;                  ///< no operation since `settle`
     std::uint64_t last_request_id_ = 0;
-    std::optional<channel::SlabRequest> growing_;  ///< asked for, not yet answered
-    std::optional<Error> growth_refused_;
+    using Growth = std::variant<std::monostate, channel::SlabRequest, Error>;
+    Growth growth_;  ///< asked for and not yet answered; or refused, until somebody who asked looks
     std::shared_ptr<GpuEvents> events_;  ///< set if the caller named a GPU
     wire::SlabKind gpu_kind_ = wire::SlabKind::cuda_vmm;
     std::optional<Error> gpu_refused_;  ///< why nothing is shared on the GPU although it was agreed
@@ -205,12 +216,14 @@ private:
         std::uint64_t request_id;
         std::shared_ptr<Loan> loan;
     };
-    std::optional<Lending> lending_;  ///< lent, not yet answered
-    std::optional<Error> loan_refused_;
+    std::variant<std::monostate, Lending, Error> lending_;  ///< lent and not yet answered; or refused, as above
     std::optional<channel::Closing> closing_;
     std::optional<Error> channel_error_;  ///< from request_id 0, with nothing after it
-    std::optional<Error> ended_;          ///< the reason; set once
-    bool died_ = false;
+    struct End {
+        Error reason;
+        bool died;  ///< without a previous `closing` or error
+    };
+    std::optional<End> ended_;  ///< set once
     std::map<std::uint64_t, Sending> lost_;
 };
 

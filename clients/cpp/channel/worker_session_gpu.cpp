@@ -92,15 +92,15 @@ Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes,
 Result<bool> WorkerSession::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
                                                wire::SlabKind kind, bool& asked) {
     // A slab too late for an earlier call may still be on its way; a refusal that late is ignored.
-    if (growing_) return false;
+    if (growing() != nullptr) return false;
     if (!std::exchange(asked, false)) {
         if (const Result<> sent = ask_for_slab(size_bytes, direction, kind); !sent) return sent.error();
         asked = true;
         return false;
     }
-    if (!growth_refused_) return ended_ ? Result<bool>{*ended_} : Result<bool>{true};
-    Error refused = *std::exchange(growth_refused_, std::nullopt);
-    if (refused.code != ErrorCode::not_permitted && refused.code != ErrorCode::internal) return refused;
+    std::optional<Error> refused = refusal_of(growth_);
+    if (!refused) return ended_ ? Result<bool>{ended_->reason} : Result<bool>{true};
+    if (refused->code != ErrorCode::not_permitted && refused->code != ErrorCode::internal) return *refused;
     if (!gpu_refused_) gpu_refused_ = std::move(refused);
     return true;
 }
@@ -122,7 +122,7 @@ Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error
         return {};
     }
     gpu_refused_ = reason;
-    growing_.reset();
+    growth_ = std::monostate{};
     slabs_.returning(offer.slab_id);
     returns_.push_back(offer.slab_id);
     flush_releases();

@@ -23,7 +23,7 @@ std::string came(std::uint64_t parts, std::uint64_t tokens) {
 }  // namespace
 
 Result<> WorkerSession::receive_one(Clock::time_point until) {
-    if (ended_) return *ended_;
+    if (ended_) return ended_->reason;
     Packet packet;
     const Result<ReceiveOutcome> outcome = transport_.receive(packet, until);
     if (!outcome) return end(outcome.error());
@@ -41,7 +41,7 @@ Result<> WorkerSession::receive_available() {
         if (*outcome == ReceiveOutcome::closed) return closed();
         if (const Result<> handled = handle(packet); !handled) return handled;
     }
-    return *ended_;
+    return ended_->reason;
 }
 
 bool WorkerSession::answered(std::uint64_t request_id) const {
@@ -50,8 +50,8 @@ bool WorkerSession::answered(std::uint64_t request_id) const {
 }
 
 Error WorkerSession::closed() {
-    died_ = !channel_error_ && !closing_;
-    return end(channel_error_ ? *channel_error_ : closing_ ? lost("it was unloaded") : lost("its process has ended"));
+    if (channel_error_) return end(*channel_error_);
+    return closing_ ? end(lost("it was unloaded")) : end(lost("its process has ended"), true);
 }
 
 Result<> WorkerSession::handle(Packet& packet) {
@@ -95,15 +95,15 @@ Result<> WorkerSession::handle(channel::Welcome&& message, std::vector<UniqueFd>
 
 Result<> WorkerSession::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&& fds) {
     const std::string what = fmt::format("slab {} of {} bytes", offer.slab_id, offer.size_bytes);
-    if (offer.request_id != 0 && (!growing_ || growing_->request_id != offer.request_id))
+    if (offer.request_id != 0 && (growing() == nullptr || growing()->request_id != offer.request_id))
         return protocol_violation(fmt::format("{} answers request {}, which asked for none", what, offer.request_id));
-    if (offer.request_id != 0 && (offer.direction != growing_->direction || offer.size_bytes < growing_->size_bytes))
+    if (offer.request_id != 0 && (offer.direction != growing()->direction || offer.size_bytes < growing()->size_bytes))
         return protocol_violation(
-            fmt::format("{} is not what was asked for, {} bytes of input", what, growing_->size_bytes));
+            fmt::format("{} is not what was asked for, {} bytes of input", what, growing()->size_bytes));
     if (Result<> checked = slabs_.check(offer); !checked) return checked;
     const bool on_gpu = offer.kind != wire::SlabKind::host_memfd;
     const bool agreed =
-        !on_gpu || (offer.request_id != 0 ? offer.kind == growing_->kind
+        !on_gpu || (offer.request_id != 0 ? offer.kind == growing()->kind
                                           : events_ != nullptr && offer.direction == wire::SlabDirection::output);
     if (!agreed) return protocol_violation(what + " is of a kind that was not agreed");
     if (on_gpu && gpu_refused_) return refuse_slab(offer, *gpu_refused_);
@@ -112,7 +112,7 @@ Result<> WorkerSession::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>
     if (!memory && on_gpu) return refuse_slab(offer, memory.error());
     if (!memory) return memory.error();
     slabs_.take(offer, std::move(*memory), weak_from_this());
-    if (offer.request_id != 0) growing_.reset();
+    if (offer.request_id != 0) growth_ = std::monostate{};
     return {};
 }
 
@@ -123,9 +123,10 @@ Result<> WorkerSession::handle(channel::SlabWithdraw&& message, std::vector<Uniq
 }
 
 Result<> WorkerSession::handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&&) {
-    if (!lending_ || lending_->request_id != message.request_id || lending_->loan->id != message.slab_id)
+    const auto* const lent = std::get_if<Lending>(&lending_);
+    if (lent == nullptr || lent->request_id != message.request_id || lent->loan->id != message.slab_id)
         return protocol_violation(fmt::format("slab {} is accepted, which was not lent", message.slab_id));
-    slabs_.accepted(std::exchange(lending_, std::nullopt)->loan);
+    slabs_.accepted(std::get<Lending>(std::exchange(lending_, std::monostate{})).loan);
     return {};
 }
 
@@ -177,15 +178,14 @@ Result<> WorkerSession::handle(channel::Failure&& failure, std::vector<UniqueFd>
         channel_error_ = std::move(failure.error);
         return {};
     }
-    if (growing_ && growing_->request_id == failure.request_id) {
-        growing_.reset();
-        growth_refused_ = std::move(failure.error);
+    if (growing() != nullptr && growing()->request_id == failure.request_id) {
+        growth_ = std::move(failure.error);
         return {};
     }
-    if (lending_ && lending_->request_id == failure.request_id) {
-        lending_.reset();
+    if (const auto* const lent = std::get_if<Lending>(&lending_);
+        lent != nullptr && lent->request_id == failure.request_id) {
+        lending_ = std::move(failure.error);
         slabs_.refused();
-        loan_refused_ = std::move(failure.error);
         return {};
     }
     const auto request = pending_.find(failure.request_id);
@@ -251,32 +251,32 @@ Error WorkerSession::lost(std::string_view what) const {
 }
 
 /// Ends the session: unanswered requests get the reason. Earlier answers remain.
-Error WorkerSession::end(Error reason) {
-    if (ended_) return *ended_;
-    ended_ = std::move(reason);
+Error WorkerSession::end(Error reason, bool died) {
+    if (ended_) return ended_->reason;
+    ended_ = End{std::move(reason), died};
     transport_.hang_up();  // tells a worker that broke the protocol
     for (auto request = pending_.begin(); request != pending_.end();) {
         const auto current = request++;
         if (current->second.outcome) continue;
         Error error =
-            Error{*ended_}.during(fmt::format("request {} ({})", current->first, current->second.request.method));
+            Error{ended_->reason}.during(fmt::format("request {} ({})", current->first, current->second.request.method));
         const std::uint64_t parts = current->second.parts_came;
         if (parts > 0)
             error.attempt += fmt::format(", after {} of the answer", came(parts, current->second.tokens_came));
-        if (died_ && current->second.request.retry_safe && !current->second.abandoned && parts == 0 &&
+        if (died && current->second.request.retry_safe && !current->second.abandoned && parts == 0 &&
             !lies_on_gpu(current->second.request))
             lost_.emplace(current->first, current->second.request);
         answer(current, std::move(error));
     }
     releases_.clear();
     returns_.clear();
-    growing_.reset();
-    lending_.reset();
+    if (growing() != nullptr) growth_ = std::monostate{};
+    if (std::holds_alternative<Lending>(lending_)) lending_ = std::monostate{};
     slabs_.forget_loans();
     slabs_.retire_outputs();
     // After a death, inputs may be copied to the next worker; after an unload nothing reads them.
     if (closing_) slabs_.let_go();
-    return *ended_;
+    return ended_->reason;
 }
 
 }  // namespace bulkhead

@@ -95,7 +95,7 @@ TEST_F(FleetAdoptionTest, PreloadsOnlyWhatWasNotFound) {
 
 TEST_F(FleetAdoptionTest, AnUnloadAskedAgainIsAnsweredByItsReceiptOnce) {
     ReplicaRecord ledger;
-    ledger.unload_asked = true;
+    ledger.end_asked = EndAsked::unload;
     ledger.end_began_unix_ms = 1'700'000'000'000;
     FakeWorker& worker = left({"a", 0, 1}, ledger.to_text());
     keeper_.exit(worker, {false, 0, true});

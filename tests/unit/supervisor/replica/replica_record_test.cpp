@@ -20,7 +20,9 @@ ReplicaRecord full() {
     record.declaration = "0123456789abcdef:0123456789abcdef";
     record.device = "cuda:15";
     record.gpu_uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef";
-    record.has_cgroup = record.granted = record.keep_running = record.unload_asked = record.replacing = true;
+    record.has_cgroup = record.granted = record.keep_running = true;
+    record.end_asked = EndAsked::replacement;
+    record.settled = ReplicaRecord::Settled::backoff;
     record.eager = "capture crashed with SIGSEGV";
     record.ready_unix_ms = record.end_began_unix_ms = record.restart_due_unix_ms = 1'700'000'000'000;
     record.capturing = record.aborted = true;
@@ -158,6 +160,23 @@ TEST(ReplicaRecord, RefusesWhatItDoesNotUnderstand) {
     EXPECT_FALSE(odd->keep_running || odd->gave_up_by_count);
     EXPECT_EQ(odd->ready_before_withdrawn, 0ms);
     EXPECT_EQ(odd->on_gpu, (std::vector<CrashOnGpu>{{"a", 5}, {"b", 6}}));
+}
+
+/// The record crosses releases: its keys are a format.
+TEST(ReplicaRecord, ReadsAndWritesTheKeysOfEveryRelease) {
+    using Settled = ReplicaRecord::Settled;
+    const auto same = [](const std::string& text, EndAsked asked, Settled settled, std::int64_t due) {
+        const auto record = ReplicaRecord::parse(text).value();
+        EXPECT_EQ(record.end_asked, asked) << text;
+        EXPECT_EQ(record.settled, settled) << text;
+        EXPECT_EQ(record.restart_due_unix_ms, due) << text;
+        EXPECT_EQ(record.to_text(), text);
+    };
+    same(R"({"v":1})", EndAsked::no, Settled::no, 0);
+    same(R"({"v":1,"unload":true})", EndAsked::unload, Settled::no, 0);
+    same(R"({"v":1,"replacing":true,"over":true})", EndAsked::replacement, Settled::stopped, 0);
+    same(R"({"v":1,"quarantined":true})", EndAsked::no, Settled::quarantined, 0);
+    same(R"({"v":1,"due_ms":1700000000000})", EndAsked::no, Settled::backoff, 1'700'000'000'000);
 }
 
 /// Of bytes that no supervisor has written, too, the next one has a record that the keeper takes and that reads back.

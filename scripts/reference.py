@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes docs/configuration.md and a list in docs/control.md from config/fleet.schema.json, the tables of
-docs/worker-link.md from ipc/links/worker_link.json and supervisor/states/message_answers.h, and the transitions in
-docs/operations.md from supervisor/states/lifecycle.h, so that they cannot differ.
+docs/worker-link.md from ipc/links/worker_link.json and supervisor/states/message_answers.h, and the transitions and answers in
+docs/operations.md from supervisor/states/lifecycle.h and request_answers.h, so that they cannot differ.
 
     reference.py            write them
     reference.py --check    exit 1 if one is not up to date
@@ -21,6 +21,7 @@ LINK = ROOT / "ipc/links/worker_link.json"
 LINK_PAGE = ROOT / "docs/worker-link.md"
 LIFECYCLE = ROOT / "supervisor/states/lifecycle.h"
 ANSWERS = ROOT / "supervisor/states/message_answers.h"
+REQUESTS = ROOT / "supervisor/states/request_answers.h"
 LIFECYCLE_PAGE = ROOT / "docs/operations.md"
 
 INTRODUCTION = """\
@@ -161,6 +162,15 @@ def transitions(header):
     return "\n".join(rows) + "\n"
 
 
+def request_answers(header):
+    """What is asked of a replica: a row for each state."""
+    columns = re.search(r"//  +(load .*)", header)[1].split()
+    rows = ["| in state | " + " | ".join(f"`{column}`" for column in columns) + " |", "| --- |" + " --- |" * len(columns)]
+    for state, cells in re.findall(r"/\*(\w+) *\*/ {(.*)},", header):
+        rows.append(f"| `{state}` | " + " | ".join(re.findall(r"::(\w+)", cells)) + " |")
+    return "\n".join(rows)
+
+
 def message_answers(header, states):
     """The table of messages in C++: a row for each message, a cell for each state."""
     rows = ["| | " + " | ".join(states) + " |", "| --- |" + " :-: |" * len(states)]
@@ -185,7 +195,7 @@ def main():
     link["message_answers"] = message_answers(ANSWERS.read_text(), names_of("state", lifecycle))
     schema = json.loads(SCHEMA.read_text())
     pages = {PAGE: page(schema), CONTROL_PAGE: page_with({"supervisor_keys": supervisor_keys(schema)}, CONTROL_PAGE), LINK_PAGE: page_with(link, LINK_PAGE),
-             LIFECYCLE_PAGE: page_with({"transitions": transitions(lifecycle)}, LIFECYCLE_PAGE)}  # fmt: skip
+             LIFECYCLE_PAGE: page_with({"transitions": transitions(lifecycle), "request_answers": request_answers(REQUESTS.read_text())}, LIFECYCLE_PAGE)}  # fmt: skip
     outdated = [path for path, made in pages.items() if not path.exists() or path.read_text() != made]
     for path in outdated:
         if sys.argv[1:]:

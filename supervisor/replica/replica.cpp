@@ -58,12 +58,13 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
 }
 
 void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::milliseconds> deadline) {
-    if (is_serving(state_)) return loaded(LoadedReplica{name(), state_, process_->pid, 0});
-    if (state_ == WorkerState::quarantined && urgency == Urgency::when_due) return loaded(quarantine_error());
+    const OnLoad answer = answers_in(state_).load;
+    if (answer == OnLoad::answer) return loaded(LoadedReplica{name(), state_, process_->pid, 0});
+    if (answer == OnLoad::lift && urgency == Urgency::when_due) return loaded(quarantine_error());
     if (gpu_wait_.is_on() && urgency == Urgency::when_due)  // the wait has no known end
         return loaded(Error{ErrorCode::resources_exhausted, fmt::format("loading {}: it {}", name().place(), reason_),
                             "see `bulkhead gpus`"});
-    if (state_ == WorkerState::quarantined) clear_crashes();  // a person's load
+    if (answer == OnLoad::lift) clear_crashes();
     if (process_ && process_->termination.given_up()) return loaded(*process_->termination.given_up());
 
     if (load_waiters_.size() >= limits::load_waiters_max)
@@ -80,11 +81,8 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
                      "wait longer; the load itself goes on"};
     });
 
-    // Every other state leads to a start by itself, now that a caller waits.
-    if (state_ == WorkerState::stopped)
-        start("load asked");
-    else if (state_ == WorkerState::backoff && urgency == Urgency::now)
-        start("load asked");
+    const OnLoad then = answers_in(state_).load;  // a lifted quarantine has led to another state
+    if (then == OnLoad::start || (then == OnLoad::hasten && urgency == Urgency::now)) start("load asked");
 }
 
 void Replica::preload() {
@@ -115,10 +113,10 @@ void Replica::unload(OnUnloaded unloaded) {
         {ErrorCode::cancelled, fmt::format("loading {}: it was asked to unload", name().place()), "load it again"});
     policy_.unload_asked();
     history_.eager.clear();
-    switch (state_) {
-    case WorkerState::stopped:
-    case WorkerState::quarantined: return exited_.wait(std::move(unloaded));
-    case WorkerState::backoff:
+    const OnUnload answer = answers_in(state_).unload;
+    switch (answer) {
+    case OnUnload::nothing: return exited_.wait(std::move(unloaded));
+    case OnUnload::forget:
         transition(WorkerEvent::stop_asked, "unload asked");
         end_record();
         return exited_.wait(std::move(unloaded));
@@ -130,10 +128,10 @@ void Replica::unload(OnUnloaded unloaded) {
         return;  // all callers share one end of the process
     remember();
     if (is_live(state_)) process_->end_began = Deadline::Clock::now();
-    if (is_loading(state_)) {
+    if (answer == OnUnload::stop) {
         transition(WorkerEvent::stop_asked, "unload asked while it was loading");
         sample_then(&Replica::terminate);
-    } else if (is_serving(state_)) {
+    } else if (answer == OnUnload::drain) {
         transition(WorkerEvent::drain_asked, "unload asked");
         take_turn();
     }
@@ -147,11 +145,14 @@ void Replica::clear_crashes() {
 
 Result<OpenedChannel> Replica::open_channel(const Client& client) {
     const std::string attempt = fmt::format("opening a channel to {}", name().place());
-    if (state_ == WorkerState::draining || state_ == WorkerState::stopping)
+    switch (answers_in(state_).open_channel) {
+    case OnChannel::open: break;
+    case OnChannel::unloading:
         return Error{ErrorCode::worker_draining, attempt + ": it is being unloaded", "load it again"};
-    if (!is_serving(state_))
+    case OnChannel::not_ready:
         return Error{ErrorCode::model_loading, fmt::format("{}: it is {}", attempt, to_string(state_)),
                      "wait for its load"};
+    }
     if (process_->channels.size() >= spec_.channel.channels_max)
         return Error{ErrorCode::resources_exhausted, fmt::format("{}: {} are open", attempt, process_->channels.size()),
                      "close one, or raise `channel.count` of the model"};

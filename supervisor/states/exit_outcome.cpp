@@ -84,12 +84,14 @@ ExitOutcome outcome_of(const ExitFacts& facts) {
 }
 
 EndMeaning meaning_of_link_end(const ExitFacts& facts, bool by_error) {
-    if (!is_live(facts.state)) return EndMeaning::known;
-    if (facts.state == WorkerState::draining && facts.drain_overdue) return EndMeaning::undrained;
-    // Most have ended; with much memory to free, the exit comes later.
-    if (facts.state == WorkerState::draining && facts.drain_asked && !by_error) return EndMeaning::unclear;
-    if (facts.state == WorkerState::adopting && is_asked_to_end(facts)) return EndMeaning::as_asked;
-    return EndMeaning::lost;
+    const EndMeaning meaning = answers_in(facts.state).link_end;
+    switch (meaning) {
+    case EndMeaning::unclear:  // most have ended; with much memory to free, the exit comes later
+        if (facts.drain_overdue) return EndMeaning::undrained;
+        return facts.drain_asked && !by_error ? meaning : EndMeaning::lost;
+    case EndMeaning::as_asked: return is_asked_to_end(facts) ? meaning : EndMeaning::lost;
+    default: return meaning;
+    }
 }
 
 }  // namespace bulkhead::supervisor

@@ -6,7 +6,7 @@
 #include "ipc/base/error.h"
 #include "supervisor/keeper_link/keeper.h"
 #include "supervisor/reclaim/receipt.h"
-#include "supervisor/states/lifecycle.h"
+#include "supervisor/states/request_answers.h"
 #include "supervisor/states/restart_policy.h"
 
 namespace bulkhead::supervisor {
@@ -26,16 +26,6 @@ struct ExitFacts {
     std::optional<ErrorCode> failure;  ///< error that a failed load reported
     bool gpu_refused = false;          ///< not started: its GPU is quarantined or lost
     bool gpu_granted = false;          ///< it may have used GPU memory
-};
-
-/// What an end means for the state in which it is noticed.
-enum class EndMeaning : std::uint8_t {
-    known,      ///< the state already covers this end
-    drained,    ///< it ended by itself while it drained
-    undrained,  ///< its drain deadline has passed
-    as_asked,   ///< a former supervisor had asked for it
-    unclear,    ///< wait: its exit will tell
-    lost,       ///< unexpected
 };
 
 struct ExitOutcome {

@@ -15,7 +15,7 @@
 #include "ipc/channel/channel_codec.h"
 #include "ipc/slab/host_slab.h"
 #include "ipc/slab/slab_allocator.h"
-#include "tests/unit/ipc/line_end.h"
+#include "tests/support/line_end.h"
 
 namespace bulkhead::test {
 

@@ -27,7 +27,7 @@
 #include "ipc/base/packet.h"
 #include "ipc/channel/channel_codec.h"
 #include "ipc/slab/host_slab.h"
-#include "tests/unit/ipc/line_end.h"
+#include "tests/support/line_end.h"
 #include "worker/server/server.h"
 
 namespace bulkhead::worker::test {

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/ipc/line_end.h"
+#include "tests/support/line_end.h"
 
 namespace bulkhead::test {
 namespace {

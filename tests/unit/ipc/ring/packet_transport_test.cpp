@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "ipc/ring/packet_transport.h"
-#include "tests/unit/ipc/line_end.h"
+#include "tests/support/line_end.h"
 
 namespace bulkhead::test {
 namespace {

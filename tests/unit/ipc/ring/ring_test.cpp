@@ -19,7 +19,7 @@
 #include <gtest/gtest.h>
 
 #include "ipc/ring/ring.h"
-#include "tests/unit/ipc/line_end.h"
+#include "tests/support/line_end.h"
 
 namespace bulkhead::test {
 namespace {

@@ -16,30 +16,30 @@ namespace bulkhead::supervisor {
 /// Thread  the loop
 class AsyncMutex {
     struct Queue;
-    struct Place;
+    struct Waiter;
 
 public:
-    /// One caller's turn. Ending it leaves the queue, or passes the mutex to the next caller.
-    class Turn {
+    /// One caller's lock, from the wait for it on. Ending it leaves the queue, or passes the mutex on.
+    class Lock {
     public:
         enum class State : std::uint8_t { none, waiting, held };
 
-        /// Calls `held` later, on the loop, unless the turn was ended before. Does nothing unless
+        /// Calls `held` later, on the loop, unless the lock was ended before. Does nothing unless
         /// the state is `none`.
         void take(AsyncMutex& mutex, std::function<void()> held = [] {}) {
-            if (place_) return;
-            place_ = std::make_shared<Place>(mutex.queue_, std::move(held));
-            mutex.queue_->places.push_back(place_);
+            if (waiter_) return;
+            waiter_ = std::make_shared<Waiter>(mutex.queue_, std::move(held));
+            mutex.queue_->waiting.push_back(waiter_);
             if (mutex.queue_->first.expired()) pass_on(mutex.queue_);
         }
-        void end() { place_.reset(); }
+        void end() { waiter_.reset(); }
         [[nodiscard]] State state() const noexcept {
-            if (!place_) return State::none;
-            return place_->held ? State::waiting : State::held;
+            if (!waiter_) return State::none;
+            return waiter_->held ? State::waiting : State::held;
         }
 
     private:
-        std::shared_ptr<Place> place_;
+        std::shared_ptr<Waiter> waiter_;
     };
 
     explicit AsyncMutex(boost::asio::io_context& io) : queue_{std::make_shared<Queue>(io)} {}
@@ -48,15 +48,15 @@ private:
     struct Queue {
         explicit Queue(boost::asio::io_context& loop) : io{loop} {}
         boost::asio::io_context& io;
-        std::deque<std::weak_ptr<Place>> places;  ///< waiting behind `first`
-        std::weak_ptr<Place> first;               ///< has the mutex, or is about to be told
+        std::deque<std::weak_ptr<Waiter>> waiting;  ///< waiting behind `first`
+        std::weak_ptr<Waiter> first;               ///< has the mutex, or is about to be told
     };
-    struct Place {
-        Place(std::shared_ptr<Queue> in, std::function<void()> when_held)
+    struct Waiter {
+        Waiter(std::shared_ptr<Queue> in, std::function<void()> when_held)
             : queue{std::move(in)}, held{std::move(when_held)} {}
-        Place(const Place&) = delete;
-        Place& operator=(const Place&) = delete;
-        ~Place() {
+        Waiter(const Waiter&) = delete;
+        Waiter& operator=(const Waiter&) = delete;
+        ~Waiter() {
             if (queue->first.expired()) pass_on(queue);
         }
         std::shared_ptr<Queue> queue;
@@ -65,15 +65,15 @@ private:
 
     /// Passes the free mutex to the next caller.
     static void pass_on(const std::shared_ptr<Queue>& queue) {
-        std::shared_ptr<Place> next;
-        while (!next && !queue->places.empty()) {
-            next = queue->places.front().lock();
-            queue->places.pop_front();
+        std::shared_ptr<Waiter> next;
+        while (!next && !queue->waiting.empty()) {
+            next = queue->waiting.front().lock();
+            queue->waiting.pop_front();
         }
         if (!next) return;
         queue->first = next;
         boost::asio::post(queue->io, [weak = std::weak_ptr{next}] {
-            if (const auto place = weak.lock()) std::exchange(place->held, nullptr)();
+            if (const auto waiter = weak.lock()) std::exchange(waiter->held, nullptr)();
         });
     }
 

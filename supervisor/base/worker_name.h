@@ -15,9 +15,9 @@ struct WorkerName {
     std::uint64_t generation = 0;  ///< rises with every spawn of the daemon; never reused
 
     /// "minilm/0"
-    [[nodiscard]] std::string place() const { return model + "/" + std::to_string(replica); }
+    [[nodiscard]] std::string label() const { return model + "/" + std::to_string(replica); }
     /// "minilm/0#3"
-    [[nodiscard]] std::string text() const { return place() + "#" + std::to_string(generation); }
+    [[nodiscard]] std::string text() const { return label() + "#" + std::to_string(generation); }
 
     [[nodiscard]] keeper_link::WorkerKey key() const {
         keeper_link::WorkerKey key{{}, replica, 0, generation};

@@ -386,7 +386,7 @@ std::optional<std::uint64_t> bytes_of_process(const Gpu& gpu, pid_t pid) {
 
 ContextStart::ContextStart(FleetContext& context, const Device& device, std::function<void()> begun)
     : context_{context}, gpu_uuid_{device.uuid}, link_{context.io}, deadline_{context.io} {
-    turn_.take(context_.gpu_mutex(gpu_uuid_), std::move(begun));
+    gpu_lock_.take(context_.gpu_mutex(gpu_uuid_), std::move(begun));
 }
 
 void ContextStart::watch(const SpawnedProcess& process, OnMade made) {
@@ -398,7 +398,7 @@ void ContextStart::watch(const SpawnedProcess& process, OnMade made) {
                   {}});
     });
     const int link = ::fcntl(process.link.get(), F_DUPFD_CLOEXEC, 0);
-    if (link < 0) {  // fail now: the deadline would hold the turn much longer
+    if (link < 0) {  // fail now: the deadline would hold the GPU much longer
         return deadline_.arm(Deadline::Clock::duration{}, [this, error = system_error("watching its link", errno)] {
             std::exchange(made_, nullptr)(error);
         });

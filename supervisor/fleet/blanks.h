@@ -21,14 +21,14 @@
 
 namespace bulkhead::supervisor {
 
-/// The start of a blank on a GPU. Holds the GPU's turn from before the process starts until the blank has
+/// The start of a blank on a GPU. Holds the GPU's lock from before the process starts until the blank has
 /// said hello, which shows that its context exists, and the driver was asked how much memory the blank holds.
 ///
-/// Destruction passes the turn on; no callback runs after it.
+/// Destruction passes the lock on; no callback runs after it.
 /// Thread  the loop
 class ContextStart {
 public:
-    /// Calls `begun` when it has the turn, never from within the constructor.
+    /// Calls `begun` when it has the lock, never from within the constructor.
     ContextStart(FleetContext& context, const Device& device, std::function<void()> begun);
 
     /// Receives the GPU memory of the blank; empty if the driver does not report it.
@@ -42,7 +42,7 @@ private:
 
     FleetContext& context_;
     const std::string gpu_uuid_;
-    AsyncMutex::Turn turn_;
+    AsyncMutex::Lock gpu_lock_;
     boost::asio::posix::stream_descriptor link_;  ///< a duplicate: nothing is read from it
     Deadline deadline_;
     OnMade made_;
@@ -58,8 +58,8 @@ private:
 ///
 /// A blank learns its model from `configure`. Until then the supervisor does not read its link or its output.
 ///
-/// A blank on a GPU creates its context before it says hello. It holds the GPU's turn from before its start
-/// until the driver has reported its memory; its end takes a turn of its own. So a load waits for it as for
+/// A blank on a GPU creates its context before it says hello. It holds the GPU's lock from before its start
+/// until the driver has reported its memory; its end takes the lock too. So a load waits for it as for
 /// another load. A blank without a context is not taken. The keeper's record of a blank names its GPU; the
 /// next supervisor ends all blanks that it finds.
 ///
@@ -107,7 +107,7 @@ private:
         Device device{};
         std::size_t wanted = 0;
         StartConditions conditions{};
-        std::size_t starting = 0;         ///< start requested; on a GPU it may wait for its turn
+        std::size_t starting = 0;         ///< start requested; on a GPU it may wait for the lock
         std::uint64_t bytes_at_most = 0;  ///< most host memory seen of one blank
         std::uint64_t context_bytes = limits::blank_context_bytes;  ///< of one on its GPU; assumed until measured
         std::unique_ptr<ContextStart> context{};  ///< of the blank being started on a GPU

@@ -13,8 +13,8 @@ OrphanWorker::OrphanWorker(FleetContext& context, FoundWorker found, std::string
                    {found_.name, found_.born_as, found_.pid, found_.pidfd, gpu_uuid_},
                    {},
                    [] {},
-                   [this](const Error&) {  // the end may never come: let others have their turn
-                       turn_.end();
+                   [this](const Error&) {  // the end may never come: let others have the GPU
+                       gpu_lock_.end();
                        say_ended();
                    }} {}
 
@@ -22,7 +22,7 @@ void OrphanWorker::end(FleetContext& context, FoundWorker found, std::string gpu
                        std::function<void()> ended) {
     const std::shared_ptr<OrphanWorker> self{new OrphanWorker{context, std::move(found), std::move(gpu_uuid),
                                                              std::move(ended)}};
-    if (!self->gpu_uuid_.empty()) self->turn_.take(context.gpu_mutex(self->gpu_uuid_));
+    if (!self->gpu_uuid_.empty()) self->gpu_lock_.take(context.gpu_mutex(self->gpu_uuid_));
     if (self->found_.exit) return self->on_exited(*self->found_.exit);
     spdlog::info("worker={} pid={} is ended: {}", self->found_.name.text(), self->found_.pid, why);
     context.keeper.adopt(self->found_.born_as, [self](const ProcessExit& exit) { self->on_exited(exit); });
@@ -43,7 +43,7 @@ void OrphanWorker::on_exited(const ProcessExit& exit) {
     trace.gpu_uuid = gpu_uuid_;
     Reclamation::start(context_.io, context_.off_loop, context_.gpus, std::move(trace), false,
                        [self = shared_from_this()](const Reclaimed&) {
-                           self->turn_.end();
+                           self->gpu_lock_.end();
                            if (self->context_.cgroups) self->context_.cgroups->remove(self->found_.born_as);
                            self->context_.keeper.forget(self->found_.born_as);
                            self->say_ended();

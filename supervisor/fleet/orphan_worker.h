@@ -32,7 +32,7 @@ private:
     FoundWorker found_;
     std::string gpu_uuid_;
     std::function<void()> ended_;
-    AsyncMutex::Turn turn_;
+    AsyncMutex::Lock gpu_lock_;
     Termination termination_;
 };
 

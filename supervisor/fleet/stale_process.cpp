@@ -73,8 +73,8 @@ void StaleProcessWatch::judge(const Observation& observation) {
     for (const StaleProcess& process : *processes_)
         if (!observation.alive.contains(process.pid)) context_.gpu_quarantine.process_ended(process.pid);
     if (state_ == State::holding) {
-        for (const auto& [uuid, users] : observation.users) turns_[uuid].take(context_.gpu_mutex(uuid));
-        std::erase_if(turns_, [&](const auto& turn) { return !observation.users.contains(turn.first); });
+        for (const auto& [uuid, users] : observation.users) gpu_locks_[uuid].take(context_.gpu_mutex(uuid));
+        std::erase_if(gpu_locks_, [&](const auto& lock) { return !observation.users.contains(lock.first); });
         if (observation.alive.empty() && observation.users.empty()) return;
         if (Deadline::Clock::now() < until_) return look_after(limits::settle_poll);
         give_up(observation);
@@ -88,7 +88,7 @@ void StaleProcessWatch::look_after(Deadline::Clock::duration pause) {
 
 void StaleProcessWatch::give_up(const Observation& observation) {
     state_ = State::given_up;
-    turns_.clear();
+    gpu_locks_.clear();
     for (const StaleProcess& process : *processes_) {
         const bool lives = observation.alive.contains(process.pid);
         const std::string what =

@@ -57,10 +57,10 @@ private:
     std::shared_ptr<const std::vector<StaleProcess>> processes_;
     Deadline::Clock::time_point until_;
     enum class State : std::uint8_t {
-        holding,   ///< keeps the turns of their GPUs
+        holding,   ///< holds the locks of their GPUs
         given_up,  ///< watches on while a process is alive
     } state_ = State::holding;
-    std::map<std::string, AsyncMutex::Turn> turns_;  ///< by UUID
+    std::map<std::string, AsyncMutex::Lock> gpu_locks_;  ///< by UUID
     Deadline pause_;
 };
 

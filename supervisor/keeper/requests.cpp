@@ -123,7 +123,7 @@ void Keeper::on_spawn(ReceivedPacket& packet) noexcept {
                                     {spawn->key, static_cast<std::uint32_t>(failure.step), failure.error_number});
     };
     if (packet.descriptors_lost) return fail({SpawnStep::descriptors, EMFILE});
-    Worker* worker = table_.free_place();
+    Worker* worker = table_.free_slot();
     if (worker == nullptr) return fail({SpawnStep::table_full, ENOSPC});
     auto wiring = make_wiring();
     if (!wiring) return fail(wiring.error());

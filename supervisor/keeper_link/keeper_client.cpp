@@ -140,7 +140,7 @@ void KeeperClient::on_worker(const wire::WorkerRecord& record, std::span<const s
     const auto fate = static_cast<wire::WorkerFate>(record.fate);
     const bool runs = fate == wire::WorkerFate::running;
     if (runs && packet.fds_lost)
-        worker.unreachable = out_of_descriptors("receiving what the keeper kept of " + worker.name.place());
+        worker.unreachable = out_of_descriptors("receiving what the keeper kept of " + worker.name.label());
     else if (runs ? fds.size() != 3 : fds.size() != 2 && !fds.empty())
         return violated(fmt::format("{} worker with {} descriptors", runs ? "a running" : "a dead", fds.size()));
     if (runs) {
@@ -200,7 +200,7 @@ void KeeperClient::on_spawned(const wire::Spawned& body, Packet& packet) {
     if (found == lives_.end() || !found->second.spawned) return violated("an answer to a spawn that was not asked for");
     const WorkerName name = WorkerName::from(body.key);
     if (packet.fds_lost) {  // the process runs, but no link to it exists
-        found->second.unreceived = out_of_descriptors("starting a process for " + name.place());
+        found->second.unreceived = out_of_descriptors("starting a process for " + name.label());
         return signal(name, SIGKILL, true);
     }
     std::vector<UniqueFd>& fds = packet.fds;
@@ -215,7 +215,7 @@ void KeeperClient::on_spawn_failed(const wire::SpawnFailed& body) {
     const OnSpawned spawned = std::move(found->second.spawned);
     lives_.erase(found);
     const WorkerName name = WorkerName::from(body.key);
-    Error error = system_error(fmt::format("starting a process for {}: {}", name.place(), step_text(body.step)),
+    Error error = system_error(fmt::format("starting a process for {}: {}", name.label(), step_text(body.step)),
                                body.error_number);
     if (static_cast<wire::SpawnStep>(body.step) == wire::SpawnStep::table_full)
         error = {ErrorCode::resources_exhausted, error.attempt,

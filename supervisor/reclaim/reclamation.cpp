@@ -71,7 +71,7 @@ void look_at_gpu(const Trace& trace, const Gpu& gpu, const Scope& scope, Remains
     if (!contains(pids, trace.pid)) pids.push_back(trace.pid);
     for (const pid_t pid : pids)
         if (const GpuProcess* listed = gpu.find(pid); listed != nullptr && !process_exists(pid))
-            remains.held_by.push_back({pid, trace.worker.place(), listed->bytes.value_or(0), "gpu"});
+            remains.held_by.push_back({pid, trace.worker.label(), listed->bytes.value_or(0), "gpu"});
     if (remains.holds("gpu") || !trace.gpu) return;
     const auto before = trace.gpu->unattributed_bytes;
     const auto now = gpu.unattributed_bytes();

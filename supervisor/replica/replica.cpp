@@ -51,7 +51,7 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
     if (!routine) reason_ = std::move(cause);
     const bool has_successor =
         is_serving(state_) || state_ == WorkerState::backoff || state_ == WorkerState::quarantined;
-    if (has_successor && replacement_turn_.state() == AsyncMutex::Turn::State::held) replacement_turn_.end();
+    if (has_successor && replacement_lock_.state() == AsyncMutex::Lock::State::held) replacement_lock_.end();
     remember();
     keep_watch();
     if (context_.gate != nullptr) context_.gate->changed(*this, from, state_);
@@ -62,18 +62,18 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
     if (answer == OnLoad::answer) return loaded(LoadedReplica{name(), state_, process_->pid, 0});
     if (answer == OnLoad::lift && urgency == Urgency::when_due) return loaded(quarantine_error());
     if (gpu_wait_.is_on() && urgency == Urgency::when_due)  // the wait has no known end
-        return loaded(Error{ErrorCode::resources_exhausted, fmt::format("loading {}: it {}", name().place(), reason_),
+        return loaded(Error{ErrorCode::resources_exhausted, fmt::format("loading {}: it {}", name().label(), reason_),
                             "see `bulkhead gpus`"});
     if (answer == OnLoad::lift) clear_crashes();
     if (process_ && process_->termination.given_up()) return loaded(*process_->termination.given_up());
 
     if (load_waiters_.size() >= limits::load_waiters_max)
         return loaded(Error{ErrorCode::queue_full,
-                            fmt::format("loading {}: {} others wait for it", name().place(), load_waiters_.size()),
+                            fmt::format("loading {}: {} others wait for it", name().label(), load_waiters_.size()),
                             fmt::format("see `bulkhead why {}`, and ask later", spec_.name)});
     load_waiters_.add(std::move(loaded), urgency, deadline, [this, deadline] {
         return Error{ErrorCode::deadline_exceeded,
-                     fmt::format("waiting {} for {} to be ready: it is {}{}", duration_text(*deadline), name().place(),
+                     fmt::format("waiting {} for {} to be ready: it is {}{}", duration_text(*deadline), name().label(),
                                  to_string(state_),
                                  is_loading(state_) && process_ && !process_->progress.phase.empty()
                                      ? " (" + process_->progress.text() + ")"
@@ -110,7 +110,7 @@ void Replica::not_needed(std::string why) {
 
 void Replica::unload(OnUnloaded unloaded) {
     load_waiters_.fail(
-        {ErrorCode::cancelled, fmt::format("loading {}: it was asked to unload", name().place()), "load it again"});
+        {ErrorCode::cancelled, fmt::format("loading {}: it was asked to unload", name().label()), "load it again"});
     policy_.unload_asked();
     history_.eager.clear();
     const OnUnload answer = answers_in(state_).unload;
@@ -133,7 +133,7 @@ void Replica::unload(OnUnloaded unloaded) {
         sample_then(&Replica::terminate);
     } else if (answer == OnUnload::drain) {
         transition(WorkerEvent::drain_asked, "unload asked");
-        take_turn();
+        take_gpu_lock();
     }
 }
 
@@ -144,7 +144,7 @@ void Replica::clear_crashes() {
 }
 
 Result<OpenedChannel> Replica::open_channel(const Client& client) {
-    const std::string attempt = fmt::format("opening a channel to {}", name().place());
+    const std::string attempt = fmt::format("opening a channel to {}", name().label());
     switch (answers_in(state_).open_channel) {
     case OnChannel::open: break;
     case OnChannel::unloading:
@@ -180,7 +180,7 @@ void Replica::ask_statistics(std::function<void()> answered) {
 }
 
 Error Replica::quarantine_error() const {
-    return {ErrorCode::model_quarantined, fmt::format("{} is quarantined: {}", name().place(), reason_),
+    return {ErrorCode::model_quarantined, fmt::format("{} is quarantined: {}", name().label(), reason_),
             fmt::format("remove the cause, then `bulkhead load {}`", spec_.name)};
 }
 
@@ -247,7 +247,7 @@ std::string queue_text(const worker_link::Statistics& now) {
 
 std::string Replica::sentence() const {
     const std::string since = duration_text(unix_ms() - since_ms_);
-    std::string text = fmt::format("{} has been {} for {}", name().place(), to_string(state_), since);
+    std::string text = fmt::format("{} has been {} for {}", name().label(), to_string(state_), since);
     if (is_loading(state_) && process_ && !process_->progress.phase.empty())
         text += fmt::format(" ({})", process_->progress.text());
     if (!reason_.empty()) text += ": " + reason_;

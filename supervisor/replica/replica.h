@@ -186,8 +186,8 @@ private:
     void on_message(worker_link::Hello& message);
     void on_message(worker_link::Progress& message);
     void on_message(const worker_link::GrantAsked& message);
-    void take_turn();
-    void on_turn();
+    void take_gpu_lock();
+    void on_gpu_locked();
     void on_message(worker_link::Ready& message);
     void become_ready(worker_link::Ready& message);
     void on_message(const worker_link::Failed& message) { fail(message.error); }
@@ -279,7 +279,7 @@ private:
     std::int64_t restart_due_unix_ms_ = 0;
     ExitedProcesses exited_;
     LastEnd last_end_{context_, [this] { remember(); }};
-    AsyncMutex::Turn replacement_turn_;  ///< held until its successor serves, or there will be none
+    AsyncMutex::Lock replacement_lock_;  ///< held until its successor serves, or there will be none
     std::minstd_rand jitter_{static_cast<std::uint_fast32_t>(random_bits())};
     ReplicaHistory history_;
 

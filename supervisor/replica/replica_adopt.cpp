@@ -152,7 +152,7 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
         if (is_present(process)) on_exited(exit);
     });
     if (worker.found.unreachable) return refuse(std::move(*worker.found.unreachable));
-    if (process_->device.is_gpu() && process_->grant == Grant::given && !process_->ready_at) take_turn();
+    if (process_->device.is_gpu() && process_->grant == Grant::given && !process_->ready_at) take_gpu_lock();
     AdoptionAttempt& adoption = process_->adoption;
     if (adoption.tried >= limits::adoptions_tried_max) {
         lose(FirstSign::judged, fmt::format("{} supervisors ended while they adopted it", adoption.tried));
@@ -232,11 +232,11 @@ void Replica::adopt_loading(const worker_link::Hello& hello) {
     if (hello.state.phase == "capturing") transition(WorkerEvent::capture_began, "adopted while it captures");
     begin_load_budget();
     if (hello.state.grant != "asked") return;
-    // A former supervisor recorded the grant and died before it sent it: we hold the turn, or wait for it.
-    switch (process_->turn.state()) {
-    case AsyncMutex::Turn::State::none: return on_message(worker_link::GrantAsked{});
-    case AsyncMutex::Turn::State::waiting: process_->grant = Grant::owed; return;
-    case AsyncMutex::Turn::State::held: return process_->send(worker_link::Grant{});
+    // A former supervisor recorded the grant and died before it sent it: we hold the lock, or wait for it.
+    switch (process_->gpu_lock.state()) {
+    case AsyncMutex::Lock::State::none: return on_message(worker_link::GrantAsked{});
+    case AsyncMutex::Lock::State::waiting: process_->grant = Grant::owed; return;
+    case AsyncMutex::Lock::State::held: return process_->send(worker_link::Grant{});
     }
 }
 
@@ -262,7 +262,7 @@ void Replica::adopt_serving(worker_link::Hello& hello) {
     if (context_.gate != nullptr) context_.gate->adopted(*this);
     if (process_->end_asked == EndAsked::unload) {
         transition(WorkerEvent::drain_asked, "unload asked of a former supervisor");
-        return take_turn();
+        return take_gpu_lock();
     }
     if (!process_->adoption.replace_reason.empty() || is_asked_to_end()) replace();
 }
@@ -271,13 +271,13 @@ void Replica::adopt_serving(worker_link::Hello& hello) {
 void Replica::replace() {
     std::string& reason = process_->adoption.replace_reason;
     if (reason.empty()) reason = "a former supervisor was replacing it";
-    process_->end_asked = EndAsked::no;  // until its turn comes, it serves as usual
-    replacement_turn_.take(context_.replacements, [this, process = std::weak_ptr{process_}] {
-        if (!is_present(process) || !is_serving(state_)) return replacement_turn_.end();
+    process_->end_asked = EndAsked::no;  // until it has the lock, it serves as usual
+    replacement_lock_.take(context_.replacements, [this, process = std::weak_ptr{process_}] {
+        if (!is_present(process) || !is_serving(state_)) return replacement_lock_.end();
         process_->end_asked = EndAsked::replacement;
         process_->end_began = Clock::now();
         transition(WorkerEvent::drain_asked, std::exchange(process_->adoption.replace_reason, {}) + "; it is replaced");
-        take_turn();
+        take_gpu_lock();
     });
 }
 

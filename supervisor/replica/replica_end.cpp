@@ -55,7 +55,7 @@ void Replica::terminate_unless_ended() {
 
 /// Keeps the state. If the process ends later, or the keeper reports its end later, that is handled as usual.
 void Replica::on_given_up(const Error& error) {
-    process_->turn.end();  // the end may never come: let other processes have their turn
+    process_->gpu_lock.end();  // the end may never come: let other processes have the GPU
     load_waiters_.fail(error);
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(error);
 }
@@ -72,7 +72,7 @@ void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
         evidence.read_host_bytes(context_.off_loop, name().text(), process_->pid, process_->pidfd);
     if (process_->device.is_gpu()) {
         if (!process_->memory.gpu_free_before) process_->sample_memory([] {});
-        take_turn();
+        take_gpu_lock();
     }
     if (!evidence.lost_in) evidence.lost_in = state_;
     if (evidence.first_sign == FirstSign::none) {
@@ -219,7 +219,7 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     if (process == process_) return finish(std::move(receipt));
     const auto waiters = exited_.remove(process);
     kept_.is_of(process->born_as) ? end_record() : context_.keeper.forget(process->born_as);
-    process->turn.end();
+    process->gpu_lock.end();
     for (const auto& unloaded : waiters) unloaded(std::optional{receipt});
 }
 
@@ -236,7 +236,7 @@ void Replica::finish(std::optional<Receipt> receipt) {
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(receipt);
     if (state_ == WorkerState::stopped && asked == EndAsked::replacement && policy_.keep_running)
         start("takes the place of one with another declaration");
-    if (state_ == WorkerState::stopped && load_waiters_.empty()) replacement_turn_.end();
+    if (state_ == WorkerState::stopped && load_waiters_.empty()) replacement_lock_.end();
     if (load_waiters_.empty()) return;
     if (state_ == WorkerState::stopped)
         start("load asked");

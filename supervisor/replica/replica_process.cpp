@@ -38,7 +38,7 @@ void Replica::start(std::string cause) {
     begin_load_budget();
     declaration_.clear();
     context_.off_loop.run(
-        fmt::format("loading {}: looking at {}", name().place(), spec_.file.string()),
+        fmt::format("loading {}: looking at {}", name().label(), spec_.file.string()),
         [spec = spec_] { return fingerprint(spec); },
         [this, process = std::weak_ptr{process_}](Result<std::string> declaration) {
             if (!is_present(process)) return;
@@ -68,7 +68,7 @@ void Replica::on_placed(const Result<Device>& device, bool is_restart) {
         return without_process(
             process_->failure.value_or(Error{ErrorCode::cancelled, "it was not started: an unload came first", {}}));
     if (!device)
-        return without_process(Error{device.error()}.during("loading " + name().place()),
+        return without_process(Error{device.error()}.during("loading " + name().label()),
                                device.error().code == ErrorCode::resources_exhausted ? Ending::gpu_refused
                                                                                      : Ending::load_failed);
     process_->device = *device;
@@ -76,7 +76,7 @@ void Replica::on_placed(const Result<Device>& device, bool is_restart) {
     if (const auto reason = process_->gpu_quarantined())
         return without_process(
             {ErrorCode::resources_exhausted,
-             fmt::format("loading {}: {} ({}) is quarantined: {}", name().place(), device->text, device->uuid, *reason),
+             fmt::format("loading {}: {} ({}) is quarantined: {}", name().label(), device->text, device->uuid, *reason),
              fmt::format("see `bulkhead gpus`; when it is in order again: `bulkhead gpus --lift {}`", device->uuid)},
             Ending::gpu_refused);
     if (is_restart) ++history_.restarts;
@@ -197,29 +197,29 @@ void Replica::on_message(worker_link::Progress& message) {
 }
 
 void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
-    if (process_->turn.state() != AsyncMutex::Turn::State::none)
+    if (process_->gpu_lock.state() != AsyncMutex::Lock::State::none)
         return process_->complain("grant_asked, a second time");
     if (!process_->device.is_gpu()) return process_->send(worker_link::Grant{});
     process_->grant = Grant::awaited;
     process_->load_budget.pause(Clock::now());
     deadline_.cancel();
-    take_turn();
+    take_gpu_lock();
 }
 
-/// On a GPU, a process waits for its turn before it changes memory, so that a change of free memory has one cause.
-void Replica::take_turn() {
-    if (!process_->device.is_gpu()) return on_turn();
-    process_->turn.take(context_.gpu_mutex(process_->device.uuid), [this, process = std::weak_ptr{process_}] {
-        if (is_present(process)) on_turn();
+/// On a GPU, a process holds the lock while it changes memory, so that a change of free memory has one cause.
+void Replica::take_gpu_lock() {
+    if (!process_->device.is_gpu()) return on_gpu_locked();
+    process_->gpu_lock.take(context_.gpu_mutex(process_->device.uuid), [this, process = std::weak_ptr{process_}] {
+        if (is_present(process)) on_gpu_locked();
     });
 }
 
-void Replica::on_turn() {
-    switch (use_of_turn(state_, process_->grant, process_->evidence.first_sign)) {
-    case TurnUse::keep: return;
-    case TurnUse::pass_on: return process_->turn.end();
-    case TurnUse::drain: return sample_then(&Replica::begin_drain);
-    case TurnUse::grant: break;
+void Replica::on_gpu_locked() {
+    switch (use_of_lock(state_, process_->grant, process_->evidence.first_sign)) {
+    case LockUse::keep: return;
+    case LockUse::pass_on: return process_->gpu_lock.end();
+    case LockUse::drain: return sample_then(&Replica::begin_drain);
+    case LockUse::grant: break;
     }
     if (process_->load_budget.is_paused()) {
         process_->load_budget.resume(Clock::now());
@@ -240,7 +240,7 @@ void Replica::on_message(worker_link::Ready& message) {
 void Replica::become_ready(worker_link::Ready& message) {
     process_->statistics.graphs = std::move(message.graphs);
     process_->ready_at = Clock::now();
-    process_->turn.end();
+    process_->gpu_lock.end();
     if (!message.torch.empty()) context_.torch = message.torch;
     policy_.became_ready();
     transition(

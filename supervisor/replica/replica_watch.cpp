@@ -40,7 +40,7 @@ void Replica::load_deadline_passed() {
             fmt::format("its capture made no progress within {}; {}", duration_text(budget), last),
             fmt::format("raise deadlines.capture of {}, or look at `bulkhead crashes {}`", spec_.name, spec_.name));
     fail({ErrorCode::deadline_exceeded,
-          fmt::format("loading {}: no progress within {}; {}", name().place(), duration_text(budget), last),
+          fmt::format("loading {}: no progress within {}; {}", name().label(), duration_text(budget), last),
           fmt::format("raise deadlines.{} of {}, or look at `bulkhead logs {}` and `bulkhead crashes {}`",
                       capturing ? "capture" : "load", spec_.name, spec_.name, spec_.name)});
     abort_process();

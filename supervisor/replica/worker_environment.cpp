@@ -122,7 +122,7 @@ Result<SpawnRequest> WorkerLaunch::request(const WorkerName& worker, const confi
     for (const auto& text : request.environment) bytes += text.size() + 1;
     if (bytes > keeper_link::spawn_bytes_max)
         return Error{ErrorCode::config_invalid,
-                     fmt::format("starting {}: its environment has {}", worker.place(), bytes_text(bytes)),
+                     fmt::format("starting {}: its environment has {}", worker.label(), bytes_text(bytes)),
                      fmt::format("declare less than {}", bytes_text(keeper_link::spawn_bytes_max))};
     return request;
 }

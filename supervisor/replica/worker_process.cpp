@@ -65,7 +65,7 @@ Result<std::string> WorkerProcess::configuration_for(const worker_link::Hello& h
                      "let only bulkheadd start workers"};
     if (!hello.speaks_our_version())
         return Error{ErrorCode::protocol_violation,
-                     fmt::format("{} speaks versions {} to {} of the worker link, this daemon {} to {}", name.place(),
+                     fmt::format("{} speaks versions {} to {} of the worker link, this daemon {} to {}", name.label(),
                                  hello.protocol[0], hello.protocol[1], worker_link::packets::version,
                                  worker_link::packets::version),
                      "install one release of all programs"};
@@ -255,7 +255,7 @@ std::string WorkerProcess::end_reason() const {
 
 Error WorkerProcess::load_error() const {
     return {evidence.memory_bound ? ErrorCode::out_of_memory : ErrorCode::load_failed,
-            fmt::format("loading {}: process {} {}, {}", name.place(), pid, end_reason(),
+            fmt::format("loading {}: process {} {}, {}", name.label(), pid, end_reason(),
                         progress.phase.empty() ? "before it said anything" : "in phase " + progress.text()),
             fmt::format("look at `bulkhead logs {}`", spec.name)};
 }

@@ -82,7 +82,7 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
 
     std::string configuration;  ///< sent as soon as the model's file was looked at
     Grant grant = Grant::none;
-    AsyncMutex::Turn turn;  ///< turn to change the memory of its GPU
+    AsyncMutex::Lock gpu_lock;  ///< for changes of the memory of its GPU
     AdoptionAttempt adoption;
 
     std::shared_ptr<const WorkerPageView> page;  ///< null if the worker has no page

@@ -121,14 +121,14 @@ enum class Escalation : std::uint8_t { none, sigterm, sigkill, sigkill_past_keep
 /// A process' right to use memory of its device.
 enum class Grant : std::uint8_t {
     none,
-    awaited,  ///< requested, waits for its turn; its load budget is paused
-    owed,     ///< a former supervisor recorded it and may not have sent it: send it when the turn comes
+    awaited,  ///< requested, waits for the lock; its load budget is paused
+    owed,     ///< a former supervisor recorded it and may not have sent it: send it under the lock
     given,
 };
 
-/// What a process does with its turn to change the memory of its GPU.
-enum class TurnUse : std::uint8_t {
-    keep,     ///< keeps the turn until it is ready, or its memory is back
+/// What a process does when it gets the lock of its GPU, under which memory changes.
+enum class LockUse : std::uint8_t {
+    keep,     ///< keeps the lock until it is ready, or its memory is back
     pass_on,  ///< has no memory to give back
     drain,
     grant,
@@ -143,12 +143,11 @@ enum class FirstSign : std::uint8_t {
     hung,    ///< judged, and SIGABRT was sent for a backtrace
 };
 
-/// Decides the use of the turn when it comes.
-constexpr TurnUse use_of_turn(WorkerState state, Grant grant, FirstSign sign) {
-    if (state == WorkerState::draining) return TurnUse::drain;
-    if (grant != Grant::awaited && grant != Grant::owed) return TurnUse::keep;
-    if (is_loading(state)) return TurnUse::grant;
-    return sign == FirstSign::none ? TurnUse::pass_on : TurnUse::keep;
+constexpr LockUse use_of_lock(WorkerState state, Grant grant, FirstSign sign) {
+    if (state == WorkerState::draining) return LockUse::drain;
+    if (grant != Grant::awaited && grant != Grant::owed) return LockUse::keep;
+    if (is_loading(state)) return LockUse::grant;
+    return sign == FirstSign::none ? LockUse::pass_on : LockUse::keep;
 }
 
 }  // namespace bulkhead::supervisor

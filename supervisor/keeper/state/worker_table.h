@@ -23,7 +23,7 @@ using keeper_link::WorkerKey;
 struct Worker {
     /// The values are passed to the keeper's next program: append, never renumber.
     enum class State : std::uint8_t {
-        free,     ///< no worker: the place is free
+        free,     ///< no worker: the slot is free
         running,  ///< its leader is not reaped: pid and process group are certainly its own
         ending,   ///< leader reaped, group killed, but not seen empty yet
         dead,     ///< nothing left; kept until `forget`
@@ -46,15 +46,15 @@ struct Worker {
     void end_was_told() noexcept;
 };
 
-/// All workers, in a fixed number of places. Ledgers lie apart, so that a walk touches few pages.
+/// All workers, in a fixed number of slots. Ledgers lie apart, so that a walk touches few pages.
 class WorkerTable {
 public:
     WorkerTable() noexcept {}  // not defaulted: that would zero the ledgers
     WorkerTable(const WorkerTable&) = delete;
     WorkerTable& operator=(const WorkerTable&) = delete;
 
-    /// Returns a place in state `free` with an empty ledger; null if the table is full.
-    [[nodiscard]] Worker* free_place() noexcept;
+    /// Returns a slot in state `free` with an empty ledger; null if the table is full.
+    [[nodiscard]] Worker* free_slot() noexcept;
     [[nodiscard]] Worker* find(const WorkerKey& key) noexcept;
     /// Finds a worker whose leader is not reaped: only then does the pid identify it.
     [[nodiscard]] Worker* find_running(pid_t pid) noexcept;
@@ -69,7 +69,7 @@ public:
     [[nodiscard]] std::uint32_t count() const noexcept;
 
 private:
-    [[nodiscard]] std::size_t place_of(const Worker& worker) const noexcept;
+    [[nodiscard]] std::size_t index_of(const Worker& worker) const noexcept;
 
     std::array<Worker, keeper_link::workers_max> workers_;
     std::array<std::uint32_t, keeper_link::workers_max> ledger_sizes_bytes_{};

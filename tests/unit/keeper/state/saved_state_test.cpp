@@ -33,7 +33,7 @@ struct State : ::testing::Test {
     Bytes bytes;
 
     Worker& add(std::uint64_t generation, Worker::State state, int first_fd) {
-        Worker& worker = *table->free_place();
+        Worker& worker = *table->free_slot();
         worker.state = state;
         worker.key = key_of("m" + std::to_string(generation), generation);
         worker.pid = 1000 + static_cast<pid_t>(generation);

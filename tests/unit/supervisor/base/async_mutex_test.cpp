@@ -8,7 +8,7 @@
 namespace bulkhead::supervisor {
 namespace {
 
-using State = AsyncMutex::Turn::State;
+using State = AsyncMutex::Lock::State;
 
 class AsyncMutexTest : public testing::Test {
 protected:
@@ -22,7 +22,7 @@ protected:
 
     boost::asio::io_context io_;
     AsyncMutex mutex_{io_};
-    std::vector<AsyncMutex::Turn> turns_{4};
+    std::vector<AsyncMutex::Lock> turns_{4};
     std::vector<std::size_t> held_;
 };
 

@@ -90,10 +90,10 @@ protected:
     bool wait(const std::function<bool()>& done) { return test::run_until(io_, done); }
     /// As a load does that is about to be granted memory.
     void ask(const std::string& uuid, bool& granted) {
-        AsyncMutex::Turn& turn = turns_.emplace_back();
-        turn.take(context_.gpu_mutex(uuid), [&granted, &turn] {
+        AsyncMutex::Lock& lock = gpu_locks_.emplace_back();
+        lock.take(context_.gpu_mutex(uuid), [&granted, &lock] {
             granted = true;
-            turn.end();
+            lock.end();
         });
     }
 
@@ -103,7 +103,7 @@ protected:
     OffLoop off_loop_{io_};
     test::FakeKeeper keeper_{io_};
     FleetContext context_{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr};
-    std::list<AsyncMutex::Turn> turns_;
+    std::list<AsyncMutex::Lock> gpu_locks_;
     MarkedProcess process_{{}};
     test::FakeGpus fake_{fmt::format("gpu GPU-a 1000 A\ngpu GPU-b 1000 B\nprocess 1 {} 400 ghost\n", process_.pid())};
 };

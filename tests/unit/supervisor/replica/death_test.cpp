@@ -126,9 +126,9 @@ TEST_F(DeathTest, APageThatIsNoneCostsTheEarlyNoticeAndNothingElse) {
 }
 
 TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
-    AsyncMutex::Turn taken;
+    AsyncMutex::Lock taken;
     taken.take(context_.gpu_mutex("GPU-a"));
-    ASSERT_TRUE(wait([&] { return taken.state() == AsyncMutex::Turn::State::held; }));
+    ASSERT_TRUE(wait([&] { return taken.state() == AsyncMutex::Lock::State::held; }));
     replica().preload();
     FakeWorker& worker = loading();
     worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
@@ -144,7 +144,7 @@ TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
     for (int turn = 0; turn < 20; ++turn) io_.run_one_for(1ms);
 
     EXPECT_FALSE(next.got("grant")) << "it has not asked yet, and the first one's memory is not back";
-    EXPECT_EQ(replica().process()->turn.state(), AsyncMutex::Turn::State::none);
+    EXPECT_EQ(replica().process()->gpu_lock.state(), AsyncMutex::Lock::State::none);
 }
 
 // --- what is kept of it

@@ -108,15 +108,15 @@ TEST_F(GpuAdoptionTest, WhoHasItsGrantKeepsTheTurnAndOthersWait) {
     ASSERT_TRUE(wait([&] { return worker.got("grant"); }));
     supervisor_dies();
     adopt();
-    AsyncMutex::Turn other;
+    AsyncMutex::Lock other;
     other.take(context_.gpu_mutex("GPU-a"));
     answer(worker, "loading",
            {{"state", {{"configured", true}, {"phase", "loading"}, {"in_flight", 0}, {"grant", "given"}}}});
     wait_for(WorkerState::loading);
-    EXPECT_EQ(other.state(), AsyncMutex::Turn::State::waiting);
+    EXPECT_EQ(other.state(), AsyncMutex::Lock::State::waiting);
     worker.ready();
     wait_for(WorkerState::ready);
-    EXPECT_TRUE(wait([&] { return other.state() == AsyncMutex::Turn::State::held; }));
+    EXPECT_TRUE(wait([&] { return other.state() == AsyncMutex::Lock::State::held; }));
 }
 
 /// A reload may change where a model may run: a worker that may still run where it is stays.
@@ -151,7 +151,7 @@ TEST_F(GpuAdoptionTest, WhoHasNotHeardOfItsGrantHearsWhenItsTurnComes) {
     worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
     ASSERT_TRUE(wait([&] { return worker.got("grant"); }));
     supervisor_dies();
-    AsyncMutex::Turn other;
+    AsyncMutex::Lock other;
     other.take(context_.gpu_mutex("GPU-a"));
     adopt();
     answer(worker, "loading",

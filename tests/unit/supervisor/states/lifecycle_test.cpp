@@ -29,16 +29,16 @@ static_assert(harder(Escalation::sigterm, Escalation::sigterm) == Escalation::si
 static_assert(harder(Escalation::sigkill, Escalation::sigterm) == Escalation::sigkill_past_keeper);
 static_assert(!harder(Escalation::sigkill_past_keeper, Escalation::sigterm), "a person is told");
 
-constexpr bool keeps_turn(WorkerState state, Grant grant, FirstSign sign) {
-    return use_of_turn(state, grant, sign) == TurnUse::keep;
+constexpr bool keeps_lock(WorkerState state, Grant grant, FirstSign sign) {
+    return use_of_lock(state, grant, sign) == LockUse::keep;
 }
-static_assert(use_of_turn(S::loading, Grant::awaited, FirstSign::none) == TurnUse::grant);
-static_assert(use_of_turn(S::capturing, Grant::owed, FirstSign::none) == TurnUse::grant);
-static_assert(use_of_turn(S::draining, Grant::given, FirstSign::none) == TurnUse::drain);
-static_assert(use_of_turn(S::stopping, Grant::awaited, FirstSign::none) == TurnUse::pass_on, "it has no memory");
-static_assert(keeps_turn(S::crashed, Grant::awaited, FirstSign::end), "until its memory is back");
-static_assert(keeps_turn(S::crashed, Grant::given, FirstSign::dying));
-static_assert(keeps_turn(S::loading, Grant::none, FirstSign::none), "adopted, and has not asked");
+static_assert(use_of_lock(S::loading, Grant::awaited, FirstSign::none) == LockUse::grant);
+static_assert(use_of_lock(S::capturing, Grant::owed, FirstSign::none) == LockUse::grant);
+static_assert(use_of_lock(S::draining, Grant::given, FirstSign::none) == LockUse::drain);
+static_assert(use_of_lock(S::stopping, Grant::awaited, FirstSign::none) == LockUse::pass_on, "it has no memory");
+static_assert(keeps_lock(S::crashed, Grant::awaited, FirstSign::end), "until its memory is back");
+static_assert(keeps_lock(S::crashed, Grant::given, FirstSign::dying));
+static_assert(keeps_lock(S::loading, Grant::none, FirstSign::none), "adopted, and has not asked");
 
 TEST(Lifecycle, TheOperationsPageExplainsEachState) {
     const std::string page = operations_page();

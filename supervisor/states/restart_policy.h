@@ -90,7 +90,7 @@ public:
     /// crashes had quarantined the replica and too few are left for that.
     [[nodiscard]] bool gpu_quarantined(const std::string& uuid, Time now);
 
-    /// Leaves out crashes that no GPU quarantine can withdraw any more.
+    /// Leaves out crashes that are too old for a GPU quarantine to withdraw.
     [[nodiscard]] Blame blame(Time now) const;
     void restore(Blame blame) { blame_ = std::move(blame); }
 

@@ -119,7 +119,7 @@ void allocate(Input& input) {
 /// A worker's side of two rings, whose memory the client fills as it likes.
 void use_ring(Input& input) {
     static std::array<std::byte, packet_bytes_max> buffer;
-    static_cast<void>(input.take<std::uint8_t>());  // has no meaning any more; inputs of the corpus have it
+    static_cast<void>(input.take<std::uint8_t>());  // has lost its meaning; inputs of the corpus have it
     auto rings = RingEnd::make(ring::cells_min, ring::cells_min, "fuzz");
     if (!rings) return;
     const std::uint64_t size_bytes = (*rings)->offer().size_bytes;

@@ -82,7 +82,7 @@ TEST(Blanks, TheNextSupervisorEndsThemAndAdoptsWhoHasAModel) {
     const pid_t supervisor = supervisor_of(daemon);
     ::kill(supervisor, SIGKILL);
     ASSERT_TRUE(wait_gone(supervisor));
-    EXPECT_TRUE(wait_gone(waiting)) << "nobody knows it any more";
+    EXPECT_TRUE(wait_gone(waiting)) << "nobody knows it";
     EXPECT_TRUE(infer_float(*channel, "x", four, dims_four));
     ASSERT_TRUE(daemon.wait_until("a", [&](const json::object& row) {
         return row.at("state").as_string() == "ready" && row.at("pid") == json::value(worker);

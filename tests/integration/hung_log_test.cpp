@@ -1,4 +1,4 @@
-/// Where the daemon logs to, a terminal or a disk, takes nothing any more: only the lines wait.
+/// Where the daemon logs to, a terminal or a disk, stops taking anything: only the lines wait.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -77,7 +77,7 @@ TEST(RestingClient, LeavesTheWorkersRoomToOthersAfterABurst) {
             << "the burst leaves too little, or this shows nothing";
     });
 
-    // The client rests: nobody asks its channel for anything any more.
+    // The client rests: nobody uses its channel.
     Result<Input> input = other.allocate(wire::DType::uint8, room);
     for (const auto until = std::chrono::steady_clock::now() + 20s; !input && std::chrono::steady_clock::now() < until;)
         input = other.allocate(wire::DType::uint8, room);

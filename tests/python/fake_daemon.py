@@ -53,7 +53,7 @@ class FakeDaemon:
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()  # none is accepted any more
+        self._threads[0].join()  # no further connection is accepted
         for connection in self.connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)

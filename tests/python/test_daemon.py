@@ -72,7 +72,7 @@ class WithDaemon(unittest.TestCase):
     def test_the_example_of_the_channels_page_runs_as_it_is_printed(self) -> None:
         page = (SOURCE / "docs/channel.md").read_text()
         found = re.search(r"^The beginning, by hand:\n\n((?:    .*\n)+)", page, re.MULTILINE)
-        assert found is not None, "docs/channel.md has no example any more"
+        assert found is not None, "docs/channel.md has lost its example"
         names: dict = {"path": self.daemon.socket}
         exec(textwrap.dedent(found[1]), names)
         self.addCleanup(names["control"].close)

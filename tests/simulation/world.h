@@ -126,7 +126,7 @@ public:
     void run_until(Time when);
     /// Until every ticket and request is answered. False: by `limit` some are not.
     bool run_out(Time limit);
-    bool stopped = false;  ///< nothing happens any more
+    bool stopped = false;  ///< nothing further happens
     Time now{std::chrono::hours{1}};
 
     // --- what can be seen

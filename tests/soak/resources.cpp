@@ -34,7 +34,7 @@ std::int64_t status_number(pid_t pid, const std::string& field) {
     return 0;
 }
 
-/// Memfds by what the descriptors point to: a leaked slab is one that nobody serves any more.
+/// Memfds by what the descriptors point to: a leaked slab is one that nobody serves.
 std::int64_t memfds(pid_t pid) {
     std::int64_t count = 0;
     std::error_code ignored;

@@ -43,7 +43,7 @@ public:
         virtual ~Listener() = default;
         /// Receives one step's C tokens of a sequence that was added with `hears`.
         virtual void gave(Number sequence, std::span<const std::int32_t> tokens) = 0;
-        /// Called last: nothing reads the sequence's inputs any more. Not called for a removed sequence.
+        /// Called last: the sequence's inputs are not read again. Not called for a removed sequence.
         virtual void ended(Number sequence, Ending ending) = 0;
     };
 

@@ -29,7 +29,7 @@ public:
     /// The hand-over and the last answer have left: the next request may be taken.
     [[nodiscard]] bool takes_requests() const noexcept { return stage_ == Stage::done && answer_ == Answer::none; }
 
-    /// Returns `sent` if nothing is due any more, else why it stopped.
+    /// Returns `sent` if nothing is left to send, else why it stopped.
     SendOutcome flush(PacketSocket& socket, WorkerTable& table) noexcept;
 
 private:

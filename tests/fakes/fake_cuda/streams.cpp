@@ -8,7 +8,7 @@
 
 #include "tests/fakes/fake_cuda/fake.h"
 
-/// Lives until it is destroyed, its thread has done what was queued, and nobody waits for it any more.
+/// Lives until it is destroyed, its thread has done what was queued, and nobody waits for it.
 struct bulkhead::cuda::CUstream_st {
     std::mutex mutex;
     std::condition_variable changed;

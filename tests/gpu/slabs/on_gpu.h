@@ -140,7 +140,7 @@ protected:
         (void)gpu->driver().cuStreamDestroy(stream);
     }
 
-    /// Until all that was queued on the stream is done: nothing reads the test's memory any more.
+    /// Until all that was queued on the stream is done: from then on nothing reads the test's memory.
     void synchronize() const {
         const cuda::Gpu::Current current{*gpu};
         ASSERT_EQ(gpu->driver().cuStreamSynchronize(stream), cuda::CUDA_SUCCESS);

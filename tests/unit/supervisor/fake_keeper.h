@@ -151,7 +151,7 @@ public:
         worker.ended = exit;
     }
 
-    /// The supervisor has died: what the next one finds. The dead one hears of no start and no end any more.
+    /// The supervisor has died: what the next one finds. The dead one hears of no further start or end.
     std::vector<FoundWorker> hand_over() {
         ++supervisors_;
         exits_.clear();

@@ -208,7 +208,7 @@ class Steps(transformers.generation.streamers.BaseStreamer):
 
     def __init__(self, codebooks: int, bos: int, penalty: FramePenalty) -> None:
         self.sequences: list[list[Array]] = []
-        self.left = threading.Event()  #: no consumer any more
+        self.left = threading.Event()  #: its consumer has left
         self._codebooks, self._bos, self._penalty = codebooks, bos, penalty
         self._told: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._prompted = self._wrote = False

@@ -358,7 +358,7 @@ class ChannelSession:
             self.slabs.release(output.lease)
 
     def let_go(self, request: Request) -> None:
-        """Releases its inputs: nothing reads them any more."""
+        """Releases its inputs, which are not read again."""
         request.arguments.clear()
         if request in self._in_flight:
             self._in_flight.remove(request)

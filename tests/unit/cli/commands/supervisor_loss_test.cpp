@@ -63,7 +63,7 @@ TEST(SupervisorLoss, EventsGoOnAndTheGapIsToldOnStandardErrorAlone) {
 
     const Ran events = ran_on(daemon, {"--json", "events", "-f"});
 
-    EXPECT_EQ(events.status, exit_no_daemon) << "when there is no daemon any more";
+    EXPECT_EQ(events.status, exit_no_daemon) << "when the daemon has ended";
     EXPECT_EQ(events.out, "{\"n\":1}\n{\"n\":2}\n");
     EXPECT_THAT(events.err,
                 HasSubstr("{\"note\":\"the supervisor was restarted; events in between may be missing\"}\n"));

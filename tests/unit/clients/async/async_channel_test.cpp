@@ -115,7 +115,7 @@ TEST(AsyncChannel, ItsCancellationSlotCancelsTheRequestItself) {
     loop.context.restart(), loop.context.run();
     EXPECT_EQ(ended, ErrorCode::cancelled);
     EXPECT_TRUE(other);
-    signal.emit(asio::cancellation_type::terminal);  // too late: it means nobody any more
+    signal.emit(asio::cancellation_type::terminal);  // too late: nobody waits for it
 }
 
 TEST(AsyncChannel, AFullSlabIsGrownWhileTheLoopRunsOn) {

@@ -71,7 +71,7 @@ TEST_F(AsyncChannelAtRest, GivesBackAnInputSlabThatABurstHasLeftEmpty) {
     }};
     AsyncChannel channel = adopt(worker);
     const Input first = allocate(channel, half[0]);
-    static_cast<void>(allocate(channel, more_than_is_left[0]));  // dropped, and nothing is asked of the channel any more
+    static_cast<void>(allocate(channel, more_than_is_left[0]));  // dropped, and the channel is not used again
 
     run_until_the_script_ends(channel);
 }

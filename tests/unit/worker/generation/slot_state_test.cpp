@@ -89,7 +89,7 @@ TEST(SlotState, StopTokenEndsTheSequenceBehindTheKvItWrote) {
     sequence.step({3});
     EXPECT_TRUE(sequence.slot.state.stopped);
     EXPECT_EQ(sequence.slot.state.position, 2) << "a step that ran ahead writes behind what this one wrote";
-    EXPECT_THAT(sequence.step({5}), testing::ElementsAre(3)) << "nothing changes it any more";
+    EXPECT_THAT(sequence.step({5}), testing::ElementsAre(3)) << "nothing changes it from now on";
     EXPECT_EQ(sequence.slot.state.position, 2);
     EXPECT_EQ(sequence.flag(0, 5), 0);
 }

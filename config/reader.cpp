@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <set>
 
 #include "config/limits.h"
 #include "config/model_reader.h"

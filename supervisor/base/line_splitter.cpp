@@ -1,6 +1,5 @@
 #include "supervisor/base/line_splitter.h"
 
-#include <algorithm>
 
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"

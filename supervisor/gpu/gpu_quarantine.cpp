@@ -6,7 +6,6 @@
 #include <charconv>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <limits>
 
 #include <ATen/Functions.h>

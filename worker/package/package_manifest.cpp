@@ -5,10 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <fstream>
-#include <iterator>
 
 #include <boost/json.hpp>
 #include <fmt/format.h>

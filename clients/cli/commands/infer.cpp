@@ -1,7 +1,6 @@
 /// The command infer: sends one request, once or many times.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <optional>
 

@@ -1,7 +1,6 @@
 #include "clients/cli/text/render.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <ctime>
 

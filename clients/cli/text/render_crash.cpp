@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <cstdlib>
 
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/render.h"

@@ -1,7 +1,6 @@
 #include "bulkhead/control.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <thread>
 #include <utility>

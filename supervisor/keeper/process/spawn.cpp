@@ -14,7 +14,6 @@
 #include <csignal>
 #include <cstdio>
 #include <new>
-#include <utility>
 
 namespace bulkhead::keeper {
 namespace {

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <type_traits>
 
 #include "supervisor/keeper/base/limits.h"
 #include "supervisor/keeper/base/packet_socket.h"

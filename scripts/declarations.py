@@ -29,12 +29,23 @@ def declarations():
     return found
 
 
+def laid_out(value, indent=""):
+    """As JSON, an object that holds no other in one line."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not any(isinstance(one, (dict, list)) and (isinstance(one, dict) or any(isinstance(item, dict) for item in one)) for one in inner):
+        return json.dumps(value, ensure_ascii=False)
+    deeper = indent + " "
+    if isinstance(value, list):
+        return "[" + ",".join(f"\n{deeper}{laid_out(one, deeper)}" for one in value) + f"\n{indent}]"
+    return "{" + ",".join(f"\n{deeper}{json.dumps(key)}: {laid_out(one, deeper)}" for key, one in value.items()) + f"\n{indent}}}"
+
+
 def main():
     if sys.argv[1:] not in ([], ["--check"]):
         print(__doc__)
         return 2
     sys.path.insert(0, str(CLIENT))
-    made = json.dumps(declarations(), indent=1, ensure_ascii=False) + "\n"
+    made = laid_out(declarations()) + "\n"
     if not sys.argv[1:]:
         FILE.write_text(made)
     elif FILE.read_text() != made:

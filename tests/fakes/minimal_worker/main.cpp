@@ -10,7 +10,8 @@
 ///   MINIMAL_CAPTURE        how many steps of a capture its load reports after that, unless graphs are off
 ///   MINIMAL_CAPTURE_HANGS  not empty: after those the capture never ends
 ///   MINIMAL_STARTED        a file to which it appends a line when it is executed: CLOCK_MONOTONIC in ns, and its pid
-///   MINIMAL_GPU_FILE, MINIMAL_GPU_HELD_IN, MINIMAL_GPU_BYTES, MINIMAL_GPU_CONTEXT, MINIMAL_CHILD   see mischief.h
+///   MINIMAL_GPU_FILE, MINIMAL_GPU_HELD_IN, MINIMAL_GPU_BYTES, MINIMAL_GPU_CONTEXT,
+///   MINIMAL_CHILD          see mischief.h
 ///   MINIMAL_GPU_SLABS      not empty: it echoes on the GPU, see gpu_echo.h
 ///   MINIMAL_ENV_NAME       becomes NAME, which a fleet may not set: for what the fake driver reads
 ///   EVIL_LOAD, EVIL_RUN    what its load, and a request whose first float is positive, do: see misbehave.h

@@ -14,13 +14,23 @@ namespace bulkhead::test {
 
 /// Driven by one text a command, answered by one text: "ok …", or the error's words.
 ///
-///   vmm create SIZE → "ok", fd         vmm import SIZE ro|rw (fd)     legacy create SIZE → "ok HANDLE"
-///   legacy import SIZE HANDLE          drop                           event create → "ok HANDLE"
-///   event import HANDLE                event record, wait, query      stream block, unblock, synchronize
-///   stream stamp: queued       stream stamped → "ok NS": when the stream came to the last of them
-///   channel hold MODEL: opens one at $BULKHEAD_TEST_SOCKET, with tensors on the GPU, and keeps them
-///   channel send MODEL: the same, but does not wait for the result
-///   read OFFSET → "ok BYTE"            write OFFSET BYTE              fill OFFSET BYTE: queued, not waited for
+///   vmm create SIZE            → "ok", fd
+///   vmm import SIZE ro|rw      with the fd
+///   legacy create SIZE         → "ok HANDLE"
+///   legacy import SIZE HANDLE
+///   drop
+///   event create               → "ok HANDLE"
+///   event import HANDLE
+///   event record, wait, query
+///   stream block, unblock, synchronize
+///   stream stamp               queued
+///   stream stamped             → "ok NS": when the stream came to the last of them
+///   channel hold MODEL         opens one at $BULKHEAD_TEST_SOCKET, with tensors on the GPU, and
+///                              keeps them
+///   channel send MODEL         the same, but does not wait for the result
+///   read OFFSET                → "ok BYTE"
+///   write OFFSET BYTE
+///   fill OFFSET BYTE           queued, not waited for
 ///
 /// It has one slab, one event and one stream. Killed, if it still runs, when this is dropped.
 class CudaPeer {

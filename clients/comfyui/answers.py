@@ -22,7 +22,8 @@ Part = Callable[[Answer], Awaitable[None]]
 
 
 async def ask(model: str, method: str | None, values: dict[str, Any], part: Part) -> Answer:
-    """Cancelled when the user interrupts. ``method``: None is the model's only one. ``part`` sees what comes of a stream."""
+    """Asks the model once. A user's interrupt cancels it. ``method`` None: the model's only method. ``part`` receives
+    the parts of a stream."""
     return await running.interruptible(_ask(model, method, values, part))
 
 
@@ -58,7 +59,7 @@ def _method(model: str, name: str | None, methods: dict[str, Any]) -> str:
 
 
 async def load(client: Any, model: str) -> dict[str, Any]:
-    """Its row once it is ready. ComfyUI is asked for the room first; the load's progress is the node's."""
+    """Loads the model and returns its row. First asks ComfyUI for the room; shows the load's progress on the node."""
     row = _row(await client.ps(), model)
     if row["state"] in RUNNING:
         return row

@@ -1,4 +1,4 @@
-"""Bytes of the key-value caches that a model makes when it loads, as far as its files say."""
+"""Bytes of the key-value caches that a model makes when it loads, computed from its files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def of_package(folder: Path, declared: dict[str, Any]) -> int:
-    """Of `runtime: generate`: what the package's manifest says, and the fleet file instead of it."""
+    """For `runtime: generate`: by the package's manifest; values of the fleet file take precedence."""
     said = _read(folder / "manifest.json")
     try:
         kv, told = said["kv"], {**said, **(declared.get("generate") or {})}
@@ -21,7 +21,7 @@ def of_package(folder: Path, declared: dict[str, Any]) -> int:
 
 
 def of_engine(folder: Path, declared: dict[str, Any]) -> int:
-    """Of one of Bulkhead's engines that reads a model of transformers: a cache for each of its lengths."""
+    """For Bulkhead's engines that load a transformers model: one cache for each of its lengths."""
     if not str(declared.get("engine", "")).startswith("bulkhead.engines.") or declared.get("graphs") == "off":
         return 0
     said, options = _read(folder / "config.json"), declared.get("options") or {}

@@ -19,7 +19,7 @@ class NodeError(RuntimeError):
 
 
 def library() -> Any:
-    """The Python client. Raises ``NodeError`` where it cannot be: the pack itself imports everywhere."""
+    """Imports the Python client. Raises ``NodeError`` where that fails: the pack itself can be imported everywhere."""
     if sys.platform != "linux":
         raise NodeError(f"Bulkhead runs models on Linux, and this is {sys.platform}: start ComfyUI and the daemon on Linux, on Windows within WSL2")
     try:
@@ -33,7 +33,7 @@ def library() -> Any:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Errors of the client become ComfyUI's: memory that ran out is its own exception, after which it unloads its models."""
+    """Turns the client's errors into ComfyUI's. Out of memory becomes ComfyUI's own exception, after which it unloads models."""
     bulkhead = library()
     try:
         yield
@@ -54,7 +54,7 @@ def translated(error: Any) -> Exception:
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[Any]:
-    """A client for one run of a node: ComfyUI gives each prompt an event loop of its own, so nothing is kept."""
+    """A client for one run of a node. ComfyUI gives each prompt a new event loop, so no client is kept."""
     with reported():
         async with library().aio.connect(name=NAME) as client:
             yield client
@@ -67,7 +67,7 @@ _rows: list[dict[str, Any]] | Exception = []
 
 
 def ask(method: str, params: dict[str, Any] | None = None, *, deadline: float = LOOK_SECONDS) -> Any:
-    """One question, from any thread and without an event loop, as ComfyUI's model management asks. Raises the client's Error."""
+    """Calls one method, from any thread and without an event loop, for ComfyUI's model management. Raises the client's Error."""
     global _client
     bulkhead = library()
     with _lock:
@@ -78,7 +78,7 @@ def ask(method: str, params: dict[str, Any] | None = None, *, deadline: float = 
 
 
 def rows(*, age: float = 0.0) -> list[dict[str, Any]]:
-    """``fleet.status``, at most ``age`` seconds old; so is its error, for a daemon that hangs is asked by many menus."""
+    """Returns ``fleet.status``, or raises its error, at most ``age`` seconds old: many menus ask, also while the daemon hangs."""
     global _seen, _rows
     if age == 0.0 or time.monotonic() - _seen > age:
         try:

@@ -6,8 +6,8 @@ from typing import Any
 
 
 def device_of(row: dict[str, Any]) -> Any:
-    """ComfyUI's own object for the worker's GPU, found by UUID. ``cpu`` for a worker on the CPU, and for one on a GPU that
-    ComfyUI does not use: its memory is none that ComfyUI could give to another model."""
+    """Returns ComfyUI's object for the worker's GPU, found by UUID. ``cpu`` for a worker on the CPU, and for one on a GPU
+    that ComfyUI does not use: ComfyUI cannot give that memory to another model."""
     import torch
     from comfy import model_management
 
@@ -19,7 +19,7 @@ def device_of(row: dict[str, Any]) -> Any:
 
 
 def gpu_uuid(device: str) -> str | None:
-    """Of ``cuda:1`` or ``GPU-…`` as the daemon writes it; None for the CPU."""
+    """Parses the daemon's ``cuda:1`` or ``GPU-…``; None for the CPU."""
     from .daemon import ask
 
     if device.startswith("GPU-"):

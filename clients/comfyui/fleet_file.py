@@ -9,7 +9,7 @@ from . import daemon
 
 
 def read() -> tuple[Path, dict[str, Any]]:
-    """Its folder, and its models. Raises whatever stands in the way."""
+    """Returns its folder and its models. Raises if it cannot be read."""
     import yaml
 
     fleet = Path(daemon.ask("daemon.info")["fleet"])

@@ -11,7 +11,7 @@ INTEGER_MAX = 2**53 - 1  #: what a browser's numbers hold
 
 
 def fields(method: dict[str, Any]) -> list[Any]:
-    """One for each input, except a rate that its AUDIO brings along, and one for each parameter."""
+    """Returns a field for each parameter and each input, except rates that come with an AUDIO."""
     rates = {f"{one['name']}_rate" for one in method["inputs"]}
     return [*map(_input, method["inputs"]), *(_parameter(one) for one in method["parameters"] if one["name"] not in rates)]
 
@@ -44,8 +44,8 @@ def _parameter(declared: dict[str, Any]) -> Any:
 
 
 def chosen(inputs: dict[str, Any], name: str = "model") -> tuple[str, dict[str, Any]]:
-    """The model, and the values of its fields. ComfyUI nests fields that the form has, and gives others, of a workflow made
-    before the form was known, as ``model.text``."""
+    """Returns the model and the values of its fields. ComfyUI nests the form's fields. It gives fields of a workflow that
+    was made before the form was known as ``model.text``."""
     given = inputs.get(name)
     values = dict(given) if isinstance(given, dict) else {name: given}
     key = values.pop(name, None)
@@ -57,7 +57,7 @@ def chosen(inputs: dict[str, Any], name: str = "model") -> tuple[str, dict[str, 
 
 
 def request(method: dict[str, Any], values: dict[str, Any], *, of: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tensors and parameters, of the fields' values. ``of``: the model and its method, for errors."""
+    """Makes tensors and parameters from the fields' values. ``of``: the model and its method, for errors."""
     inputs = {one["name"]: one for one in method["inputs"]}
     parameters = {one["name"]: one for one in method["parameters"]}
     tensors: dict[str, Any] = {}

@@ -19,7 +19,7 @@ UNBOUNDED = str(2**63 - 1)  #: the upper end of a range that has none
 
 
 def to_tensor(value: Any, declared: dict[str, Any]) -> tuple[Any, int | None]:
-    """What a node was given, as the method declares it, and the sample rate of AUDIO. Values keep
+    """Converts a node's input to what the method declares; also returns the sample rate of AUDIO. Values keep
     their meaning: an image's 0 to 1 become 0 to 255 in uint8, a sound's -1 to 1 all of int16."""
     if isinstance(value, str):
         return _of_json(value, declared), None

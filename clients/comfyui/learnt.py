@@ -13,12 +13,12 @@ _models: dict[str, dict[str, Any]] | None = None
 
 
 def methods(model: str) -> dict[str, Any]:
-    """As the worker described them last; empty where the model never ran here."""
+    """Returns the methods as the worker last described them; empty if the model never ran here."""
     return dict(_known().get(model, {}).get("methods", {}))
 
 
 def size(model: str) -> int:
-    """Bytes that it was last measured to have on its device; 0 where that is not known."""
+    """Returns the bytes last measured on its device; 0 if unknown."""
     return int(_known().get(model, {}).get("bytes", 0))
 
 
@@ -30,7 +30,7 @@ def learn(model: str, methods: dict[str, Any]) -> None:
 
 
 def learn_size(model: str, size: int) -> None:
-    """Written where it has changed by more than a twentieth: memory differs a little after each request."""
+    """Writes the size if it has changed by more than 5 %: memory differs a little after each request."""
     known = _known().setdefault(model, {})
     if abs(known.get("bytes", 0) - size) > size // 20:
         known["bytes"] = size

@@ -26,8 +26,8 @@ def make_room(model: str, row: dict[str, Any]) -> None:
 
 
 def enlist(model: str, row: dict[str, Any]) -> Patcher:
-    """Before a load: an interrupt does not end it, but Unload Models then does. Before each request: what ComfyUI has detached is
-    listed again, and what it needs itself is freed. On ComfyUI's thread."""
+    """Lists the model, on ComfyUI's thread. Call it before a load, so that Unload Models can end what an interrupt does
+    not; and before each request, since ComfyUI may have detached the model, or needs memory itself."""
     from comfy import model_management
 
     device = _device(row)
@@ -40,7 +40,7 @@ def enlist(model: str, row: dict[str, Any]) -> Patcher:
 
 
 def enlist_again() -> None:
-    """When ComfyUI starts: the models that it used before it ended, and that are still loaded."""
+    """Call when ComfyUI starts: lists the models that it used in its last run and that are still loaded."""
     try:
         for row in daemon.rows():
             if row["pid"] is not None and learnt.methods(row["model"]):
@@ -57,7 +57,7 @@ def measure(patcher: Patcher) -> None:
 
 
 def is_reached(patcher: Patcher) -> bool:
-    """Whether Unload Models goes over its device: it does over those that ComfyUI computes on."""
+    """Does Unload Models cover its device? It covers those that ComfyUI computes on."""
     from comfy import model_management
 
     return patcher.load_device in model_management.get_all_torch_devices()
@@ -88,7 +88,7 @@ def _processes(model: str) -> list[dict[str, Any]]:
 
 
 def unload(model: str) -> None:
-    """Blocks until the daemon has the memory back. Bounded: by the model's own deadlines, and by ours."""
+    """Blocks until the daemon has the memory back, at most for the model's own deadlines and ours."""
     for receipt in daemon.ask("model.unload", {"models": [model]}, deadline=UNLOAD_SECONDS)["receipts"]:
         logging.info("Bulkhead: %s", sentence(receipt))
     daemon.rows()

@@ -14,7 +14,7 @@ VISION = {"inputs": [], "parameters": [{"name": "prompt", "type": "string", "mul
 
 
 def models() -> list[str]:
-    """The fleet's, or one entry that says why there are none."""
+    """Returns the fleet's models, or one entry that says why there are none."""
     try:
         found = list(dict.fromkeys(row["model"] for row in daemon.rows(age=LOOK_AGE_SECONDS)))
         return found or ["(the fleet file names no model)"]
@@ -31,7 +31,7 @@ def answering(apart: tuple[str, ...]) -> Any:
 
 
 def any_method() -> Any:
-    """All models with all their methods: ``model``, or ``model/method`` where it has several."""
+    """Returns an entry for each method: ``model``, or ``model/method`` if the model has several."""
     from comfy_api.latest import IO
 
     options = []
@@ -47,7 +47,7 @@ HINT = "A model that never ran, of an engine that is not Bulkhead's own, has few
 
 
 def _methods() -> dict[str, dict[str, Any]]:
-    """Of each entry of the menu: as its worker told them last, else as its engine declares them, where it is one of Bulkhead's."""
+    """Returns the methods of each model, as its worker last described them, else as an engine of Bulkhead declares them."""
     found = {model: learnt.methods(model) for model in models()}
     try:
         if not all(found.values()):
@@ -62,7 +62,7 @@ def _methods() -> dict[str, dict[str, Any]]:
 
 
 def _of_method(name: str, known: dict[str, Any], apart: tuple[str, ...]) -> Any:
-    """Models with that method, and those that never told; ``apart`` are inputs that the node has itself."""
+    """Returns models with that method, and models whose methods are unknown. ``apart``: inputs that the node has itself."""
     from comfy_api.latest import IO
 
     options = []

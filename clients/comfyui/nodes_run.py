@@ -43,7 +43,7 @@ class GenerateSpeech(IO.ComfyNode):
 
 
 class Heard:
-    """Sound so far, as the node's preview. Its length is not known before the end: the bar shows that it goes on."""
+    """Shows the sound so far as the node's preview. Its final length is unknown: the bar only shows that work goes on."""
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
@@ -97,7 +97,7 @@ class VisionLanguage(IO.ComfyNode):
 
 @asynccontextmanager
 async def _kept(model: str, keep: bool) -> AsyncIterator[None]:
-    """What goes wrong within is what the node says, also where the model cannot be unloaded then."""
+    """Reports the error of the block even if unloading the model then fails too."""
     try:
         yield
     except BaseException:
@@ -139,7 +139,7 @@ class RunAnyModel(IO.ComfyNode):
 
 
 def _laid(tensor: Any, layout: Any) -> Any:
-    """In one of ComfyUI's layouts; where it does not fit, whoever uses that output is told why."""
+    """Converts an output to a layout of ComfyUI. If that fails, whoever uses the output gets the reason."""
     from comfy_execution.graph_utils import ExecutionBlocker
 
     if tensor is None:
@@ -151,7 +151,7 @@ def _laid(tensor: Any, layout: Any) -> Any:
 
 
 class Written:
-    """Text so far, on the node. How many parts will come is not known: the bar shows that they do."""
+    """Shows the text so far on the node. The number of parts is unknown: the bar only shows that they come."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []

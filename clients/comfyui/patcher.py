@@ -59,11 +59,11 @@ class Patcher:
         return self.model
 
     def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False) -> int:
-        """Bytes that were added: none, the daemon has loaded all of it."""
+        """Returns the bytes added: none, since the daemon has loaded all of it."""
         return 0
 
     def partially_unload(self, device_to: Any, memory_to_free: float = 0, force_patch_weights: bool = False) -> int:
-        """Bytes that were given back: a process has no part that could go alone. ComfyUI then calls ``detach``."""
+        """Returns the bytes freed: none, since a process cannot be unloaded in part. ComfyUI then calls ``detach``."""
         return 0
 
     def model_patches_to(self, device_or_dtype: Any) -> None:

@@ -1,4 +1,4 @@
-"""A node's work under ComfyUI's eyes: an interrupt ends it, progress is shown."""
+"""A node's work within ComfyUI: an interrupt ends it, and its progress is shown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 async def interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the user interrupts, and when ComfyUI drops the prompt. The client
-    cancels its request then."""
+    """Returns the result of ``work``. Cancels it when the user interrupts or ComfyUI drops the prompt; the client then
+    cancels its request."""
     from comfy import model_management
 
     task = asyncio.ensure_future(work)
@@ -38,7 +38,7 @@ async def show(done: float, total: float, preview: Any = None) -> None:
 
 
 def write(text: str) -> None:
-    """On the node, in place of what was written there before."""
+    """Replaces the text on the node."""
     from comfy_execution.utils import get_executing_context
     from server import PromptServer
 

@@ -12,21 +12,21 @@ WEIGHTS = (".safetensors", ".pt2", ".pt", ".pth", ".jit", ".gguf", ".bin")
 
 
 def of_process(row: dict[str, Any], on_gpu: bool) -> int:
-    """Bytes of a process: the daemon's figure, or the worker's own report where the driver tells none, as in WSL2 and in
-    containers. One that reports neither has what is expected of it, so that it does not pass for unloaded."""
+    """Returns a process' bytes: the daemon's figure, or the worker's own report if the driver gives none, as in WSL2 and
+    in containers. With neither, the expected size, so that the model does not seem unloaded."""
     if not on_gpu:
         return int(row["host_bytes"] or 0)
     return row["gpu_bytes"] or (row["graphs"] or {}).get("reserved_bytes") or expected(row)
 
 
 def expected(row: dict[str, Any]) -> int:
-    """Bytes that a load will take: what was measured last, else its weights on disk and the caches that it makes, else what the
-    daemon estimates, else 0."""
+    """Returns the bytes that a load will take: the last measurement, else weights on disk plus caches, else the daemon's
+    estimate, else 0."""
     return learnt.size(row["model"]) or _on_disk(row["model"]) or int((row.get("memory") or {}).get("estimated") or 0)
 
 
 def held(told: dict[str, Any]) -> int:
-    """Bytes of a row or a receipt: on its GPU, where it has one, else in the machine's memory."""
+    """Returns the bytes of a row or a receipt: on its GPU if it has one, else in host memory."""
     return int((told["gpu_bytes"] if told["gpu_bytes"] is not None else told["host_bytes"]) or 0)
 
 
@@ -41,8 +41,8 @@ def weights(path: Path) -> int:
 
 
 def _on_disk(model: str) -> int:
-    """Of what its declaration names: a file, a package, or, as the option ``model``, a folder or a repository in the Hugging
-    Face cache."""
+    """Returns the size on disk of what its declaration names: a file, a package, or the option ``model``: a folder, or a
+    repository in the Hugging Face cache."""
     try:
         folder, models = fleet_file.read()
         declared = models[model]
@@ -54,7 +54,7 @@ def _on_disk(model: str) -> int:
 
 
 def _cached(repository: str) -> Path:
-    """The folder in which the Hugging Face Hub's library keeps the main revision of ``owner/name``."""
+    """Returns the folder where the Hugging Face Hub's library keeps the main revision of ``owner/name``."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
     folder = cache / f"models--{repository.replace('/', '--')}"

@@ -29,11 +29,15 @@ public:
     void arm_until(Clock::time_point when, std::function<void()> passed) {
         cancel();
         timer_.expires_at(when);
-        timer_.async_wait(
-            [mine = *serial_, serial = serial_, passed = std::move(passed)](boost::system::error_code ec) {
-                if (!ec && *serial == mine) passed();
-            });
+        armed_ = *serial_;
+        timer_.async_wait([mine = armed_, serial = serial_, passed = std::move(passed)](boost::system::error_code ec) {
+            if (ec || *serial != mine) return;
+            ++*serial;
+            passed();
+        });
     }
+
+    [[nodiscard]] bool is_armed() const noexcept { return *serial_ == armed_; }
 
     void cancel() {
         ++*serial_;
@@ -42,7 +46,8 @@ public:
 
 private:
     boost::asio::steady_timer timer_;
-    std::shared_ptr<std::uint64_t> serial_ = std::make_shared<std::uint64_t>(0);
+    std::uint64_t armed_ = 0;  ///< the wait that is open, if it is still `serial_`
+    std::shared_ptr<std::uint64_t> serial_ = std::make_shared<std::uint64_t>(1);
 };
 
 /// Is `due` so long past that this process itself must have been stopped?

@@ -92,7 +92,7 @@ void ControlConnection::take_lines() {
 
     if (buffer_.empty()) {
         line_deadline_.cancel();
-    } else if (!line_is_partial_) {
+    } else if (!line_deadline_.is_armed()) {
         line_deadline_.arm(limits::control_line_deadline, [this] {
             refuse_and_close({ErrorCode::deadline_exceeded,
                               fmt::format("reading a request: {} bytes without a newline after {}", buffer_.size(),
@@ -100,12 +100,11 @@ void ControlConnection::take_lines() {
                               "end each request with a newline"});
         });
     }
-    line_is_partial_ = !buffer_.empty();
     if (input_ == Input::open) wait_readable();
 }
 
 void ControlConnection::take_line(std::string_view line) {
-    line_is_partial_ = false;
+    line_deadline_.cancel();
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;  // a person pressed Enter
     auto parsed = rpc::parse(line);
     if (const auto* refusal = std::get_if<rpc::Refusal>(&parsed))

@@ -57,7 +57,6 @@ private:
     OnClosed on_closed_;
     std::string buffer_;  ///< received bytes that are not a whole line yet
     Deadline line_deadline_;
-    bool line_is_partial_ = false;
     std::deque<Outgoing> outbox_;
     std::size_t outbox_bytes_ = 0;
     bool waits_writable_ = false;

@@ -154,11 +154,7 @@ std::size_t Blanks::count() const {
 }
 
 void Blanks::refill_after(Deadline::Clock::duration pause) {
-    refill_is_due_ = true;
-    refill_.arm_until(std::max(Deadline::Clock::now() + pause, not_before_), [this] {
-        refill_is_due_ = false;
-        refill();
-    });
+    refill_.arm_until(std::max(Deadline::Clock::now() + pause, not_before_), [this] { refill(); });
 }
 
 void Blanks::refill() {
@@ -173,7 +169,7 @@ void Blanks::fit(const memory::DeviceId& device, std::int64_t bytes_free) {
     room_[device] = bytes_free;
     end_surplus(device);
     const auto lacks = [&](const Kind& kind) { return missing(kind) > 0 && !kind.context && has_room_for(kind); };
-    if (!refill_is_due_ && std::ranges::any_of(kinds_, lacks)) refill_after(limits::blank_pause);
+    if (!refill_.is_armed() && std::ranges::any_of(kinds_, lacks)) refill_after(limits::blank_pause);
 }
 
 void Blanks::end_surplus(const memory::DeviceId& device) {

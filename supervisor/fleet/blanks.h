@@ -148,7 +148,6 @@ private:
     std::list<Waiting> waiting_;
     std::map<memory::DeviceId, std::int64_t> room_;
     Deadline refill_;
-    bool refill_is_due_ = false;
     Deadline::Clock::time_point not_before_{};  ///< pause after a blank failed to start or died
     int failures_ = 0;                          ///< such failures since a blank was last taken or created its context
     std::size_t ending_ = 0;

@@ -80,12 +80,12 @@ Result<> admit(channel::Infer& message, const Model& model, const generation::Me
     request.tensors = std::move(message.tensors);
     boost::container::small_vector<TensorView, wire::tensors_max> views;
     for (const channel::Tensor& tensor : request.tensors) {
-        Result<ChannelSlabs::Place> place = slabs.input(tensor);
-        if (!place) return std::move(place).error().during(fmt::format("tensor \"{}\"", tensor.name));
+        Result<ChannelSlabs::TensorBytes> given = slabs.input(tensor);
+        if (!given) return std::move(given).error().during(fmt::format("tensor \"{}\"", tensor.name));
         if (Result<> disjoint = check_overlap(tensor, {request.tensors.data(), views.size()}, in_flight); !disjoint)
             return disjoint;
         views.push_back(
-            {tensor.name, tensor.dtype, {tensor.dims.data(), tensor.dims.size()}, place->bytes, place->on_device});
+            {tensor.name, tensor.dtype, {tensor.dims.data(), tensor.dims.size()}, given->bytes, given->on_device});
     }
     if (generates) {
         request.generate = std::make_unique<generation::GenerateParameters>();

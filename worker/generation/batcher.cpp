@@ -123,15 +123,15 @@ Result<> Batcher::begin(Sequence& sequence) {
     for (const auto& [number, other] : sequences_)
         if (other.slot) slots_.holds(*other.slot, held_by(other));
     const std::span<const std::int64_t> tokens = sequence.parameters.tokens;
-    const std::optional<Slots::Place> place = slots_.find(
+    const std::optional<Slots::Choice> choice = slots_.find(
         tokens.first(sequence.parameters.tokens_tell_all ? tokens.size() : 0), sequence.parameters.prompt_length - 1);
-    if (!place) return Error{ErrorCode::internal, "no slot is free for a new sequence", {}};
-    slots_.take(place->slot, sequence.number);
-    sequence.slot = place->slot;
-    if (place->copy_from)
-        if (Result<> copied = engine_.copy_prefix(*place->copy_from, place->slot, place->keep); !copied) return copied;
-    sequence.reused = sequence.computed = place->keep;
-    statistics_.reused(place->keep);
+    if (!choice) return Error{ErrorCode::internal, "no slot is free for a new sequence", {}};
+    slots_.take(choice->slot, sequence.number);
+    sequence.slot = choice->slot;
+    if (choice->copy_from)
+        if (Result<> copied = engine_.copy_prefix(*choice->copy_from, choice->slot, choice->keep); !copied) return copied;
+    sequence.reused = sequence.computed = choice->keep;
+    statistics_.reused(choice->keep);
 
     std::vector<std::int64_t> first_input;
     if (shape_.embeddings)
@@ -139,7 +139,7 @@ Result<> Batcher::begin(Sequence& sequence) {
     else
         first_input.assign(sequence.known.end() - shape_.codebooks, sequence.known.end());
     if (shape_.prefill_gives) first_input.clear();
-    return engine_.reset(place->slot, {.keep = place->keep,
+    return engine_.reset(choice->slot, {.keep = choice->keep,
                                        .sampling = sequence.parameters.sampling,
                                        .rules = sequence.parameters.rules,
                                        .presence = sequence.parameters.tokens,

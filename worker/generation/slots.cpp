@@ -12,7 +12,7 @@ std::uint32_t Slots::common(const Slot& slot, std::span<const std::int64_t> prom
     return static_cast<std::uint32_t>(differs - held.begin()) / codebooks_;
 }
 
-std::optional<Slots::Place> Slots::find(std::span<const std::int64_t> prompt, std::uint32_t keep_max) const {
+std::optional<Slots::Choice> Slots::find(std::span<const std::int64_t> prompt, std::uint32_t keep_max) const {
     std::optional<std::uint32_t> oldest;
     std::uint32_t source = 0;
     std::vector<std::uint32_t> keep(count());
@@ -24,12 +24,12 @@ std::optional<Slots::Place> Slots::find(std::span<const std::int64_t> prompt, st
         if (keep[i] > keep[source] || spares_a_copy) source = i;
     }
     if (!oldest) return std::nullopt;
-    if (keep[source] == 0) return Place{*oldest, 0, {}};
+    if (keep[source] == 0) return Choice{*oldest, 0, {}};
     const Slot& from = slots_[source];
     const bool needs_it = from.sequence != 0 || 2 * keep[source] * codebooks_ < from.left.size();
-    if (!needs_it || source == *oldest) return Place{source, keep[source], {}};
-    if (keep[source] >= keep[*oldest] + limits::copied_prefix_min) return Place{*oldest, keep[source], source};
-    return Place{*oldest, keep[*oldest], {}};
+    if (!needs_it || source == *oldest) return Choice{source, keep[source], {}};
+    if (keep[source] >= keep[*oldest] + limits::copied_prefix_min) return Choice{*oldest, keep[source], source};
+    return Choice{*oldest, keep[*oldest], {}};
 }
 
 void Slots::take(std::uint32_t slot, Sequence sequence) { slots_[slot] = {sequence, {}, {}, slots_[slot].left_at}; }

@@ -18,7 +18,7 @@ public:
     Slots(std::uint32_t count, std::uint32_t codebooks) : slots_(count), codebooks_{codebooks} {}
 
     /// A new sequence's slot, and what it need not compute.
-    struct Place {
+    struct Choice {
         std::uint32_t slot = 0;
         std::uint32_t keep = 0;                  ///< positions of the prompt in the slot, now or after the copy
         std::optional<std::uint32_t> copy_from;  ///< the slot whose first `keep` positions are to be copied there
@@ -26,7 +26,7 @@ public:
     /// Returns nothing if all slots are taken. Keeps at most `keep_max` positions: the last one of a prompt
     /// must be fed to give a token. Copies a prefix if its slot still needs it: a sequence runs there, or
     /// the slot holds far more than this prompt would keep. Overwrites the slot that was left longest ago.
-    [[nodiscard]] std::optional<Place> find(std::span<const std::int64_t> prompt, std::uint32_t keep_max) const;
+    [[nodiscard]] std::optional<Choice> find(std::span<const std::int64_t> prompt, std::uint32_t keep_max) const;
 
     void take(std::uint32_t slot, Sequence sequence);
     /// Ends the slot's sequence. Its KV is now that of `tokens`.

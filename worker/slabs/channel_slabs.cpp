@@ -46,9 +46,9 @@ Result<> ChannelSlabs::lend(std::uint32_t id, std::uint64_t size_bytes, UniqueFd
         if (id <= last_lent_id_)
             return Error{ErrorCode::protocol_violation, fmt::format("lending slab {} after slab {}", id, last_lent_id_),
                          "number each loan of a channel above those before it"};
-        Result<SlabSource::Reservation> place = source_.reserve(0);
-        if (!place) return std::move(place).error();
-        reserved = std::move(*place);
+        Result<SlabSource::Reservation> reservation = source_.reserve(0);
+        if (!reservation) return std::move(reservation).error();
+        reserved = std::move(*reservation);
         last_lent_id_ = id;
     }
     Result<HostSlab> slab = HostSlab::adopt(std::move(memfd), size_bytes, wire::SlabDirection::output);
@@ -79,7 +79,7 @@ std::vector<ChannelSlabs::Offer> ChannelSlabs::take_offers() {
     return offers;
 }
 
-Result<ChannelSlabs::Place> ChannelSlabs::input(const channel::Tensor& tensor) const {
+Result<ChannelSlabs::TensorBytes> ChannelSlabs::input(const channel::Tensor& tensor) const {
     const wire::LeaseRef& lease = tensor.lease;
     const std::lock_guard lock{mutex_};
     const Slab* slab = find(lease.slab_id);
@@ -91,7 +91,7 @@ Result<ChannelSlabs::Place> ChannelSlabs::input(const channel::Tensor& tensor) c
     const std::span<std::byte> bytes = slab->memory.bytes;
     if (Result<> placed = check_placement(lease, bytes.size()); !placed) return std::move(placed).error();
     if (Result<> known = check_event(tensor.event_id); !known) return std::move(known).error();
-    return Place{bytes.subspan(lease.offset_bytes, lease.size_bytes), is_gpu(slab->memory.kind)};
+    return TensorBytes{bytes.subspan(lease.offset_bytes, lease.size_bytes), is_gpu(slab->memory.kind)};
 }
 
 Result<ChannelSlabs::Room> ChannelSlabs::allocate_output(std::uint64_t size_bytes, wire::SlabKind kind) {

@@ -60,14 +60,14 @@ public:
     /// Takes the events' offers, once. Send them before the first GPU slab.
     [[nodiscard]] std::vector<channel::EventOffer> take_event_offers();
 
-    struct Place {
+    struct TensorBytes {
         std::span<std::byte> bytes;
         bool on_device;
     };
     /// Returns the bytes that a request's tensor names.
     /// Errors  protocol_violation: an unknown, output or returned slab, out of bounds, not aligned;
     ///         an event that is not the client's
-    [[nodiscard]] Result<Place> input(const channel::Tensor& tensor) const;
+    [[nodiscard]] Result<TensorBytes> input(const channel::Tensor& tensor) const;
 
     struct Room {
         wire::LeaseRef lease;

@@ -11,7 +11,7 @@ namespace bulkhead::worker {
 
 SlabSource::SlabSource(std::string label_prefix, const config::ChannelLimits& limits,
                        std::shared_ptr<SlabBudget> worker_bytes)
-    : label_prefix_{std::move(label_prefix)}, huge_pages_{limits.huge_pages}, places_{std::make_shared<SlabBudget>(
+    : label_prefix_{std::move(label_prefix)}, huge_pages_{limits.huge_pages}, slab_count_{std::make_shared<SlabBudget>(
                                                                                   limits::channel_slabs_max)},
       bytes_{std::make_shared<SlabBudget>(limits.bytes_max)}, worker_bytes_{std::move(worker_bytes)} {}
 
@@ -54,8 +54,8 @@ Result<SlabSource::Reservation> SlabSource::reserve(std::uint64_t bytes) const {
             ErrorCode::resources_exhausted,
             fmt::format("a slab of {} bytes for a channel that has {} of its {}", bytes, bytes_->used(), bytes_->max()),
             "give results back sooner, or raise `channel.max` of the model"};
-    if (!take(*places_, 1, reserved.place))
-        return Error{ErrorCode::resources_exhausted, fmt::format("slab {} of a channel", places_->max() + 1),
+    if (!take(*slab_count_, 1, reserved.slab))
+        return Error{ErrorCode::resources_exhausted, fmt::format("slab {} of a channel", slab_count_->max() + 1),
                      "ask for fewer, larger slabs, return loans, or raise `channel.input` and `channel.output`"};
     if (!take(*worker_bytes_, bytes, reserved.worker_bytes))
         return Error{ErrorCode::resources_exhausted,

@@ -26,7 +26,7 @@ public:
 
     /// A slab's share of the bounds; the destructor returns it.
     struct Reservation {
-        SlabBudget::Share place;  ///< one slab
+        SlabBudget::Share slab;
         SlabBudget::Share bytes;
         SlabBudget::Share worker_bytes;
     };
@@ -51,7 +51,7 @@ private:
     const std::string label_prefix_;
     const bool huge_pages_;
     std::shared_ptr<const cuda::Gpu> gpu_;
-    const std::shared_ptr<SlabBudget> places_;
+    const std::shared_ptr<SlabBudget> slab_count_;
     const std::shared_ptr<SlabBudget> bytes_;
     const std::shared_ptr<SlabBudget> worker_bytes_;
     std::mutex mutex_;  ///< a size that depends on the remainder is reserved in one step

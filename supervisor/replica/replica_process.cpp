@@ -97,7 +97,9 @@ void Replica::on_placed(const Result<Device>& device, bool is_restart) {
     if (request->cgroup) process_->cgroups = context_.cgroups.get();
     context_.keeper.spawn(
         std::move(*request),
-        [this, process = process_](Result<SpawnedProcess> spawned) { on_spawned(process, std::move(spawned)); },
+        [this, weak = std::weak_ptr{process_}](Result<SpawnedProcess> spawned) {
+            if (const auto process = weak.lock()) on_spawned(process, std::move(spawned));
+        },
         exited);
 }
 

@@ -38,6 +38,15 @@ TEST_F(ReplicaTest, IsReadyWhenItsWorkerSaysSoAndNotBefore) {
     EXPECT_EQ(context_.torch, "2.11.0");
 }
 
+/// What comes later for a process asks whether the process is there before it touches the replica.
+TEST_F(ReplicaTest, TheStartUnderWayOfAReplicaThatIsGoneKeepsNothingOfIt) {
+    load();
+    const std::weak_ptr process = replica().process();
+    replica_.reset();
+    EXPECT_TRUE(process.expired());
+    EXPECT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+}
+
 TEST_F(ReplicaTest, ItsWorkerIsToldNothingOfHowModelsArePlaced) {
     const std::string plain = worker_link::configure(spec_, {}, false);
     spec_.replicas = 3;

@@ -243,6 +243,7 @@ Admission::Ticket Admission::make_room(const std::string& device, std::uint64_t 
                    planned_.empty() ? "declare `limits` in the fleet file" : "see `bulkhead gpus`"});
         return 0;
     }
+    if (room_waiters_.empty()) receipts_.clear();
     const Ticket ticket = ++last_ticket_;
     room_waiters_[ticket] = std::move(made);
     event::ReclaimAsked asked{ticket, found->first, bytes, std::move(client), {}};
@@ -305,10 +306,11 @@ void Admission::act(const action::Grant& grant) {
     failures_.erase(grant.who);
     const bool on_gpu = grant.device != memory::host;
     replica->load_on(on_gpu ? Device{devices_[grant.device].text, grant.device} : Device{},
-                     [this, who = grant.who, replica](const Result<LoadedReplica>& loaded) {
+                     [this, who = grant.who](const Result<LoadedReplica>& loaded) {
                          if (loaded) return;
                          failures_[who] = loaded.error();
-                         if (!replica->process()) could_not_start(who, loaded.error());
+                         // What it was started with is freed by its receipt.
+                         if (granted_.contains(who)) could_not_start(who, loaded.error());
                      });
 }
 
@@ -327,10 +329,8 @@ void Admission::act(const action::Evict& evict) {
         "evicted", {evict.who.model, evict.who.replica, 0},
         {{"cause", memory::to_string(evict.cause)}, {"for", evict.for_whom}, {"reason", evict.why}});
     evicting_.insert(evict.who);
-    replica->unload([this, replica, who = evict.who](const Result<std::optional<Receipt>>& receipt) {
-        if (!receipt) return;
-        if (*receipt && !room_waiters_.empty()) receipts_.insert_or_assign(who, **receipt);
-        replica->receipt_told();
+    replica->unload([replica](const Result<std::optional<Receipt>>& receipt) {
+        if (receipt) replica->receipt_told();
     });
 }
 
@@ -379,9 +379,8 @@ void Admission::act(const action::Reclaimed& reclaimed) {
     if (waiter.empty()) return;
     MadeRoom made{reclaimed.freed, {}, reclaimed.short_of};
     for (const memory::ReplicaId& who : reclaimed.ended)
-        if (auto receipt = receipts_.extract(who); !receipt.empty())
-            made.receipts.push_back(std::move(receipt.mapped()));
-    if (room_waiters_.empty()) receipts_.clear();
+        if (const auto receipt = receipts_.find(who); receipt != receipts_.end())
+            made.receipts.push_back(receipt->second);
     fit_blanks();  // the room now belongs to the caller, not to the blanks
     blanks_.when_gone(
         [made = std::move(made), answer = std::move(waiter.mapped())]() mutable { answer(std::move(made)); });

@@ -97,7 +97,7 @@ public:
     void adopted(Replica& replica) override;
     void channels_changed(Replica& replica) override;
     [[nodiscard]] std::optional<HeldMemory> held(const Replica& replica) const override;
-    void reclaimed(Replica& replica, bool is_back) override;
+    void reclaimed(Replica& replica, const std::optional<Receipt>& receipt) override;
     [[nodiscard]] std::optional<std::uint64_t> bound(const Replica& replica) const override;
 
 private:
@@ -147,6 +147,7 @@ private:
     void tell_ready(const Replica& replica, std::optional<memory::Footprint> measured);
     void could_not_start(const memory::ReplicaId& who, const Error& error);
     void look(std::function<void()> looked);
+    void begin_look();
     /// Says of devices that do not answer how old their figures are.
     [[nodiscard]] std::string old_figures(const config::ModelSpec& spec) const;
     void lose_workers_on(const Gpu& gpu);
@@ -166,14 +167,15 @@ private:
     bool works_later_ = false;
     Deadline tick_;
     Deadline next_look_;
-    std::vector<std::function<void()>> look_waiters_;  ///< wait for the look under way
+    std::vector<std::function<void()>> look_waiters_;  ///< wait for the next look
+    bool is_looking_ = false;
     std::map<Ticket, Waiter> waiters_;
     std::map<Ticket, std::function<void(Result<MadeRoom>)>> room_waiters_;
-    std::map<memory::ReplicaId, Receipt> receipts_;  ///< of evictions, while a caller waits for room
+    std::map<memory::ReplicaId, Receipt> receipts_;  ///< while a caller waits for room
     Ticket last_ticket_ = 0;
     std::set<memory::ReplicaId> granted_;  ///< granted, not yet started
     std::set<memory::ReplicaId> evicting_;
-    std::set<memory::ReplicaId> given_up_;  ///< ended; what is left of their memory counts as that of others
+    std::set<memory::ReplicaId> gone_;  ///< have their receipt; what is left of their memory counts as that of others
     std::map<memory::ReplicaId, Ticket> restarts_;           ///< restarts that wait
     std::map<memory::ReplicaId, memory::Time> ended_;        ///< ended, without a receipt yet
     std::map<memory::ReplicaId, Error> failures_;            ///< of failed loads whose processes are still ending

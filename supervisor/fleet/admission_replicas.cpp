@@ -30,9 +30,10 @@ void Admission::changed(Replica& replica, WorkerState from, WorkerState to) {
     }
     if (from == WorkerState::ready && to == WorkerState::busy) return tell(event::InFlight{who, 1});
     if (from == WorkerState::busy && to == WorkerState::ready) return tell(event::InFlight{who, 0});
-    const bool has_failed = replica.process() && replica.process()->failure;  // its end brings the error
-    if (to == WorkerState::draining || to == WorkerState::stopping || to == WorkerState::crashed)
-        if (!evicting_.contains(who) && !has_failed) tell(event::Ending{who});
+    // The end of a load that fails or crashes brings the error, or a restart.
+    const bool crashed = to == WorkerState::crashed && replica.process() && replica.process()->ready_at;
+    if (to == WorkerState::draining || to == WorkerState::stopping || crashed)
+        if (!evicting_.contains(who)) tell(event::Ending{who});
     if (to == WorkerState::reclaiming) {
         const auto& process = replica.process();
         const auto failure = failures_.extract(who);
@@ -42,9 +43,11 @@ void Admission::changed(Replica& replica, WorkerState from, WorkerState to) {
         ended_[who] = memory::Clock::now();
         event::Ended ended{who, ran_out, own, unix_ms(), process && process->evidence.memory_bound};
         if (!ended.error && !failure.empty()) ended.error = failure.mapped();
+        ended.restarts = replica.restarts();
         tell(std::move(ended));
     }
-    if (from == WorkerState::backoff && to == WorkerState::stopped)
+    // A restart asks again when its backoff is over.
+    if (to == WorkerState::reclaiming ? replica.restarts() : from == WorkerState::backoff && to == WorkerState::stopped)
         if (const auto restart = restarts_.extract(who); !restart.empty()) leave(restart.mapped());
 }
 
@@ -125,19 +128,21 @@ void Admission::adopted(Replica& replica) {
         tell(event::InFlight{id_of(replica), replica.state() == WorkerState::busy ? 1U : 0U});
 }
 
-void Admission::reclaimed(Replica& replica, bool is_back) {
+void Admission::reclaimed(Replica& replica, const std::optional<Receipt>& receipt) {
     const memory::ReplicaId who = id_of(replica);
     if (!plans(who.model)) return;
     evicting_.erase(who);
-    const auto ended = ended_.extract(who);
-    const event::Receipt receipt{
-        who, ended.empty() ? memory::Millis{0}
-                           : std::chrono::duration_cast<memory::Millis>(memory::Clock::now() - ended.mapped())};
-    if (is_back) return tell(receipt);
-    given_up_.insert(who);  // what it left is in the books as that of others before its own entry is freed
-    look([this, receipt] {
-        given_up_.erase(receipt.who);
-        tell(receipt);
+    event::Receipt told{who, std::nullopt};
+    if (const auto ended = ended_.extract(who); receipt && !ended.empty())
+        told.reclaim = std::chrono::duration_cast<memory::Millis>(memory::Clock::now() - ended.mapped());
+    if (receipt && !room_waiters_.empty()) receipts_.insert_or_assign(who, *receipt);
+    const bool is_back = !receipt || receipt->verified;
+    if (is_back && waiters_.empty() && room_waiters_.empty()) return tell(told);
+    // What others use of its memory is in the books before its own entry is freed.
+    gone_.insert(who);
+    look([this, told] {
+        gone_.erase(told.who);
+        tell(told);
     });
 }
 

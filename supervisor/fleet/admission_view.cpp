@@ -115,12 +115,16 @@ json::array Admission::ledger() const {
 
 // --- what other programs use
 
-/// Reads the devices and reports what is not ours. Reads our processes' memory at the same moment:
-/// a loading worker grows with each millisecond, and growth missed between two readings would count
-/// as memory of other programs. Callers during a look share it.
+/// Callers during a look share the next one: what they know of may be newer than what this one has read.
 void Admission::look(std::function<void()> looked) {
     look_waiters_.push_back(std::move(looked));
-    if (look_waiters_.size() > 1) return;
+    if (!std::exchange(is_looking_, true)) begin_look();
+}
+
+/// Reads the devices and reports what is not ours. Reads our processes' memory at the same moment:
+/// a loading worker grows with each millisecond, and growth missed between two readings would count
+/// as memory of other programs.
+void Admission::begin_look() {
     struct Seen {
         MachineMemory machine;
         std::vector<Gpu> gpus;
@@ -147,7 +151,8 @@ void Admission::look(std::function<void()> looked) {
                 seen.no_gpus = read.error().text();
             return seen;
         },
-        [this, alive = std::weak_ptr{alive_}](const Result<Seen>& seen) {
+        [this, alive = std::weak_ptr{alive_}, asked = std::exchange(look_waiters_, {}),
+         gone = gone_](const Result<Seen>& seen) {
             if (alive.expired()) return;
             for (auto& [id, device] : devices_)
                 device.trouble = !seen ? seen.error().text() : id == memory::host ? std::string{} : seen->no_gpus;
@@ -159,7 +164,7 @@ void Admission::look(std::function<void()> looked) {
                     for (const Gpu& gpu : seen->gpus) ours[gpu.uuid] += bytes_of_process(gpu, pid).value_or(0);
                 }
                 for (const auto& holding : policy_->holdings()) {
-                    if (given_up_.contains(holding.who)) continue;
+                    if (gone.contains(holding.who)) continue;
                     const Replica* replica = find_(holding.who.model, holding.who.replica);
                     const auto& process = replica != nullptr ? replica->process() : nullptr;
                     const bool on_gpu = holding.device != memory::host;
@@ -197,7 +202,9 @@ void Admission::look(std::function<void()> looked) {
                     if (gpu.lost) lose_workers_on(gpu);
                 }
             }
-            for (const auto& looked_on : std::exchange(look_waiters_, {})) looked_on();
+            for (const auto& looked : asked) looked();
+            is_looking_ = !look_waiters_.empty();
+            if (is_looking_) begin_look();
         });
 }
 

@@ -44,7 +44,7 @@ struct Refuse {
     Ticket ticket = 0;
     Error error;
 };
-/// The ticket waits. Sent when its position changes.
+/// The ticket waits. Sent when its position changes, or its expected wait by more than a quarter.
 struct Queued {
     Ticket ticket = 0;
     std::size_t position = 0;          ///< 1: next

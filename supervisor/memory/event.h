@@ -83,11 +83,12 @@ struct Ended {
     std::optional<Error> error{};  ///< of a failed load: the answer to its waiters
     std::int64_t unix_ms = 0;      ///< dates a corrected figure
     bool of_host = false;          ///< a worker on a GPU ran out of host memory
+    bool restarts = false;         ///< another process follows by itself: whoever waits for a load waits on
 };
 /// The memory of an ended worker is back, or its holder is known and the memory counts as foreign.
 struct Receipt {
     ReplicaId who;
-    Millis reclaim{0};
+    std::optional<Millis> reclaim{};  ///< since its end; empty: not known
 };
 /// What a former supervisor left; sent before any request. `ready_for`: only for a resident worker, which
 /// counts as busy until its first `InFlight`.

@@ -84,9 +84,8 @@ void relieve_pressure(State& state, Time now) {
 
 void answer_reclaims(State& state, Time now) {
     for (auto one = state.reclaims.begin(); one != state.reclaims.end();) {
-        const bool late = one->deadline && *one->deadline <= now;
-        if (!one->awaited.empty() && !late) {
-            if (one->deadline) state.wake_at(*one->deadline);
+        if (!one->awaited.empty() && one->deadline > now) {
+            state.wake_at(one->deadline);
             ++one;
             continue;
         }

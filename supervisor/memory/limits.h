@@ -13,6 +13,8 @@ using namespace std::chrono_literals;
 inline constexpr std::size_t tickets_max = 4'096;           ///< waiting callers of all models
 inline constexpr std::size_t tickets_of_asker_max = 1'024;  ///< per asker, so that one cannot fill the queue
 inline constexpr std::size_t reclaims_max = 64;             ///< reclaims that wait for receipts
+inline constexpr auto reclaim_wait_max = 5min;              ///< of a reclaim without a deadline
+inline constexpr auto expected_change_min = 1s;             ///< of an expected wait that is told again
 
 // --- turns of models that evict each other
 /// A model in use keeps its place for 4 times its swap-in time: swapping then costs a fifth of the time.

@@ -146,7 +146,7 @@ void apply(State& state, const event::LoadAsked& event, Time now) {
     ++of_client;
     ++state.tickets;
     entry_for(state, *model->unit, now)
-        .waiters.push_back({event.ticket, model, event.asker, event.client, event.deadline, event.for_room, 0});
+        .waiters.push_back({event.ticket, model, event.asker, event.client, event.deadline, event.for_room, 0, {}});
 }
 
 void apply(State& state, const event::Left& event, Time now) {
@@ -273,7 +273,10 @@ void apply(State& state, const event::Ended& event, Time now) {
                                                    fmt::format("see `bulkhead logs {}`", event.who.model)});
     switch (slot->phase) {
     case Phase::loading:
-        event.out_of_memory ? ran_out(state, *slot, event, now) : fail_entry_of(state, *slot, error);
+        if (event.out_of_memory)
+            ran_out(state, *slot, event, now);
+        else if (!event.restarts)
+            fail_entry_of(state, *slot, error);
         break;
     case Phase::ready:
     case Phase::draining:
@@ -294,16 +297,16 @@ void apply(State& state, const event::Receipt& event, Time now) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr || slot->phase != Phase::reclaiming) return;
     Model& model = *slot->model;
-    state.footprints.reclaimed(state.key_of(model, slot->device), event.reclaim);
+    if (event.reclaim) state.footprints.reclaimed(state.key_of(model, slot->device), *event.reclaim);
     for (Reclaim& one : state.reclaims) {
         if (std::erase(one.awaited, event.who) == 0) continue;
         one.ended.push_back(event.who);
         one.freed += (slot->device == one.device ? slot->device_bytes : 0) + (one.device == 0 ? slot->host_bytes : 0);
     }
-    if (!model.last.empty() && model.last_at)
+    if (event.reclaim && !model.last.empty() && model.last_at)
         state.note(model,
                    fmt::format("{}, its receipt came after {}", model.last.substr(0, model.last.find(", its receipt")),
-                               duration_text(event.reclaim)),
+                               duration_text(*event.reclaim)),
                    now);
     state.enter(*slot, Phase::none);
     if (model.known) return make_slots(model, model.declared.replicas_max);
@@ -368,7 +371,7 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
     one.ticket = event.ticket;
     one.device = *known;
     one.client = event.client;
-    one.deadline = event.deadline;
+    one.deadline = event.deadline.value_or(now + limits::reclaim_wait_max);
     one.asked = std::min(event.bytes, limits::bytes_max);
     const auto asked = static_cast<std::int64_t>(one.asked);
     std::int64_t there = state.free_for_others(device);  // minus what earlier reclaims were promised

@@ -236,12 +236,19 @@ void claim(State& state, const Survey& survey, const std::vector<Piece>& pieces,
         if (touched[device]) state.claims[device] = survey.room_within(Reach::bounded, device, priority) - need[device];
 }
 
+bool differs(const std::optional<Time>& told, const std::optional<Time>& expected, Time now) {
+    if (!told || !expected) return told.has_value() != expected.has_value();
+    const Clock::duration by = *told < *expected ? *expected - *told : *told - *expected;
+    return by > std::max<Clock::duration>(limits::expected_change_min, (std::max(*told, *expected) - now) / 4);
+}
+
 void tell_positions(State& state, Entry& entry, std::size_t position, Time now) {
     std::optional<Millis> expected;
     if (entry.expected) expected = millis(std::max(*entry.expected, now) - now);
     for (Waiter& waiter : entry.waiters) {
-        if (waiter.told_position == position) continue;
+        if (waiter.told_position == position && !differs(waiter.told_expected, entry.expected, now)) continue;
         waiter.told_position = position;
+        waiter.told_expected = entry.expected;
         state.actions.emplace_back(action::Queued{waiter.ticket, position, expected, entry.why});
     }
 }

@@ -91,6 +91,7 @@ struct Waiter {
     std::optional<Time> deadline;
     bool for_room = false;  ///< the deadline does not apply during the load
     std::size_t told_position = 0;
+    std::optional<Time> told_expected;
 };
 
 /// All waiters of one unit.
@@ -109,7 +110,7 @@ struct Reclaim {
     Ticket ticket = 0;
     std::size_t device = 0;
     std::string client;
-    std::optional<Time> deadline;
+    Time deadline{};
     Bytes asked = 0;
     Bytes promised = 0;  ///< its part of the device's promise
     Bytes freed = 0;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "supervisor/reclaim/receipt.h"
 #include "supervisor/replica/replica_record.h"
 #include "supervisor/states/lifecycle.h"
 
@@ -30,8 +31,9 @@ public:
     virtual void channels_changed(Replica& replica) = 0;
     /// Returns the books' entry for the process, to be kept in its record; empty: no entry.
     [[nodiscard]] virtual std::optional<HeldMemory> held(const Replica& replica) const = 0;
-    /// Called when the memory of an ended process is back, or was given up: not all of it `is_back`.
-    virtual void reclaimed(Replica& replica, bool is_back) = 0;
+    /// Called when the memory of an ended process is back, or the receipt names who holds it; empty: there was no
+    /// process.
+    virtual void reclaimed(Replica& replica, const std::optional<Receipt>& receipt) = 0;
     /// Returns the kernel's memory bound for a process on a CPU, in bytes; empty: no bound.
     [[nodiscard]] virtual std::optional<std::uint64_t> bound(const Replica& replica) const = 0;
 };

@@ -88,6 +88,8 @@ public:
     void not_needed(std::string why);
     /// The memory books changed the figure of this process: records it for the next supervisor.
     void books_changed() { remember(); }
+    /// Its process crashed, and another follows by itself, unless it was one crash too many: then a quarantine does.
+    [[nodiscard]] bool restarts() const;
     /// From now on a crash leads to a restart.
     void keep_running() { policy_.preloaded(); }
     /// Errors  deadline_exceeded: the process does not end even by SIGKILL

@@ -171,7 +171,7 @@ void Replica::apply(const ExitOutcome& outcome) {
 
     plan_ = plan_restart(outcome);
     if (!exit) {
-        if (context_.gate != nullptr) context_.gate->reclaimed(*this, true);
+        if (context_.gate != nullptr) context_.gate->reclaimed(*this, std::nullopt);
         return finish(std::nullopt);
     }
     // The next process starts before this one's memory is back; only its grant waits for that.
@@ -212,7 +212,7 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     context_.events.publish("receipt", receipt.worker, to_json(receipt));
     if (process->cgroups != nullptr) process->cgroups->remove(process->born_as);
     if (context_.memory_limits) context_.memory_limits->remove(process->born_as);
-    if (context_.gate != nullptr) context_.gate->reclaimed(*this, receipt.verified);
+    if (context_.gate != nullptr) context_.gate->reclaimed(*this, receipt);
     last_end_.settled(receipt);
     if (process == process_) return finish(std::move(receipt));
     const auto waiters = exited_.remove(process);
@@ -263,6 +263,12 @@ Replica::RestartPlan Replica::plan_restart(const ExitOutcome& outcome) {
     plan.decision = policy_.ended({plan.how, process_->ready_for(), !load_waiters_.empty(), uuid}, Clock::now(),
                                   std::uniform_real_distribution{-1.0, 1.0}(jitter_));
     return plan;
+}
+
+bool Replica::restarts() const {
+    if (!process_ || !process_->exit || process_->failure || is_asked_to_end()) return false;
+    const bool gave_up_graphs = process_->evidence.lost_in == WorkerState::capturing && !history_.eager.empty();
+    return gave_up_graphs || (policy_.keep_running && spec_.restart == config::RestartPolicy::on_crash);
 }
 
 void Replica::follow(const RestartPlan& plan) {

@@ -115,6 +115,41 @@ TEST_F(MemoryBadInput, AReclaimWithoutTimeIsToldWhatIsFree) {
     EXPECT_THAT(all<action::Reclaimed>()[0].short_of, HasSubstr("2.0 GiB of 6.0 GiB asked for are free"));
 }
 
+TEST_F(MemoryBadInput, AProcessThatDoesNotEndIsNotAwaitedLongerThanTheDeadlineOfAReclaim) {
+    declare({model("stuck", 8 * gib)});
+    load("stuck", 8 * gib);
+    now += 1min;
+    send(event::ReclaimAsked{98, "GPU-0", 6 * gib, "game", now + 2s});
+    send(event::ReclaimAsked{99, "GPU-0", 6 * gib, "patient", std::nullopt});
+    EXPECT_THAT(all<action::Reclaimed>(), IsEmpty());
+    for (const Clock::duration time : {Clock::duration{2s}, Clock::duration{limits::reclaim_wait_max - 2s}}) {
+        EXPECT_LE(policy.next_tick(), now + time);
+        now += time;
+        send(event::Tick{});
+        ASSERT_EQ(all<action::Reclaimed>().size(), 1U);
+        EXPECT_EQ(all<action::Reclaimed>()[0].short_of, "stuck/0 did not end in time");
+    }
+}
+
+TEST_F(MemoryBadInput, ACrashThatARestartFollowsIsWaitedOut) {
+    declare({model("a", 4 * gib)});
+    const Ticket waiting = ask("a");
+    event::Ended crash{{"a", 0}};
+    crash.restarts = true;
+    send(crash);
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    send(event::Receipt{{"a", 0}, 100ms});
+    ASSERT_THAT(granted(), ElementsAre("a/0"));
+    ready("a", 4 * gib);
+    ASSERT_EQ(all<action::Serve>().size(), 1U);
+    EXPECT_EQ(all<action::Serve>()[0].ticket, waiting);
+
+    end("a");
+    ask("a");
+    send(event::Ended{{"a", 0}});
+    EXPECT_EQ(all<action::Refuse>().size(), 1U) << "no restart follows";
+}
+
 TEST_F(MemoryBadInput, RoomForAClientThatLeftIsNotKeptForEver) {
     declare({model("a", 4 * gib)});
     load("a", 4 * gib);

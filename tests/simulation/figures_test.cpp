@@ -93,6 +93,19 @@ TEST_F(MemoryFigures, ThatNobodyCouldTellLeaveTheGrant) {
     EXPECT_THAT(evicted(), ElementsAre("a/0"));
 }
 
+TEST_F(MemoryFigures, OfAnEndThatNobodyTimedStay) {
+    declare({model("a", 4 * gib)});
+    measure(4 * gib, 0);
+    const auto reclaim = [&] { return policy.footprints().to_json().begin()->value().at("reclaim_ms").to_number<int>(); };
+    ASSERT_EQ(reclaim(), 100);
+    event::Adopted adopted;
+    adopted.holding = {{"a", 0}, Holds::reclaiming, false, "GPU-0", 4 * gib};
+    send(adopted);
+    send(event::Receipt{{"a", 0}});
+    EXPECT_EQ(gpu().reclaiming, 0U);
+    EXPECT_EQ(reclaim(), 100);
+}
+
 TEST_F(MemoryFigures, OfAWaitBehindAHigherPriorityAreNotMadeUp) {
     auto busy = model("busy", 8 * gib);
     busy.priority = 1;

@@ -62,6 +62,26 @@ TEST_F(MemoryTurn, OfALowerPriorityThatCameIsNotLentToItsNextWait) {
     EXPECT_THAT(evicted(), IsEmpty());
 }
 
+TEST_F(MemoryTurn, ThatComesSoonerOrLaterThanWasSaidIsToldAgain) {
+    auto guarded = model("guarded", 8 * gib);
+    guarded.min_resident = 10s;
+    declare({guarded, model("next", 8 * gib)});
+    load("guarded", 8 * gib);
+    ask("next");
+    ASSERT_EQ(all<action::Queued>().size(), 1U);
+    const auto expected = all<action::Queued>()[0].expected;
+    now += 5s;
+    send(event::Tick{});
+    EXPECT_THAT(all<action::Queued>(), IsEmpty()) << "as was said";
+    guarded.min_resident = 1min;
+    declare({guarded, model("next", 8 * gib)});
+    ASSERT_EQ(all<action::Queued>().size(), 1U);
+    EXPECT_EQ(all<action::Queued>()[0].position, 1U);
+    EXPECT_EQ(all<action::Queued>()[0].expected, *expected + 45s);
+    send(event::Tick{});
+    EXPECT_THAT(all<action::Queued>(), IsEmpty());
+}
+
 TEST(MemoryTurns, OfTwoClientsBringManyTimesTheAnswersOfASwapForEach) {
     const auto ours = alternate(std::make_unique<OurPolicy>(), 2, 1, 3s, 100ms, 1h);
     const auto naive = alternate(std::make_unique<Rival>(0, Rival::Victim::oldest_load), 2, 1, 3s, 100ms, 1h);

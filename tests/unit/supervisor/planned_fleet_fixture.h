@@ -1,5 +1,6 @@
 #pragma once
 
+#include <list>
 #include <map>
 #include <optional>
 #include <string>
@@ -33,7 +34,7 @@ protected:
         declared_.limits["cpu"].share_bytes = 8 * gb;
         declare(std::move(models));
         bool begun = false;
-        fleet_->begin({}, [&] { begun = true; });
+        fleet_->begin(known_, [&] { begun = true; });
         ASSERT_TRUE(wait([&] { return begun; }));
     }
     /// SIGKILL, and the next one, with what the keeper has.
@@ -68,6 +69,13 @@ protected:
             if (!loaded) errors_.push_back(loaded.error());
         });
     }
+    std::optional<Result<OpenedChannel>>& open(const std::string& name) {
+        auto& opened = opened_.emplace_back();
+        fleet_->open_channel(
+            model(name), {"ana", 7, 0}, {}, [&opened](Result<OpenedChannel> channel) { opened = std::move(channel); },
+            &left_);
+        return opened;
+    }
     FakeWorker& spawned(std::size_t count) {
         EXPECT_TRUE(wait([&] { return keeper_.workers.size() >= count; }));
         return *keeper_.workers.at(count - 1);
@@ -99,6 +107,12 @@ protected:
         settle();
         return worker;
     }
+    void answer_drain(FakeWorker& worker) {
+        ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
+        worker.say({{"type", "drained"}});
+        give_back(worker);
+        keeper_.exit(worker, {false, 0, true});
+    }
     static std::optional<int> gpu_of(const FakeWorker& worker) {
         for (const std::string& one : worker.environment) {
             if (one == "CUDA_VISIBLE_DEVICES=GPU-a") return 0;
@@ -127,6 +141,9 @@ protected:
     std::map<pid_t, std::pair<int, std::uint64_t>> held_;
     std::map<int, std::uint64_t> others_;  ///< used by other programs, by GPU
     std::vector<Error> errors_;
+    std::list<std::optional<Result<OpenedChannel>>> opened_;
+    Fleet::ClientLeft left_;
+    Admission::Known known_;  ///< to each supervisor
 };
 
 }  // namespace bulkhead::supervisor::test

@@ -1,7 +1,6 @@
 /// How the memory policy's decisions are carried out, and what it is told.
 
 #include <future>
-#include <list>
 
 #include "supervisor/base/limits.h"
 #include "supervisor/memory/limits.h"
@@ -32,23 +31,8 @@ protected:
     };
 
     AdmissionTest() { events_.subscribe(watcher_, {}); }
-    std::optional<Result<OpenedChannel>>& open(const std::string& name) {
-        auto& opened = opened_.emplace_back();
-        fleet_->open_channel(
-            model(name), {"ana", 7, 0}, {}, [&opened](Result<OpenedChannel> channel) { opened = std::move(channel); },
-            &left_);
-        return opened;
-    }
-    void answer_drain(FakeWorker& worker) {
-        ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
-        worker.say({{"type", "drained"}});
-        give_back(worker);
-        keeper_.exit(worker, {false, 0, true});
-    }
 
     std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
-    std::list<std::optional<Result<OpenedChannel>>> opened_;
-    Fleet::ClientLeft left_;
 };
 
 // --- where the driver does not tell what is whose
@@ -272,70 +256,6 @@ TEST_F(AdmissionTest, AClientThatAskedForRoomAndLeftIsNotWaitedFor) {
     }
     EXPECT_TRUE(worker.got("drain"));
     EXPECT_FALSE(refused) << refused->text();
-}
-
-// --- crashes and memory that runs out
-
-TEST_F(AdmissionTest, TheRestartOfASurplusReplicaThatNobodyNeedsIsGivenUp) {
-    auto range = on("cuda:1", "a", gb);
-    range.replicas = 2;
-    range.deadlines.request = 1h;
-    begin({range});
-    load("a");
-    FakeWorker& first = ready(1);
-    first.say({{"type", "busy"}, {"in_flight", 1}});
-    ASSERT_TRUE(wait([&] { return first.got("statistics_asked"); }));
-    first.say({{"type", "statistics"}, {"in_flight", 1}, {"queued", 1}});
-    FakeWorker& surplus = ready(2);
-    ASSERT_EQ(surplus.name.replica, 1U);
-    keeper_.exit(surplus, {true, SIGSEGV, true});
-    EXPECT_TRUE(wait([&] { return replica("a", 1).state() == WorkerState::stopped; })) << replica("a", 1).sentence();
-    EXPECT_THAT(replica("a", 1).sentence(), HasSubstr("its restart was not needed: a/0 serves"));
-}
-
-TEST_F(AdmissionTest, TheRestartOfOneReplicaLeavesAnotherInItsQuarantineUntilAPersonLoads) {
-    auto two = on("cuda:1", "a", gb);
-    two.replicas = two.replicas_min = 2;
-    begin({two});
-    load("a");
-    FakeWorker& first = ready(1);
-    std::size_t count = 2;
-    for (; count < 3 * limits::restart_unforgiven_max; ++count) {
-        FakeWorker& second = ready(count);
-        ASSERT_EQ(second.name.replica, 1U);
-        keeper_.exit(second, {true, SIGSEGV, true});
-        const auto is_quarantined = [&] { return replica("a", 1).state() == WorkerState::quarantined; };
-        ASSERT_TRUE(wait([&] { return is_quarantined() || keeper_.workers.size() > count; })) << why("a");
-        if (is_quarantined()) break;
-    }
-    settle();
-    ASSERT_EQ(count, 1 + limits::restart_unforgiven_max);
-    keeper_.exit(first, {true, SIGSEGV, true});
-    EXPECT_EQ(ready(count + 1).name.replica, 0U);
-    EXPECT_EQ(replica("a", 1).state(), WorkerState::quarantined) << replica("a", 1).sentence();
-    EXPECT_EQ(keeper_.workers.size(), count + 1);
-    load("a");
-    EXPECT_EQ(spawned(count + 2).name.replica, 1U);
-}
-
-TEST_F(AdmissionTest, ALoadThatRunsOutOfMemoryIsTriedOnceMoreWithMoreRoom) {
-    begin({on("cuda:0", "a", 4 * gb)});
-    load("a");
-    const auto run_out = [&](FakeWorker& worker) {
-        worker.say(
-            {{"type", "failed"}, {"code", "out_of_memory"}, {"attempt", "CUDA out of memory"}, {"remedy", "less"}});
-        keeper_.exit(worker, {false, 1, true});
-    };
-    run_out(loading(1));
-    FakeWorker& second = loading(2);
-    EXPECT_EQ(books("cuda:0", "reserved"), 5 * gb);
-    EXPECT_THAT(why("a"), HasSubstr("a/0 ran out of memory with 3.7 GiB reserved; from now on it gets 4.7 GiB"));
-    run_out(second);
-    ASSERT_TRUE(wait([&] { return !errors_.empty(); }));
-    EXPECT_EQ(errors_.front().code, ErrorCode::out_of_memory);
-    EXPECT_THAT(errors_.front().attempt, HasSubstr("memory ran out twice"));
-    settle();
-    EXPECT_EQ(keeper_.workers.size(), 2U);
 }
 
 // --- the start of the daemon

@@ -270,7 +270,7 @@ protected:
         case 3: return fleet_->unload({&model(name)}, [](const auto&) {});
         case 4:
             return fleet_->open_channel(model(name), {"ana", 7, 0}, {}, [this](Result<OpenedChannel> opened) {
-                if (opened) opened_.push_back(std::move(*opened));
+                if (opened) channels_.push_back(std::move(*opened));
             });
         default: break;
         }
@@ -364,7 +364,7 @@ protected:
     }
 
     std::map<std::uint64_t, Life> lives_;  ///< by generation
-    std::vector<OpenedChannel> opened_;
+    std::vector<OpenedChannel> channels_;
 };
 
 TEST_F(LedgerHistory, EachSupervisorHasTheLedgerOfTheOneBefore) {

@@ -69,6 +69,9 @@ private:
         invariants_.paused = false;
         if (one_in(4)) world_.load_crashes = below(20);
         if (one_in(4)) world_.load_runs_out = below(20);
+        if (one_in(4)) world_.crash_quarantines = below(60);
+        if (one_in(4)) world_.receipt_unverified = below(60);
+        world_.crash_restarts = 50;
         world_.for_room_every = 3;
     }
 
@@ -278,14 +281,17 @@ private:
         bool placed = false;
         bool withdrawn = false;
         world_.check = [&](const Event& event, const Actions& all) {
-            if (std::exchange(first, false)) {
+            if (std::holds_alternative<event::LoadAsked>(event) && std::exchange(first, false)) {
                 actions = all;
                 placed = !world_.placed.empty();
                 withdrawn = world_.withdrew;
             }
             former(event, all);
         };
-        const bool others_wait = !world_.tickets.empty();
+        // A person's load lifts the quarantine of its own model only.
+        const bool others_wait = !world_.tickets.empty() || std::ranges::any_of(world_.quarantined, [&](const auto& who) {
+            return who.model != model;
+        });
         (void)world_.load(model, Asker::person, some_deadline());
         world_.check = former;
         if (others_wait) return;

@@ -362,6 +362,7 @@ std::vector<Invariants::Piece> Invariants::missing(const std::vector<std::string
     for (const std::string& model : unit)
         for (std::uint32_t i = 0; i < std::max(world_.declared.at(model).replicas_min, 1U); ++i) {
             const auto found = world_.processes.find({model, i});
+            if (world_.quarantined.contains({model, i})) continue;
             if (found == world_.processes.end()) {
                 pieces.push_back(piece_of(model));
             } else {

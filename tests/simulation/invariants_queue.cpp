@@ -132,7 +132,8 @@ void Invariants::check_deadlines(const Event& event) {
         for (const std::string& member : unit_of(model))
             for (std::uint32_t i = 0; i < world_.declared.at(member).replicas_max; ++i) {
                 const bool has = has_room({member, i});
-                all = all && (has || i >= std::max(world_.declared.at(member).replicas_min, 1U));
+                all = all && (has || i >= std::max(world_.declared.at(member).replicas_min, 1U) ||
+                              world_.quarantined.contains({member, i}));
                 any = any || (has && member == model);
             }
         if (!bound.for_room || !(world_.askers.at(ticket) == Asker::channel ? any : all))

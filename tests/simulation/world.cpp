@@ -18,6 +18,7 @@ constexpr Millis answers_supervisor_in{20};  ///< a worker that another supervis
 World::World(std::unique_ptr<Decider> decider, std::uint64_t seed) : random{seed}, decider_{std::move(decider)} {}
 
 void World::declare(std::vector<Declaration> models, std::map<DeviceId, DeviceLimit> new_limits) {
+    while (!quarantined.empty()) quarantine(ReplicaId{*quarantined.begin()}, false);
     declared.clear();
     pinned.clear();
     for (const Declaration& one : models) {
@@ -74,6 +75,9 @@ void World::ask(std::uint64_t id) {
 }
 
 Ticket World::load(const std::string& model, Asker asker, std::optional<Millis> deadline) {
+    if (asker == Asker::person)
+        for (std::uint32_t i = 0; i < declared.at(model).replicas_max; ++i)
+            if (quarantined.contains({model, i})) quarantine({model, i}, false);
     const Ticket ticket = ++number_;
     tickets[ticket] = model;
     askers[ticket] = asker;
@@ -129,8 +133,40 @@ void World::pump() {
         take_placements(actions);
         for (const Action& action : actions) std::visit([&](const auto& one) { do_one(one); }, action);
         if (check) check(event, actions);
+        if (const auto* asked = std::get_if<event::LoadAsked>(&event)) refuse_if_quarantined(asked->model);
+        if (const auto* lost = std::get_if<event::Quarantined>(&event)) refuse_if_quarantined(lost->who.model);
     }
     sending_ = false;
+}
+
+void World::quarantine(const ReplicaId& who, bool is_quarantined) {
+    is_quarantined ? (void)quarantined.insert(who) : (void)quarantined.erase(who);
+    send(event::Quarantined{who, is_quarantined});
+}
+
+/// As the supervisor does where nothing of the model serves and a person must lift a quarantine first.
+void World::refuse_if_quarantined(const std::string& model) {
+    const auto known = declared.find(model);
+    if (known == declared.end()) return;
+    for (std::uint32_t i = 0; i < std::max(known->second.replicas_min, 1U); ++i)
+        if (!quarantined.contains({model, i})) return;
+    for (const auto& [who, one] : processes)
+        if (who.model == model && one.state == State::ready) return;
+    const auto waiting = tickets;
+    for (const auto& [ticket, of] : waiting) {
+        if (of != model) continue;
+        do_one(action::Refuse{ticket, {}});
+        send(event::Left{ticket});
+    }
+}
+
+void World::hold_for_a_while(const DeviceId& id, Bytes bytes) {
+    if (bytes == 0) return;
+    set_foreign(id, machines.at(id).foreign + bytes);
+    after(Millis{3'000}, [id, bytes](World& world) {
+        const Bytes held = world.machines.at(id).foreign;
+        world.set_foreign(id, held - std::min(held, bytes));
+    });
 }
 
 void World::note_told(const Event& event) {
@@ -308,13 +344,23 @@ void World::end(const ReplicaId& who, bool out_of_memory) {
         Bytes& known = served_peak[footprint_key(who.model, process.device != host)];
         known = std::min(known, process.peak_before);  // what a leak took is not what it needs
     }
+    const bool crashed = process.state != State::draining && !out_of_memory;
     process.state = State::ended;
     const auto lost = std::exchange(process.requests, {});
     const std::uint64_t generation = process.generation;
-    send(event::Ended{who, out_of_memory, std::nullopt, 1});
+    event::Ended ended{who, out_of_memory, std::nullopt, 1};
+    ended.restarts = crashed && happens(crash_restarts);
+    send(std::move(ended));
+    if (crashed && declared.contains(who.model) && happens(crash_quarantines)) quarantine(who, true);
     const Millis reclaim = truth.at(who.model).reclaim;
     after(reclaim, [who, generation, reclaim](World& world) {
-        if (world.find(who, generation) == nullptr) return;
+        const Process* one = world.find(who, generation);
+        if (one == nullptr) return;
+        if (world.happens(world.receipt_unverified)) {
+            const auto [device, bytes, beside] = std::tuple{one->device, one->device_bytes, one->host_bytes};
+            world.hold_for_a_while(device, bytes);
+            world.hold_for_a_while(DeviceId{host}, beside);
+        }
         world.processes.erase(who);
         world.send(event::Receipt{who, reclaim});
     });
@@ -424,6 +470,7 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
     std::vector<Declaration> models;
     for (const auto& [name, one] : declared) models.push_back(one);
     send(event::Declared{models, limits});
+    for (const ReplicaId& who : quarantined) send(event::Quarantined{who, true});
     for (const auto& [id, machine] : machines) {
         send(event::Device{id, machine.total, machine.lost});
         send(event::Foreign{id, machine.foreign});

@@ -144,6 +144,7 @@ public:
     std::map<DeviceId, Machine> machines;
     std::map<std::string, Bytes> served_peak;  ///< by key of a footprint
     std::map<std::string, bool> pinned;
+    std::set<ReplicaId> quarantined;
     std::set<std::pair<ReplicaId, DeviceId>> placed;  ///< who got a place by the last event
     bool withdrew = false;  ///< by the last event, one lost its place before its grant
     std::string misdealt;  ///< a request that another replica with less to do should have got
@@ -155,6 +156,11 @@ public:
     /// Chance, in percent, that a load crashes, or runs out of memory.
     int load_crashes = 0;
     int load_runs_out = 0;
+    /// Chance, in percent, that another process follows a crash by itself, that the replica is quarantined after it,
+    /// and that an ended process' memory is not back but held by another program for a while.
+    int crash_restarts = 0;
+    int crash_quarantines = 0;
+    int receipt_unverified = 0;
     /// One of so many deadlines bounds only the wait for room; 0: none does.
     std::uint64_t for_room_every = 0;
     /// Called after every event, with the actions it led to.
@@ -192,6 +198,10 @@ private:
     void become_ready(const ReplicaId& who);
     void note_told(const Event& event);
     void close_channel(const ReplicaId& who, std::uint64_t generation);
+    [[nodiscard]] bool happens(int percent) { return percent > 0 && static_cast<int>(random() % 100) < percent; }
+    void quarantine(const ReplicaId& who, bool is_quarantined);
+    void refuse_if_quarantined(const std::string& model);
+    void hold_for_a_while(const DeviceId& id, Bytes bytes);
     void end(const ReplicaId& who, bool out_of_memory);
     void ask(std::uint64_t id);
     void begin_next(const ReplicaId& who);

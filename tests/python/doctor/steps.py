@@ -315,6 +315,69 @@ def größer(x, lengths):
     return "größer", x.sum().item()
 
 
+def note(x):
+    os.getpgrp()
+    return x + 1
+
+
+def breaks(x, lengths):
+    x = x * 2
+    os.getppid(); torch._dynamo.graph_break()  # noqa: E702
+    return note(x * 2) * 2
+
+
+def breaks_at_once(x, lengths):
+    os.getuid()
+    return x + 1
+
+
+def breaks_in_loop(x, lengths):
+    for _ in range(2):
+        x = x * 2
+        os.getgid()
+    return x
+
+
+def yields(x, lengths):
+    yield x * 2
+
+
+def equal_lines(x, lengths):
+    x = x + x.sum().item()
+    y = x * 2
+    x = x + x.sum().item()
+    return x + y
+
+
+def ends_process(x, lengths):
+    x = x * lengths.max().item()
+    os._exit(0)
+
+
+def ends_process_of_fork(x, lengths):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return x * 2
+
+
+def ends_process_below_python(x, lengths):
+    import ctypes
+
+    ctypes.CDLL(None)._exit(0)
+
+
+def writes_below_python(x, lengths):
+    os.write(1, b"not part of the report")
+    os.system("echo nor this")
+    return x
+
+
+def allocates_much(x, lengths):
+    return x, bytearray(1 << 60)
+
+
 def conditional(x, lengths):
     return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
 

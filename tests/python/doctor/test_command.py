@@ -203,6 +203,18 @@ class BadInput(unittest.TestCase):
     def refused(self, *arguments: str) -> str:
         ended = doctor(*arguments)
         self.assertEqual(ended.returncode, 2, ended.stdout + ended.stderr)
+    def test_a_baseline_hides_as_many_equal_findings_as_it_accepts(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "baseline.json"
+            doctor("steps.py:equal_lines", "--inputs", "steps.py:inputs", "--write-baseline", str(file))
+            both = json.loads(file.read_text())["accepted"]
+            self.assertEqual(both, both[:1] * 2)
+            for accepted in (both, both[:1]):
+                file.write_text(json.dumps({"accepted": accepted}))
+                ended = doctor("steps.py:equal_lines", "--inputs", "steps.py:inputs", "--baseline", str(file))
+                self.assertEqual(ended.returncode, 2 - len(accepted), ended.stdout)
+                self.assertIn(f"{len(accepted)} accepted by the baseline", ended.stdout)
+
         self.assertNotIn("Traceback", ended.stdout + ended.stderr)
         return ended.stdout + ended.stderr
 

@@ -1,5 +1,5 @@
 """Accepted findings in a file, identified by code, file, function and source line, so that they
-survive edits elsewhere. A file is named relative to the baseline's folder: the working directory
+survive edits elsewhere; equal ones are counted. A file is named relative to the baseline's folder: the working directory
 does not matter."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import linecache
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,4 +39,13 @@ def read(file: Path) -> list[dict[str, str]]:
 
 
 def without(found: list[Finding], accepted: list[dict[str, str]], file: Path) -> list[Finding]:
-    return [finding for finding in found if entry(finding, file.parent) not in accepted]
+    """Leaves out as many of equal findings as were accepted, the first ones."""
+    left = Counter(tuple(one.values()) for one in accepted)
+    rest: list[Finding] = []
+    for finding in found:
+        key = tuple(entry(finding, file.parent).values())
+        if left[key]:
+            left[key] -= 1
+        else:
+            rest.append(finding)
+    return rest

@@ -117,8 +117,9 @@ class Captures(unittest.TestCase):
                 finding = explain(failing(text))
                 assert finding is not None
                 self.assertIn(told, finding.reason)
-                self.assertEqual((finding.code, finding.file), ("host_read", __file__))
-                self.assertEqual("declare fewer or smaller buckets" in finding.remedy, "out of memory" in text)
+                is_memory = "out of memory" in text
+                self.assertEqual((finding.code, finding.file), ("out_of_memory" if is_memory else "host_read", __file__))
+                self.assertEqual("declare fewer or smaller buckets" in finding.remedy, is_memory)
 
 
 class Counted(TorchDispatchMode):
@@ -217,6 +218,45 @@ class Reported(unittest.TestCase):
         self.assertIn("operation not permitted when stream is capturing", captured["error"])
         self.assertEqual([one.code for one in examined._report.findings], ["host_read", "sync"], "the line that refused is one too")
         self.assertRegex(report.text(examined._report), r"(?s)not captured: .*test_capture\.py:\d+ holds the host for [\d.]+ ms in a call.* less\n")
+
+
+    def captured(self, step: Any, cuda: Cuda) -> Report:
+        with mock.patch.object(run, "DEVICE", "cpu"), mock.patch.object(torch, "cuda", cuda):
+            examined = run._Run(step, lambda device: (torch.ones(4, device=device),), None, False, Report(step.__name__))
+            examined.on_gpu()
+        return examined._report
+
+    def test_a_capture_without_room_is_no_finding_of_a_line_and_no_success(self) -> None:
+        cuda = Cuda()
+
+        def fills(x: torch.Tensor) -> float:
+            if cuda.capturing:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return x.sum().item()
+
+        told = self.captured(fills, cuda)
+        (captured,) = told.document()["captures"]
+        line = fills.__code__.co_firstlineno + 2
+        self.assertEqual((told.findings, captured["captured"], captured["cause"], captured["failed_at"]),
+                         ([], False, "out_of_memory", {"file": __file__, "line": line, "has_finding": False}))  # fmt: skip
+        self.assertIn("the graphs' memory pool has no room", told.error)
+        self.assertEqual((told.remedy, captured["remedy"]), ("declare fewer or smaller buckets, or choose a GPU with more free memory",) * 2)
+
+    def test_a_warm_up_without_room_is_told_with_its_line(self) -> None:
+        def fills(x: torch.Tensor) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        told = self.captured(fills, Cuda())
+        self.assertRegex(told.error, rf"^fills ran out of memory at \S*test_capture\.py:{fills.__code__.co_firstlineno + 1}: CUDA out of memory")
+        self.assertEqual((told.remedy, told.captures), ("give smaller inputs", []))
+
+    def test_a_capture_that_is_refused_at_its_end_is_told_of_the_target(self) -> None:
+        """Its error comes through no line of the user's."""
+        with mock.patch.object(Cuda.Graph, "capture_end", side_effect=RuntimeError("CUDA error: capturing stream has unjoined work (904)")):
+            (found,) = self.captured(quiet_step, Cuda()).findings
+        self.assertEqual((found.file, found.line, found.code, found.function), (__file__, quiet_step.__code__.co_firstlineno, "sync", "quiet_step"))
+        self.assertIn("work on another stream is not joined (904)", found.reason)
+        self.assertIn("wait_stream", found.remedy)
 
 
 def waits(x: torch.Tensor) -> Iterator[Any]:

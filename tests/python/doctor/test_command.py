@@ -257,6 +257,19 @@ class BadInput(unittest.TestCase):
     def test_a_callable_that_ends_the_process(self) -> None:
         self.assertIn(f"ended the process at steps.py:{line_of('raise SystemExit')}: SystemExit(3)", self.refused("steps.py:exits"))
 
+    def test_what_was_found_before_the_process_was_ended_is_told(self) -> None:
+        document = json.loads(self.refused("steps.py:ends_process", "--inputs", "steps.py:inputs", "--json"))
+        self.assertIn(f"ended the process at steps.py:{line_of('os._exit(0)')}: SystemExit(0)", document["error"]["attempt"])
+        self.assertEqual([one["code"] for one in document["findings"]], ["host_read"])
+
+    def test_a_process_that_the_callable_forks_may_end(self) -> None:
+        ended = doctor("steps.py:ends_process_of_fork", "--inputs", "steps.py:inputs", "--json")
+        self.assertEqual((ended.returncode, json.loads(ended.stdout)["findings"]), (0, []), ended.stderr)
+
+    def test_memory_that_the_machine_does_not_have(self) -> None:
+        said = self.refused("steps.py:allocates_much", "--inputs", "steps.py:inputs")
+        self.assertIn(f"ran out of memory at steps.py:{line_of('bytearray(1 << 60)')}: MemoryError\n  give smaller inputs", said)
+
     def test_a_callable_that_never_returns_meets_the_deadline(self) -> None:
         for step in ("steps.py:endless", "steps.py:swallows", "endless.py:step"):
             with self.subTest(step), tempfile.TemporaryDirectory() as folder:

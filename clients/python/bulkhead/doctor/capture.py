@@ -48,23 +48,28 @@ _CAUSES = (
 )
 
 
-def explain(error: BaseException) -> Finding | None:
-    """The cause of a failed capture, at the innermost user line; None if the error came through none."""
-    place = place_of(error)
+OUT_OF_MEMORY = "out_of_memory"  #: the cause of a capture that fails whatever its lines do; no finding
+
+
+def explain(error: BaseException, target: Place | None = None) -> Finding | None:
+    """The cause of a failed capture, at the innermost user line, else at ``target``; None if there is neither."""
+    place = place_of(error) or target
     if place is None:
         return None
     text = one_line(f"{type(error).__name__}: {error}", 300)
     meaning = next((meant for pattern, meant in ERRORS if re.search(pattern, text)), text)
     code, remedy = _cause(place, text)
-    if re.search(_OUT_OF_MEMORY, text):  # whatever the line does
-        remedy = "declare fewer or smaller buckets, or choose a GPU with more free memory"
+    if re.search(_OUT_OF_MEMORY, text):
+        code, remedy = OUT_OF_MEMORY, "declare fewer or smaller buckets, or choose a GPU with more free memory"
     return Finding(code, findings.PREVENTS_CAPTURE, place.file, place.line, place.columns[0], place.function, f"`{place.text.strip()}`: {meaning}", remedy, place.path)
 
 
 def _cause(place: Place, text: str) -> tuple[str, str]:
     statement = statement_at(place.file, place.line)
     line = place.text
-    if isinstance(statement, (ast.If, ast.While)):  # not their bodies
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):  # of the target: the error came through no line
+        line = ""
+    elif isinstance(statement, (ast.If, ast.While)):  # not their bodies
         line = ast.unparse(statement.test)
     elif statement is not None and (statement.end_lineno or 0) - statement.lineno < 20:
         line = ast.unparse(statement)
@@ -75,6 +80,8 @@ def _cause(place: Place, text: str) -> tuple[str, str]:
         return findings.HOST_READ, "compute both branches and choose on the device: torch.where(condition, a, b)"
     if "same device" in text or "CPU" in text:
         return findings.CPU_TENSOR, "make all tensors of the step on the device"
+    if not line and "unjoined" in text.lower():
+        return findings.SYNC, "torch.cuda.current_stream().wait_stream(side) after the work on the other stream"
     return findings.SYNC, "run `bulkhead doctor` on the function: it names each place and its remedy"
 
 
@@ -94,14 +101,15 @@ class Captured:
         document: dict[str, Any] = {"captured": not self.error, "error": self.error}
         if (failed := self.failure) is not None:
             has_finding = any((one.file, one.line) == (failed.file, failed.line) for one in found)
+            document |= {"cause": failed.code, "reason": failed.reason, "remedy": failed.remedy}
             document["failed_at"] = {"file": failed.file, "line": failed.line, "has_finding": has_finding}
         document |= {"eager_ms": round(self.eager_ms, 4), "replay_ms": round(self.replay_ms, 4), "idle_ms": round(self.idle_ms, 4)}
         return document | {"costs": [{"file": file, "line": line, **asdict(cost)} for (file, line), cost in sorted(self.costs.items())]}
 
 
-def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device: str = "cuda") -> Captured:
+def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device: str = "cuda", target: Place | None = None) -> Captured:
     """Warms up, measures, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``. Keeps the graph until the process
-    ends."""
+    ends. ``target``: where a failure is told that came through no user line."""
     result = Captured()
     main, side = cuda.current_stream(), cuda.Stream()
     side.wait_stream(main)
@@ -117,7 +125,7 @@ def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device
     try:
         graph, _ = record(step, cuda, side, cuda.graph_pool_handle(), device)
     except Exception as error:
-        result.failure, result.error = explain(error), one_line(f"{type(error).__name__}: {error}", 300)
+        result.failure, result.error = explain(error, target), one_line(f"{type(error).__name__}: {error}", 300)
         return result
     cuda.synchronize()
     result.replay_ms = costs.timed(graph.replay, cuda)

@@ -126,10 +126,14 @@ class _Run:
         with self._guarded(), torch.no_grad():
             self._import()
             for step, args, kwargs in self._made():
-                captured = capture.capture(lambda: calls.called(step, args, kwargs), found, torch.cuda)
+                target = place_of_target(step, self._report.target)
+                captured = capture.capture(lambda: calls.called(step, args, kwargs), found, torch.cuda, target=target)
                 self._report.captures.append(captured.document(found))
-                if captured.failure is not None and captured.failure.key not in {one.key for one in self._report.findings}:
-                    self._report.findings.append(captured.failure)
+                failure = captured.failure
+                if failure is not None and failure.code == capture.OUT_OF_MEMORY:
+                    self._report.error, self._report.remedy = f"{self._report.target} was not captured: {failure.reason}", failure.remedy
+                elif failure is not None and failure.key not in {one.key for one in self._report.findings}:
+                    self._report.findings.append(failure)
 
     def _import(self) -> None:
         if isinstance(self._factory, calls.Deferred):
@@ -268,6 +272,10 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
         return error.attempt, error.remedy
     if isinstance(error, ModuleNotFoundError):
         return f"{target} needs the package {error.name!r}{where}, which is missing here", f"install it into this environment, or name the model's own with --python: pip install {error.name}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{target} has a syntax error in {short(error.filename)}:{error.lineno}: {error.msg}", "correct it first"
+    if isinstance(error, MemoryError) or "out of memory" in str(error):
+        return f"{target} ran out of memory{where}: {one_line(str(error) or type(error).__name__, 300)}", "give smaller inputs"
     if isinstance(error, SystemExit):
         return f"{target} ended the process{where}: SystemExit({error.code})", "let the callable return"
     if place is not None and _OF_FAKE_TENSORS.search(str(error)):

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import dis
 import functools
+import importlib.util
 import inspect
 import itertools
 import linecache
@@ -21,7 +22,9 @@ from typing import Any, Iterator
 import torch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-_OWN = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("doctor", "worker"))
+_OWN = tuple(os.path.join(_PACKAGE, one) for one in ("doctor" + os.sep, "worker" + os.sep, "recording.py"))
+_torch = importlib.util.find_spec("torch")  # not imported: its absence is reported
+_TORCH = tuple(os.path.abspath(folder) + os.sep for folder in _torch.submodule_search_locations or ()) if _torch else ()
 #: Modules that call a target.
 _CALLERS = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("run.py", "numbers.py"))
 _PATH_LENGTH_MAX = 12

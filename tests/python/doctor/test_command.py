@@ -168,6 +168,23 @@ class Reports(unittest.TestCase):
         self.assertEqual((region["artifactLocation"]["uri"], region["region"]["startLine"]), ("steps.py", line_of("self.scale = torch.full")))
         self.assertIn("register_buffer", result["message"]["text"])
 
+    def test_what_the_compiler_says_of_other_lines_has_its_place_in_each_form(self) -> None:
+        shown = doctor("steps.py:breaks", "--inputs", "steps.py:inputs", "--compile")
+        self.assertEqual(shown.returncode, 0, "a graph break prevents no capture: " + shown.stdout + shown.stderr)
+        places = [(line_of(text), name) for text, name in (('os.getppid(); torch._dynamo', "breaks"), ('os.getpgrp()', "note"))]
+        for line, name in places:
+            self.assertIn(f"note: steps.py:{line} in {name}: torch.compile: graph break, Attempted to call function marked as skipped", shown.stdout)
+        document = json.loads(doctor("steps.py:breaks", "--inputs", "steps.py:inputs", "--compile", "--json").stdout)
+        self.assertEqual([(one["line"], one["column"], one["function"], Path(one["file"])) for one in document["notes"]],
+                         [(line, 5, name, STEPS) for line, name in places])  # fmt: skip
+        self.assertTrue(all(one["reason"].startswith("torch.compile: graph break") for one in document["notes"]))
+        (run,) = json.loads(doctor("steps.py:breaks", "--inputs", "steps.py:inputs", "--compile", "--sarif").stdout)["runs"]
+        self.assertEqual([(one["ruleId"], one["level"], one["message"]["text"]) for one in run["results"]],
+                         [("torch_compile", "note", one["reason"]) for one in document["notes"]])  # fmt: skip
+        regions = [one["locations"][0]["physicalLocation"] for one in run["results"]]
+        self.assertEqual([(one["artifactLocation"]["uri"], one["region"]["startLine"]) for one in regions], [("steps.py", line) for line, _ in places])
+        self.assertIn("torch_compile", {rule["id"] for rule in run["tool"]["driver"]["rules"]})
+
     def test_sarif_names_a_file_by_a_uri(self) -> None:
         with tempfile.TemporaryDirectory(dir=HERE) as folder:
             file = Path(folder) / "a step.py"

@@ -6,6 +6,7 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import steps
 import torch
@@ -119,18 +120,19 @@ class Compiler(unittest.TestCase):
         report = diagnose(steps.Table, steps.table_inputs, compiler=True)
         line = next(number for number, line in enumerate(Path(steps.__file__).read_text().splitlines(), 1) if line.strip().startswith("cache.index_copy_"))
         self.assertEqual(report.findings, [], "a graph may write to both: their addresses stay")
-        self.assertEqual(len(report.notes), 1)
-        self.assertRegex(report.notes[0], rf"^torch\.compile at \S*steps\.py:{line}: skipping cudagraphs due to mutated inputs \(1 instances\)$")
+        (note,) = report.notes
+        self.assertEqual((note.file, note.line, note.function), (steps.__file__, line, "forward"))
+        self.assertEqual(note.reason, "torch.compile: skipping cudagraphs due to mutated inputs (1 instances)")
 
     def test_inductor_names_the_operator_that_capture_scalar_outputs_brings_into_the_graph(self) -> None:
         report = diagnose(steps.scalar_in_graph, steps.inputs, compiler=True)
-        said = " ".join([*(one.reason for one in report.findings), *report.notes])
+        said = " ".join(one.reason for one in [*report.findings, *report.notes])
         self.assertIn("skipping cudagraphs due to disabling cudagraphs due to incompatible op aten._local_scalar_dense.default", said)
 
     def test_a_conditional_is_no_read_to_the_compiler(self) -> None:
         report = diagnose(steps.conditional, steps.inputs, compiler=True)
         self.assertEqual((report.error, [one.code for one in report.findings]), ("", ["host_read"]))
-        self.assertNotIn("graph break", " ".join([report.findings[0].reason, *report.notes]))
+        self.assertNotIn("graph break", " ".join(one.reason for one in [*report.findings, *report.notes]))
 
     def test_of_clean_code_the_compiler_says_nothing(self) -> None:
         self.assertEqual(diagnose(steps.clean, steps.inputs, compiler=True).notes, [])
@@ -140,6 +142,40 @@ class Compiler(unittest.TestCase):
         first = report.findings[0]
         self.assertIn("torch.compile: graph break, a branch depends on data", first.reason)
         self.assertEqual([one.code for one in report.findings], ["host_read"] * 3)
+
+    def test_what_joins_no_finding_is_one_note_for_each_line(self) -> None:
+        report = diagnose(steps.breaks, steps.inputs, compiler=True)
+        first = line_in_steps('os.getppid(); torch._dynamo')
+        self.assertEqual(report.findings, [])
+        self.assertEqual([(one.file, one.line, one.function) for one in report.notes],
+                         [(steps.__file__, first, "breaks"), (steps.__file__, line_in_steps('os.getpgrp()'), "note")])  # fmt: skip
+        both = report.notes[0].reason
+        self.assertIn("torch.compile: graph break, Attempted to call function marked as skipped: Dynamo does not know how to trace", both)
+        self.assertIn(". torch.compile: graph break, Call to `torch._dynamo.graph_break()`", both)
+
+    def test_a_break_before_the_first_operator_is_told_too(self) -> None:
+        """Dynamo compiles nothing there."""
+        (note,) = diagnose(steps.breaks_at_once, steps.inputs, compiler=True).notes
+        self.assertEqual(note.line, line_in_steps('os.getuid()'))
+        self.assertIn("graph break", note.reason)
+
+    def test_a_function_that_dynamo_leaves_to_python_is_told_where_it_gave_up(self) -> None:
+        for step, line, said in ((steps.breaks_in_loop, 'os.getgid()', "all of breaks_in_loop runs without a graph, Attempted to call function marked as skipped"),
+                                 (steps.yields, "def yields", "all of yields runs without a graph, Attempt to trace generator")):  # fmt: skip
+            with self.subTest(step.__name__):
+                (note,) = diagnose(step, steps.inputs, compiler=True).notes
+                self.assertEqual((note.file, note.line, note.function), (steps.__file__, line_in_steps(line), step.__name__))
+                self.assertIn(said, note.reason)
+
+    def test_what_names_no_line_is_told_of_the_target(self) -> None:
+        with mock.patch("torch._inductor.compile_fx.compile_fx", side_effect=RuntimeError("no back end")):
+            (note,) = diagnose(steps.clean, steps.inputs, compiler=True).notes
+        self.assertEqual((note.file, note.line), (steps.__file__, line_in_steps("def clean")))
+        self.assertEqual(note.reason, "torch.compile: Inductor gives up, no back end")
+
+
+def line_in_steps(text: str) -> int:
+    return next(number for number, line in enumerate(Path(steps.__file__).read_text().splitlines(), 1) if text in line)
 
 
 if __name__ == "__main__":

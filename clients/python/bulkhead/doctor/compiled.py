@@ -11,22 +11,27 @@ import copy
 import functools
 import logging
 import re
-from types import SimpleNamespace
+import warnings
+from types import CodeType, SimpleNamespace
 from typing import Any, Callable, Iterator
 from unittest import mock
 
 import torch
+from torch._dynamo import convert_frame
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from . import exported, findings
-from .findings import Findings
-from .source import Place, is_users, one_line, place_of
+from .calls import called
+from .findings import Findings, Note
+from .source import Place, is_users, line_place, one_line, place_of
 
 _READS = re.compile(r"data.dependent|depends on data|Tensor\.item|scalar", re.IGNORECASE)
 _SHAPES = re.compile(r"dynamic shape|dynamic output|nonzero", re.IGNORECASE)
 _MET = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
-_Said = tuple["Place | None", str]
+_EXPLAINED = re.compile(r"^\s*Explanation: (.+)", re.MULTILINE)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+Said = tuple["Place | None", str]  #: None: of the whole target
 
 
 # : `mode="reduce-overhead"` for whole graphs: without partitions, Inductor names its reason for
@@ -40,44 +45,64 @@ _REDUCE_OVERHEAD = {
 }
 
 
-def tell(found: Findings, mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
-    """Adds the compiler's messages to the findings of their lines. Returns the messages for lines without a finding."""
-    told: list[str] = []
-    for place, said in dict.fromkeys(_said(mode, step, args, kwargs)):
-        known = [] if place is None else [one for one in found.sorted() if (one.file, one.line) == (place.file, place.line)]
-        code = findings.DYNAMIC_SHAPE if _SHAPES.search(said) else findings.HOST_READ if _READS.search(said) else ""
-        if place is not None and known:
+def tell(found: Findings, said: list[Said], target: Place) -> list[Note]:
+    """Adds what the compiler said of a line to a finding of that line. Returns the rest, one note for each line."""
+    notes: dict[tuple[str, int], Note] = {}
+    for place, text in said:
+        place = place or target
+        known = [one for one in found.sorted() if (one.file, one.line) == (place.file, place.line)]
+        code = findings.DYNAMIC_SHAPE if _SHAPES.search(text) else findings.HOST_READ if _READS.search(text) else ""
+        told = f"torch.compile: {text}"
+        if known:
             one = next((one for one in known if one.code == code), known[0])
-            found.change(one.code, place, reason=f"{one.reason}. torch.compile: {said}")
-        elif place is not None and code:
-            found.add(code, findings.PREVENTS_CAPTURE, place, f"torch.compile: {said}", "keep values and shapes on the device: torch.where(mask, a, b)")
+            if told not in one.reason:
+                found.change(one.code, place, reason=f"{one.reason}. {told}")
+        elif code:
+            found.add(code, findings.PREVENTS_CAPTURE, place, told, "keep values and shapes on the device: torch.where(mask, a, b)")
         else:
-            told.append(f"torch.compile{f' at {place}' if place else ''}: {said}")
-    return told
+            before = notes.get((place.file, place.line))
+            if before is None or told not in before.reason:
+                reason = told if before is None else f"{before.reason}. {told}"
+                notes[place.file, place.line] = Note(place.file, place.line, place.columns[0], place.function, reason)
+    return list(notes.values())
 
 
-def _said(mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list[_Said]:
-    said: list[_Said] = []
+def said_of(mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list[Said]:
+    said: list[Said] = []
     torch._dynamo.reset()
     logging.disable(logging.WARNING)
     try:
-        with mode, _stand_in_values(mode), torch._inductor.config.patch(compile_threads=1):  # no processes that compile
-            torch.compile(step, backend=functools.partial(_compile, said))(*args, **kwargs)
+        with (mode, _stand_in_values(mode), _skipped_frames(said), warnings.catch_warnings(),
+              torch._inductor.config.patch(compile_threads=1)):  # no processes that compile  # fmt: skip
+            warnings.simplefilter("ignore")
+            called(torch.compile(step, backend=functools.partial(_compile, said)), args, kwargs)
     except Exception as error:
         said.append((_innermost(getattr(error, "real_stack", None)) or place_of(error), f"gives up, {_why(error)}"))
     finally:
+        breaks = [(_innermost(one.user_stack), f"graph break, {_sentence(one.reason)}") for one in torch._dynamo.utils.graph_break_reasons]
         logging.disable(logging.NOTSET)
         torch._dynamo.reset()
-    return said
+    return breaks + said
 
 
-def _compile(said: list[_Said], graph: Any, inputs: Any) -> Any:
+@contextlib.contextmanager
+def _skipped_frames(said: list[Said]) -> Iterator[None]:
+    """Collects the functions that Dynamo leaves to Python altogether: these break no graph, as they have none."""
+
+    def skipped(error: Exception, code: CodeType, *unused: Any) -> str:
+        place = _innermost(getattr(error, "real_stack", None)) or line_place(code.co_filename, code.co_firstlineno, code.co_name)
+        part = "all" if _name(code.co_name) == code.co_name else "the rest"
+        said.append((place, f"{part} of {_name(code.co_name)} runs without a graph, {_sentence(str(error))}"))
+        return ""
+
+    with mock.patch.object(convert_frame, "format_error_msg", skipped):
+        yield
+
+
+def _compile(said: list[Said], graph: Any, inputs: Any) -> Any:
     """Dynamo's backend: each of its graphs goes through Inductor."""
     from torch._inductor.compile_fx import compile_fx
 
-    reason = graph.compile_subgraph_reason
-    if reason.graph_break:
-        said.append((_innermost(reason.user_stack), f"graph break, {_sentence(reason.reason)}"))
     settings = {name: value for name, value in _REDUCE_OVERHEAD.items() if name in torch._inductor.config._config}
     try:
         return compile_fx(graph, inputs, inner_compile=functools.partial(_lower, said), config_patches=settings)
@@ -88,7 +113,7 @@ def _compile(said: list[_Said], graph: Any, inputs: Any) -> Any:
         _forget_device()
 
 
-def _lower(said: list[_Said], graph: Any, inputs: Any, **options: Any) -> Any:
+def _lower(said: list[Said], graph: Any, inputs: Any, **options: Any) -> Any:
     """Inductor's compiler of one graph, without code generation. The graph itself then runs on the fake tensors."""
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._inductor import compile_fx, cudagraph_utils
@@ -120,7 +145,7 @@ def _changed_inputs(graph: Any, static: Any) -> list[int]:
             if index not in static and any(use.target is copy_ and use.args[0] is node for use in node.users)]  # fmt: skip
 
 
-def _skip(text: str) -> _Said:
+def _skip(text: str) -> Said:
     """Inductor's message, and the user line that it names."""
     said = one_line(re.split(r"\.?\s*Found from", text)[0].strip())
     prefix = "skipping cudagraphs due to "
@@ -145,16 +170,24 @@ def _why(error: Exception) -> str:
 
 
 def _sentence(text: str) -> str:
-    sentence = one_line(text.strip().splitlines()[0], 120)
-    return "a branch depends on data" if sentence.startswith("generic_jump") else sentence
+    """The first line of Dynamo's message, and its explanation."""
+    first = text.strip().splitlines()[0]
+    if first.startswith("generic_jump"):
+        return "a branch depends on data"
+    explained = _EXPLAINED.search(text)
+    return one_line(_ADDRESS.sub("", f"{first}: {explained[1].rstrip('.')}" if explained else first), 200)
 
 
 def _innermost(stack: Any) -> Place | None:
     users = [frame for frame in stack or () if is_users(frame.filename)]
     if not users:
         return None
-    name = re.sub(r"torch_dynamo_resume_in_(\w+)_at_\d+", r"\1", users[-1].name)
-    return Place(users[-1].filename, users[-1].lineno, 1, 0, name)
+    return line_place(users[-1].filename, users[-1].lineno, _name(users[-1].name))
+
+
+def _name(function: str) -> str:
+    """Of the function that Dynamo goes on with after a graph break, that of the whole."""
+    return re.sub(r"torch_dynamo_resume_in_(\w+)_at_\d+", r"\1", function)
 
 
 @contextlib.contextmanager

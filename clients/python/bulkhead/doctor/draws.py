@@ -13,7 +13,7 @@ from typing import Any, Iterator
 from . import findings
 from .coverage import traced
 from .findings import Findings
-from .source import Place, is_users, name_of
+from .source import Place, is_users, line_place, name_of
 from .state import reached
 
 _REMEDY = "draw on the device, torch.rand((), device=x.device), whose numbers each replay draws; or before the step, and fill a static tensor"
@@ -87,6 +87,4 @@ def _restore(generator: Any, state: Any) -> None:
 
 
 def _line(frame: FrameType) -> Place:
-    place = Place(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, 1, 0, name_of(frame.f_code))
-    text = place.text
-    return Place(place.file, place.line, len(text) - len(text.lstrip()) + 1, len(text.rstrip()) + 1, place.function)
+    return line_place(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, name_of(frame.f_code))

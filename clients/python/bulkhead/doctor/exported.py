@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ..errors import Error
-from .source import Place, as_if, is_users, one_line
+from .source import Place, as_if, is_users, line_place, one_line
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
@@ -65,7 +65,4 @@ def place_in(stack: str) -> Place | None:
     frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack) if is_users(file)]
     if not frames:
         return None
-    file, line, name = frames[-1]
-    place = Place(file, line, 1, 0, name, tuple(f"{one}:{at} {called}" for one, at, called in frames[:-1]))
-    text = place.text
-    return Place(file, line, len(text) - len(text.lstrip()) + 1, len(text.rstrip()) + 1, name, place.path)
+    return line_place(*frames[-1], tuple(f"{one}:{at} {called}" for one, at, called in frames[:-1]))

@@ -60,15 +60,26 @@ class Finding:
         return document
 
 
+@dataclass(frozen=True)
+class Note:
+    """What torch.compile says of a place that has no finding; ``line`` is 0 where only the target is known."""
+
+    file: str
+    line: int
+    column: int
+    function: str
+    reason: str
+
+
 @dataclass
 class Report:
-    """``skipped`` names what could not be examined, and why. ``notes`` are compiler messages for
-    lines without a finding. ``error`` says why the run ended early; empty if it did not."""
+    """``skipped`` names what could not be examined, and why. ``error`` says why the run ended early;
+    empty if it did not."""
 
     target: str
     findings: list[Finding] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     captures: list[dict[str, Any]] = field(default_factory=list)  #: of a real GPU: `capture.Captured`
     error: str = ""
     remedy: str = ""  #: of the error
@@ -79,7 +90,8 @@ class Report:
         return any(finding.severity == PREVENTS_CAPTURE for finding in self.findings)
 
     def document(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"findings": [finding.document() for finding in self.findings], "skipped": self.skipped, "notes": self.notes, "calls": self.calls}
+        document: dict[str, Any] = {"findings": [finding.document() for finding in self.findings], "skipped": self.skipped, "notes": [asdict(note) for note in self.notes],
+                                    "calls": self.calls}  # fmt: skip
         if self.captures:
             document["captures"] = self.captures
         if self.error:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .findings import CODES, PREVENTS_CAPTURE, SEVERITIES, Finding, Report
+from .findings import CODES, PREVENTS_CAPTURE, SEVERITIES, Finding, Note, Report
 from .source import short
 
 _WIDTH = 100
+_NOTE = "torch_compile"  #: SARIF's rule for what the compiler says of a line that has no finding
 
 
 def text(report: Report, accepted: int = 0) -> str:
@@ -24,7 +25,7 @@ def text(report: Report, accepted: int = 0) -> str:
         lines += [short(file), ""]
         for finding in found:
             lines += [*_finding(finding), ""]
-    lines += [f"skipped: {reason}" for reason in report.skipped] + [f"note: {note}" for note in report.notes]
+    lines += [f"skipped: {reason}" for reason in report.skipped] + [f"note: {_note(note)}" for note in report.notes]
     for one in report.captures:
         lines.append(f"captured: a replay takes {one['replay_ms']} ms" if one["captured"] else f"not captured: {one['error']}")
         lines.append(f"  the step itself takes {one['eager_ms']} ms; in {one['idle_ms']} ms of them the GPU waits between two kernels")
@@ -37,6 +38,10 @@ def text(report: Report, accepted: int = 0) -> str:
 def _cost(cost: dict[str, Any]) -> str:
     told = f"  {short(cost['file'])}:{cost['line']} holds the host for {cost['held_ms']:.4f} ms in a call, and the GPU waits {cost['idle_ms']:.4f} ms after it"
     return told if cost["saved_ms"] is None else f"{told}; without its reads and copies a call takes {cost['saved_ms']:.4f} ms less"
+
+
+def _note(note: Note) -> str:
+    return f"{short(note.file)}{f':{note.line}' if note.line else ''} in {note.function or 'the module'}: {note.reason}"
 
 
 def _finding(finding: Finding) -> list[str]:
@@ -71,11 +76,12 @@ def summary(report: Report, accepted: int = 0) -> str:
 
 def sarif(report: Report) -> dict[str, Any]:
     """SARIF 2.1.0."""
+    rules = CODES | {_NOTE: "what torch.compile says of a line that has no finding"}
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "bulkhead doctor", "rules": [{"id": code, "shortDescription": {"text": told}} for code, told in CODES.items()]}},
         "columnKind": "unicodeCodePoints",
-        "results": [_result(finding) for finding in report.findings],
-        "invocations": [{"executionSuccessful": not report.error, "toolExecutionNotifications": [_notice(one) for one in _notices(report)]}],
+        "results": [_result(finding) for finding in report.findings] + [_of_note(note) for note in report.notes],
+        "invocations": [{"executionSuccessful": not report.error, "toolExecutionNotifications": _notices(report)}],
     }
     return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
 
@@ -88,9 +94,26 @@ def _result(finding: Finding) -> dict[str, Any]:
         "ruleId": finding.code,
         "level": "error" if finding.severity == PREVENTS_CAPTURE else "warning",
         "message": {"text": f"{finding.reason}. Remedy: {finding.remedy}"},
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(finding.file)}, "region": region}}],
+        "locations": [_location(finding.file, finding.line, finding.column, finding.end_column)],
         "properties": {"severity": finding.severity, "function": finding.function},
     }
+
+
+def _of_note(note: Note) -> dict[str, Any]:
+    return {
+        "ruleId": _NOTE,
+        "level": "note",
+        "message": {"text": note.reason},
+        "locations": [_location(note.file, note.line, note.column)],
+        "properties": {"function": note.function},
+    }
+
+
+def _location(file: str, line: int, column: int, end_column: int = 0) -> dict[str, Any]:
+    region: dict[str, int] = {"startLine": max(line, 1), "startColumn": max(column, 1)}
+    if end_column > column:
+        region["endColumn"] = end_column
+    return {"physicalLocation": {"artifactLocation": {"uri": _uri(file)}, "region": region}}
 
 
 def _uri(file: str) -> str:

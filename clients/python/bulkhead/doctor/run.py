@@ -90,6 +90,7 @@ class _Run:
     def __init__(self, target: Any, factory: Any, options: Mapping[str, Any] | None, compiler: bool, report: Report) -> None:
         self._target, self._factory, self._options, self._compiler, self._report = target, factory, options, compiler, report
         self._found = Findings()
+        self._said: list[compiled.Said] = []
         self._watch = Watch(self._found, place_of_target(target, report.target))
         self._setup, self._executed, self._again = Executed(), Executed(), Executed()  #: before the calls, in the first, in the others
         self._stand_ins = fake_cuda.StandIns(self._watch.observe, self._watch.is_capturing)
@@ -108,7 +109,7 @@ class _Run:
                     self._call_often(step, args, kwargs)
             if self._compiler:
                 for step, args, kwargs in steps:
-                    self._report.notes += compiled.tell(self._found, fake, step, args, kwargs)
+                    self._said += compiled.said_of(fake, step, args, kwargs)
         if not self._report.error and "cuda" not in self._watch.devices:
             why = "all tensors of its calls lie on the CPU" if self._watch.devices else "its calls have no tensors"
             self._report.error = f"{self._report.target}: {why}, so nothing was looked at"
@@ -118,6 +119,7 @@ class _Run:
             for executed in (self._setup, self._executed, self._again):
                 settings.scan(self._found, executed)
             settings.left(self._found, self._watch.target)
+            self._report.notes = compiled.tell(self._found, self._said, self._watch.target)
         self._report.findings = self._found.sorted()
 
     def on_gpu(self) -> None:

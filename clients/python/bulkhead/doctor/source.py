@@ -98,6 +98,12 @@ class Place:
         return f"{short(self.file)}:{self.line}" if self.line else short(self.file)
 
 
+def line_place(file: str, line: int, function: str, path: tuple[str, ...] = ()) -> Place:
+    """A whole line of a file, from its first character that is no space."""
+    text = linecache.getline(file, line).rstrip()
+    return Place(file, line, len(text) - len(text.lstrip()) + 1, len(text.encode()) + 1, function, path)
+
+
 def short(file: str) -> str:
     """A path as readers know it: relative to the working directory, unless that is /, or to where Python found the module."""
     for site in ("site-packages/", "dist-packages/"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 from unittest import mock
 
+import bulkhead
 from bulkhead.doctor import run  # noqa: F401  (imports PyTorch once)
 from bulkhead.doctor.__main__ import main
 
@@ -202,24 +203,6 @@ class Reports(unittest.TestCase):
             self.assertIn("3 accepted by the baseline", accepted.stdout)
             self.assertEqual(doctor("steps.py:Decoder", "--inputs", "steps.py:decoder_inputs", "--baseline", file).returncode, 1)
 
-    def test_a_baseline_holds_in_every_working_directory(self) -> None:
-        with tempfile.TemporaryDirectory(dir=HERE) as folder:
-            file = Path(folder) / "baseline.json"
-            doctor("steps.py:branches", "--inputs", "steps.py:inputs", "--write-baseline", str(file))
-            self.assertEqual({one["file"] for one in json.loads(file.read_text())["accepted"]}, {"../steps.py"})
-            ended = doctor(f"{STEPS}:branches", "--inputs", f"{STEPS}:inputs", "--baseline", "baseline.json", folder=Path(folder))
-            self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
-
-    def test_settings_of_the_environment_are_findings(self) -> None:
-        ended = doctor("steps.py:clean", "--inputs", "steps.py:inputs", "--json", environment={"TORCHDYNAMO_SUPPRESS_ERRORS": "1"})
-        (found,) = json.loads(ended.stdout)["findings"]
-        self.assertEqual((found["code"], found["function"]), ("hidden_setting", "TORCHDYNAMO_SUPPRESS_ERRORS"))
-
-
-class BadInput(unittest.TestCase):
-    def refused(self, *arguments: str) -> str:
-        ended = doctor(*arguments)
-        self.assertEqual(ended.returncode, 2, ended.stdout + ended.stderr)
     def test_a_baseline_hides_as_many_equal_findings_as_it_accepts(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "baseline.json"
@@ -232,6 +215,29 @@ class BadInput(unittest.TestCase):
                 self.assertEqual(ended.returncode, 2 - len(accepted), ended.stdout)
                 self.assertIn(f"{len(accepted)} accepted by the baseline", ended.stdout)
 
+    def test_a_baseline_holds_in_every_working_directory(self) -> None:
+        with tempfile.TemporaryDirectory(dir=HERE) as folder:
+            file = Path(folder) / "baseline.json"
+            doctor("steps.py:branches", "--inputs", "steps.py:inputs", "--write-baseline", str(file))
+            self.assertEqual({one["file"] for one in json.loads(file.read_text())["accepted"]}, {"../steps.py"})
+            ended = doctor(f"{STEPS}:branches", "--inputs", f"{STEPS}:inputs", "--baseline", "baseline.json", folder=Path(folder))
+            self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
+
+    def test_what_a_target_writes_below_python_is_not_part_of_the_report(self) -> None:
+        ended = doctor("steps.py:writes_below_python", "--inputs", "steps.py:inputs", "--json")
+        self.assertEqual((ended.returncode, json.loads(ended.stdout)["findings"]), (0, []))
+        self.assertIn("nor this", ended.stderr)
+
+    def test_settings_of_the_environment_are_findings(self) -> None:
+        ended = doctor("steps.py:clean", "--inputs", "steps.py:inputs", "--json", environment={"TORCHDYNAMO_SUPPRESS_ERRORS": "1"})
+        (found,) = json.loads(ended.stdout)["findings"]
+        self.assertEqual((found["code"], found["function"]), ("hidden_setting", "TORCHDYNAMO_SUPPRESS_ERRORS"))
+
+
+class BadInput(unittest.TestCase):
+    def refused(self, *arguments: str) -> str:
+        ended = doctor(*arguments)
+        self.assertEqual(ended.returncode, 2, ended.stdout + ended.stderr)
         self.assertNotIn("Traceback", ended.stdout + ended.stderr)
         return ended.stdout + ended.stderr
 
@@ -246,6 +252,61 @@ class BadInput(unittest.TestCase):
         }.items():
             with self.subTest(arguments):
                 self.assertIn(said.split("; ")[0], self.refused(*arguments))
+
+    def test_programs_are_given_a_document_whatever_fails(self) -> None:
+        given = ("--inputs", "steps.py:inputs")
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = Path(folder) / "wrong.py"
+            wrong.write_text("def step(x:\n    return x\n")
+            for arguments, said in {
+                ("no_such_file.py:step",): "there is no file no_such_file.py",
+                ("no_such_file.pt2",): "there is no file no_such_file.pt2",
+                ("no_such_package.inner:step",): "needs the package 'no_such_package'",
+                (f"{wrong}:step",): f"{wrong} has a syntax error in wrong.py:1: '(' was never closed",
+                ("steps.py:clean", "--inputs", "steps.py:no_factory"): "--inputs 'steps.py:no_factory'",
+                ("steps.py:clean", "--inputs", "steps.py:raises"): "the function of --inputs raised TypeError",
+                ("steps.py:clean", *given, "--baseline", "no_such_baseline"): "reading the baseline no_such_baseline",
+                ("steps.py:clean", *given, "--write-baseline", "/nowhere/baseline"): "writing the baseline /nowhere/baseline: No such file or directory",
+                ("steps.py:kills", *given[2:]): "it ended its process by SIGSEGV",
+                ("steps.py:ends_process_below_python", *given): "it ended its process by exit(0)",
+            }.items():
+                with self.subTest(arguments):
+                    ended = doctor(*arguments, "--json")
+                    document = json.loads(ended.stdout)
+                    self.assertEqual((ended.returncode, document["findings"], document["notes"]), (2, [], []))
+                    self.assertIn(said, document["error"]["attempt"])
+                    self.assertIn("remedy", document["error"])
+            ended = doctor("no_such_file.py:step", "--sarif")
+            (run,) = json.loads(ended.stdout)["runs"]
+            (invocation,) = run["invocations"]
+            self.assertEqual((ended.returncode, run["results"], invocation["executionSuccessful"]), (2, [], False))
+            (told,) = invocation["toolExecutionNotifications"]
+            self.assertEqual(told["level"], "error")
+            self.assertIn("there is no file no_such_file.py. Remedy: name a file", told["message"]["text"])
+
+    def test_programs_are_told_of_a_model_without_the_program(self) -> None:
+        ended = doctor("my-voice", "--json", environment={"PATH": "/nowhere"})
+        self.assertEqual(ended.returncode, 2, ended.stderr)
+        self.assertIn("which is not on PATH", json.loads(ended.stdout)["error"]["attempt"])
+
+    def test_a_missing_pytorch_is_told(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            bare = {"PYTHONPATH": f"{folder}:{Path(bulkhead.__file__).parents[1]}", "PYTHONNOUSERSITE": "1"}
+            ended = subprocess.run([sys.executable, "-S", "-m", "bulkhead.doctor", "steps.py:clean", "--json"], capture_output=True, text=True,
+                                   cwd=HERE, env={**os.environ, **bare}, timeout=240)  # fmt: skip
+        self.assertEqual(ended.returncode, 2, ended.stderr)
+        self.assertIn("PyTorch is missing in ", json.loads(ended.stdout)["error"]["attempt"])
+
+    def test_a_baseline_that_cannot_be_written_hides_no_finding(self) -> None:
+        said = self.refused("steps.py:branches", "--inputs", "steps.py:inputs", "--write-baseline", "/nowhere/baseline")
+        self.assertIn("3 findings", said)
+
+    def test_a_run_that_failed_keeps_the_baseline(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "baseline.json"
+            file.write_text("kept")
+            self.refused("steps.py:raises", "--inputs", "steps.py:inputs", "--write-baseline", str(file))
+            self.assertEqual(file.read_text(), "kept")
 
     def test_a_callable_that_raises_is_told_with_its_line(self) -> None:
         said = self.refused("steps.py:raises", "--inputs", "steps.py:inputs")

@@ -9,8 +9,9 @@
 ``docs/doctor.md`` says what each code means.
 """
 
+from .findings import CODES, SEVERITIES, Finding, Report
+
 try:
-    from .findings import CODES, SEVERITIES, Finding, Report
     from .run import diagnose
 except ModuleNotFoundError as missing:  # the command line says so itself
     if missing.name != "torch":

@@ -13,12 +13,12 @@ import signal
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Iterator, Sequence
 
 from ..errors import Error
-
-if TYPE_CHECKING:  # needs PyTorch, whose absence is reported first
-    from .findings import Report
+from . import baseline  # nothing here imports PyTorch, whose absence is reported
+from .findings import Report
+from .report import sarif, text
 
 _GRACE_SECONDS = 30.0  #: after the deadline, which begins when PyTorch and the target are imported
 DONE, FOUND, FAILED = 0, 1, 2
@@ -63,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BaseException as error:
             _refuse(options, Error("input_invalid", f"looking at {options.target}: {type(error).__name__}: {error}", ""))
         finally:
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
+                os.write(end, b"1")  # a target may end its process: then there is no report
             os._exit(status)
     os.close(end)
     try:
@@ -72,13 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.waitpid(child, 0)
             return _refuse(options, Error("deadline_exceeded", f"looking at {options.target}: it did not return within {options.deadline:g} s, and took no signal",
                                           "give a longer --deadline, or smaller inputs"))  # fmt: skip
+        has_reported = os.read(ended, 1)
         how = os.waitpid(child, 0)[1]
     except KeyboardInterrupt:  # the child gets it too
         return 130
-    if os.WIFSIGNALED(how):
-        name = signal.Signals(os.WTERMSIG(how)).name
-        return _refuse(options, Error("input_invalid", f"looking at {options.target}: it ended its process by {name}", "call it with these inputs on the CPU first: it must return"))
-    return os.WEXITSTATUS(how)
+    if has_reported and os.WIFEXITED(how):
+        return os.WEXITSTATUS(how)
+    by = signal.Signals(os.WTERMSIG(how)).name if os.WIFSIGNALED(how) else f"exit({os.WEXITSTATUS(how)})"
+    return _refuse(options, Error("input_invalid", f"looking at {options.target}: it ended its process by {by}", "call it with these inputs on the CPU first: it must return"))
 
 
 def _of_fleet(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -106,46 +109,50 @@ def _told(options: argparse.Namespace) -> int:
 
 
 def _refuse(options: argparse.Namespace, error: Error) -> int:
-    if options.json:
-        print(json.dumps({"error": {"code": error.code, "attempt": error.attempt, "remedy": error.remedy}}), file=sys.stderr)
+    if options.json or options.sarif:
+        _print(options, Report(options.target, error=error.attempt, remedy=error.remedy))
+        sys.stdout.flush()
     else:
         print(f"error: {error.attempt} ({error.code})" + (f"\n  {error.remedy}" if error.remedy else ""), file=sys.stderr)
     return FAILED
 
 
 def examine(options: argparse.Namespace) -> int:
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # the target's output is not part of the report
+    accepted = [] if options.baseline is None else baseline.read(options.baseline)
+    with _output_to_stderr(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = _report(options)
-    accepted = _baseline(options.baseline)
-    if options.write_baseline is not None:
-        from . import baseline
-
-        baseline.write(options.write_baseline, report.findings)
+    if options.write_baseline is not None and (report.findings or not report.error):
+        try:
+            baseline.write(options.write_baseline, report.findings)
+        except OSError as error:
+            report.error, report.remedy = f"writing the baseline {options.write_baseline}: {error.strerror}", "name a file that can be written"
     found = len(report.findings)
     if accepted:
-        from . import baseline
-
         report.findings = baseline.without(report.findings, accepted, options.baseline)
-    if options.json:
-        print(json.dumps(report.document(), ensure_ascii=False))
-    elif options.sarif:
-        from .report import sarif
-
-        print(json.dumps(sarif(report), ensure_ascii=False))
-    else:
-        from .report import text
-
-        print(text(report, found - len(report.findings)), end="")
+    _print(options, report, found - len(report.findings))
     return FAILED if report.error else FOUND if report.prevents_capture else DONE
 
 
-def _baseline(file: Path | None) -> list[dict[str, str]]:
-    if file is None:
-        return []
-    from . import baseline
+@contextlib.contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """What the target and its child processes write is not part of the report."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
-    return baseline.read(file)
+
+def _print(options: argparse.Namespace, report: Report, accepted: int = 0) -> None:
+    if options.json or options.sarif:
+        print(json.dumps(report.document() if options.json else sarif(report), ensure_ascii=False))
+    else:
+        print(text(report, accepted), end="")
 
 
 def _report(options: argparse.Namespace) -> Report:

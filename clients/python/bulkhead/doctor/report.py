@@ -78,7 +78,7 @@ def sarif(report: Report) -> dict[str, Any]:
     """SARIF 2.1.0."""
     rules = CODES | {_NOTE: "what torch.compile says of a line that has no finding"}
     run: dict[str, Any] = {
-        "tool": {"driver": {"name": "bulkhead doctor", "rules": [{"id": code, "shortDescription": {"text": told}} for code, told in CODES.items()]}},
+        "tool": {"driver": {"name": "bulkhead doctor", "rules": [{"id": code, "shortDescription": {"text": told}} for code, told in rules.items()]}},
         "columnKind": "unicodeCodePoints",
         "results": [_result(finding) for finding in report.findings] + [_of_note(note) for note in report.notes],
         "invocations": [{"executionSuccessful": not report.error, "toolExecutionNotifications": _notices(report)}],
@@ -87,9 +87,6 @@ def sarif(report: Report) -> dict[str, Any]:
 
 
 def _result(finding: Finding) -> dict[str, Any]:
-    region: dict[str, int] = {"startLine": max(finding.line, 1), "startColumn": max(finding.column, 1)}
-    if finding.end_column > finding.column:
-        region["endColumn"] = finding.end_column
     return {
         "ruleId": finding.code,
         "level": "error" if finding.severity == PREVENTS_CAPTURE else "warning",
@@ -121,9 +118,8 @@ def _uri(file: str) -> str:
     return Path(file).as_uri() if relative.startswith("..") and os.path.isabs(file) else quote(Path(relative).as_posix())
 
 
-def _notices(report: Report) -> list[str]:
-    return report.skipped + ([report.error] if report.error else [])
-
-
-def _notice(text: str) -> dict[str, Any]:
-    return {"level": "warning", "message": {"text": text}}
+def _notices(report: Report) -> list[dict[str, Any]]:
+    told = [("warning", one) for one in report.skipped]
+    if report.error:
+        told.append(("error", f"{report.error}. Remedy: {report.remedy}" if report.remedy else report.error))
+    return [{"level": level, "message": {"text": text}} for level, text in told]

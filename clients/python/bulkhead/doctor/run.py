@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import traceback
-from typing import Any, Callable, Collection, Iterator, Mapping
+from typing import Any, Callable, Collection, Iterator, Mapping, NoReturn
+from unittest import mock
 
 import torch
 from torch._dynamo import config as dynamo
@@ -55,7 +56,7 @@ def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, option
     _warm_up()
     if gpu:
         _elsewhere(run.all, report, deadline)
-    with _kept_settings(), _quiet(), _deadline(deadline):
+    with _kept_settings(), _kept_process(), _quiet(), _deadline(deadline):
         run.on_gpu() if gpu else run.all()
     return report
 
@@ -66,7 +67,7 @@ def _elsewhere(examine: Callable[[], None], report: Report, deadline: float) -> 
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException), open(writing, "wb") as answer:
-            with _kept_settings(), _quiet(), _deadline(deadline):
+            with _kept_settings(), _kept_process(), _quiet(), _deadline(deadline):
                 examine()
             pickle.dump(vars(report), answer)
         os._exit(0)
@@ -338,6 +339,20 @@ def _kept_settings() -> Iterator[None]:
             setattr(config, name, value)
         os.environ.clear()
         os.environ.update(environment)
+
+
+@contextlib.contextmanager
+def _kept_process() -> Iterator[None]:
+    """Lets `os._exit` of user code raise SystemExit, so that what was found until then is told. A process that it forks ends."""
+    process, end = os.getpid(), os._exit
+
+    def ended(status: int) -> NoReturn:
+        if os.getpid() != process:
+            end(status)
+        raise SystemExit(status)
+
+    with mock.patch.object(os, "_exit", ended):
+        yield
 
 
 @contextlib.contextmanager

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Iterator
 
-import torch
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _OWN = tuple(os.path.join(_PACKAGE, one) for one in ("doctor" + os.sep, "worker" + os.sep, "recording.py"))
 _torch = importlib.util.find_spec("torch")  # not imported: its absence is reported
@@ -37,7 +35,7 @@ def is_users(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = os.path.abspath(file)
-    if os.path.realpath(file).startswith(_OWN) or path.startswith(os.path.dirname(os.path.abspath(torch.__file__)) + os.sep):
+    if os.path.realpath(file).startswith(_OWN) or path.startswith(_TORCH):
         return False
     parts = path.split(os.sep)
     for site in ("site-packages", "dist-packages"):

@@ -18,6 +18,7 @@ from bulkhead.doctor.report import text
 from torch.utils._python_dispatch import TorchDispatchMode
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
+SEEDS = 8  #: of each part whose output alone is compared
 READS = ("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim")
 
 
@@ -84,6 +85,9 @@ def main(module: str, folder: Path) -> None:
         texts.append(f"$ python -m bulkhead.doctor {report.target} --inputs {module}.py:{factory.__name__}\n{text(report)}")
         findings |= {(relative(one.file), one.line, one.code) for one in report.findings}
         errors += [report.error] if report.error else []
+    for seed, (part, factory) in enumerate(SEEDS * getattr(parts, "COMPARED", [])):  # beyond what the doctor is given
+        torch.manual_seed(seed)
+        outputs.append(part(*factory("cpu")))
     torch.save(outputs, folder / "outputs.pt")
     lines = [(relative(file), line, Path(file).read_text().splitlines()[line - 1].strip()) for file, line in sorted(executed.lines)]
     read = [(relative(file), line) for file, line in sorted(reads.lines)]

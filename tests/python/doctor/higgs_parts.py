@@ -14,17 +14,20 @@ from transformers import StaticCache
 PACKAGE = "boson_multimodal"
 TEXT = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 300, "max_position_embeddings": 256, "pad_token_id": 290}  # fmt: skip
-AUDIO_OUT_BOS, AUDIO_EOS = 293, 294
 
 
-def speech(model: HiggsAudioModel, caches: OrderedDict[int, Any], prompt: torch.Tensor, nothing_heard: torch.Tensor) -> torch.Tensor:
+def speech(model: HiggsAudioModel, caches: OrderedDict[int, Any], prompt: torch.Tensor, nothing_heard: torch.Tensor,
+           count: int = 4) -> torch.Tensor:  # fmt: skip
     with torch.no_grad():
         _, audio = model.generate(
             input_ids=prompt, attention_mask=torch.ones_like(prompt), audio_in_ids=nothing_heard, audio_in_ids_start=nothing_heard[0],
-            past_key_values_buckets=caches, max_new_tokens=4, use_cache=True, do_sample=True, temperature=0.7, top_k=20, top_p=0.95,
+            past_key_values_buckets=caches, max_new_tokens=count, use_cache=True, do_sample=True, temperature=0.7, top_k=20, top_p=0.95,
             ras_win_len=7, ras_win_max_num_repeat=2,
         )  # fmt: skip
     return audio[0]
+
+
+AUDIO_OUT_BOS, AUDIO_EOS = 293, 294
 
 
 def of_speech(device: Any) -> tuple[Any, ...]:
@@ -45,3 +48,4 @@ def of_speech(device: Any) -> tuple[Any, ...]:
 
 
 PARTS = [(speech, of_speech)]
+COMPARED = [(lambda *given: speech(*given, count=56), of_speech)]  # its output alone, to the end of the delay pattern

@@ -3,6 +3,8 @@
 import asyncio
 import math
 import os
+import sys
+import threading
 import time
 
 import torch
@@ -360,6 +362,57 @@ def ends_process_of_fork(x, lengths):
         os._exit(0)
     os.waitpid(child, 0)
     return x * 2
+
+
+def ends_process_in_thread(x, lengths):
+    thread = threading.Thread(target=lambda: os._exit(4))
+    thread.start()
+    thread.join()
+    return x
+
+
+def closes_output(x, lengths):
+    sys.stderr.close()
+    return x
+
+
+def without_output(x, lengths):
+    sys.stdout = sys.stderr = None
+    return x
+
+
+class Textless(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def raises_textless(x, lengths):
+    x = x * lengths.max().item()
+    raise Textless
+
+
+def not_a_number(x, lengths):
+    return x * float("nan")
+
+
+def trains(x, lengths):
+    x = x.clone().requires_grad_()
+    x.sum().backward()
+
+
+def in_cases(x, lengths):
+    match lengths.max().item():
+        case 3:
+            return x
+    return x * 2
+
+
+async def tensor_awaited(x, lengths):
+    return x * 2
+
+
+async def tensors_yielded(x, lengths):
+    yield x * 2
 
 
 def ends_process_below_python(x, lengths):

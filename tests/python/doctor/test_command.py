@@ -160,6 +160,22 @@ class Reports(unittest.TestCase):
         ended = doctor("steps.py:awaited", "--inputs", "steps.py:inputs", "--json")
         self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("return lengths.max().item()")])
 
+    def test_what_a_coroutine_or_an_asynchronous_generator_gives_is_not_read(self) -> None:
+        for step in ("tensor_awaited", "tensors_yielded"):
+            with self.subTest(step):
+                ended = doctor(f"steps.py:{step}", "--inputs", "steps.py:inputs", "--json")
+                self.assertEqual((ended.returncode, json.loads(ended.stdout)["findings"]), (0, []), ended.stdout)
+
+    def test_a_number_that_is_none_does_not_change(self) -> None:
+        ended = doctor("steps.py:not_a_number", "--inputs", "steps.py:inputs", "--json")
+        self.assertEqual(json.loads(ended.stdout)["findings"], [])
+
+    def test_a_target_that_closes_its_output_is_reported_once(self) -> None:
+        for step in ("closes_output", "without_output"):
+            with self.subTest(step):
+                ended = doctor(f"steps.py:{step}", "--inputs", "steps.py:inputs", "--json")
+                self.assertEqual((ended.returncode, json.loads(ended.stdout)["calls"]), (0, 3))
+
     def test_sarif_names_the_rule_and_the_region(self) -> None:
         ended = doctor("steps.py:Decoder", "--inputs", "steps.py:decoder_inputs", "--sarif")
         (run,) = json.loads(ended.stdout)["runs"]
@@ -247,6 +263,8 @@ class BadInput(unittest.TestCase):
             ("steps.py:no_such_step",): "there is no 'no_such_step' in steps.py; it has: ",
             ("steps.py",): "names no function",
             ("no_such_package.inner:step",): "needs the package 'no_such_package'",
+            ("steps.py:clean:x",): "'steps.py:clean:x': steps.py:clean is neither a file of Python (.py) nor a package",
+            ("steps.py:clean", "--inputs", "./steps:inputs"): "--inputs './steps:inputs': ./steps is neither a file of Python (.py) nor a package",
             ("steps.py:clean", "--inputs", "steps.py:no_factory"): "--inputs 'steps.py:no_factory'",
             ("steps.py:clean", "--baseline", "no_such_baseline"): "reading the baseline",
         }.items():
@@ -343,6 +361,19 @@ class BadInput(unittest.TestCase):
     def test_a_process_that_the_callable_forks_may_end(self) -> None:
         ended = doctor("steps.py:ends_process_of_fork", "--inputs", "steps.py:inputs", "--json")
         self.assertEqual((ended.returncode, json.loads(ended.stdout)["findings"]), (0, []), ended.stderr)
+
+    def test_a_thread_that_ends_the_process(self) -> None:
+        self.assertIn("it ended its process by exit(4)", self.refused("steps.py:ends_process_in_thread", "--inputs", "steps.py:inputs"))
+
+    def test_an_error_without_a_text(self) -> None:
+        said = self.refused("steps.py:raises_textless", "--inputs", "steps.py:inputs")
+        self.assertIn(f"raised Textless at steps.py:{line_of('    raise Textless')}: without a message", said)
+        self.assertIn("host_read", said)
+
+    def test_a_step_that_trains(self) -> None:
+        said = self.refused("steps.py:trains", "--inputs", "steps.py:inputs")
+        self.assertIn(f"computes gradients at steps.py:{line_of('x.sum().backward()')}, which are off here", said)
+        self.assertIn("leave the backward pass out", said)
 
     def test_memory_that_the_machine_does_not_have(self) -> None:
         said = self.refused("steps.py:allocates_much", "--inputs", "steps.py:inputs")
@@ -510,6 +541,24 @@ class Library(unittest.TestCase):
         found = diagnose(steps.best_of_unknown, steps.unbounded).findings
         self.assertEqual([one.line for one in found], [line_of("best = x.sum"), line_of("count = x.long()"), line_of("x.max().item() if count")])
         self.assertIn("as its value is not known; `best` follows from it, and decides `best == 0`", told("best = x.sum"))
+
+    def test_cases_that_a_value_decides_are_named(self) -> None:
+        import steps
+        from bulkhead.doctor import diagnose
+
+        (found,) = diagnose(steps.in_cases, steps.inputs).findings
+        self.assertEqual(found.use, "match")
+        self.assertIn("it decides the case of `match lengths.max().item()`; here `lengths.max().item()` is 3 with these inputs; the other cases were not run", found.reason)
+        self.assertIn("torch.where(lengths.max() == a, one, other)", found.remedy)
+
+    def test_a_list_of_numbers_is_not_searched_for_tensors_one_by_one(self) -> None:
+        import torch
+        from bulkhead.doctor import diagnose, modes
+
+        with mock.patch.object(modes, "tree_map", side_effect=modes.tree_map) as mapped:
+            report = diagnose(lambda x: x + torch.tensor([1.0] * 4, device=x.device), lambda device: torch.ones(4, device=device))
+        self.assertEqual([one.code for one in report.findings], ["host_copy"])
+        self.assertFalse([call for call in mapped.call_args_list if call.args[1] == [1.0] * 4])
 
     def test_two_runs_give_the_same_report(self) -> None:
         import torch

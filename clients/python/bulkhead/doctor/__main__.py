@@ -63,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BaseException as error:
             _refuse(options, Error("input_invalid", f"looking at {options.target}: {type(error).__name__}: {error}", ""))
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):  # a target may have closed it
                 sys.stderr.flush()
+            with contextlib.suppress(OSError):
                 os.write(end, b"1")  # a target may end its process: then there is no report
             os._exit(status)
     os.close(end)

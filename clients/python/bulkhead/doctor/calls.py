@@ -7,7 +7,7 @@ import asyncio
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ..engine import LocalContext
 from ..errors import Error
@@ -59,13 +59,19 @@ def called(step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     result = step(*args, **kwargs)
     if inspect.isgenerator(result):
         return list(result)
+    if not inspect.isasyncgen(result) and not inspect.iscoroutine(result):
+        return result
+    kept: list[Any] = []
+    asyncio.run(_kept(kept, result))
+    return kept if inspect.isasyncgen(result) else kept[0]
+
+
+async def _kept(kept: list[Any], result: Any) -> None:
+    """Keeps what it gives out of the task's result, whose text asyncio makes, which would read a tensor."""
     if inspect.isasyncgen(result):
-        return asyncio.run(_collected(result))
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
-
-
-async def _collected(items: AsyncIterator[Any]) -> list[Any]:
-    return [item async for item in items]
+        kept += [item async for item in result]
+    else:
+        kept.append(await result)
 
 
 class _Context(LocalContext):

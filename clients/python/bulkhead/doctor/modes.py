@@ -76,7 +76,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
             if name == "asarray" and args and isinstance(args[0], torch.UntypedStorage):  # how safetensors maps a file
                 with no_dispatch():
                     return function(*args, **kwargs)
-            if name in ("tensor", "as_tensor", "asarray") and args and isinstance(args[0], (list, tuple)):
+            if name in ("tensor", "as_tensor", "asarray") and args and isinstance(args[0], (list, tuple)) and _has_tensor(args[0]):
                 args = (tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, args[0]), *args[1:])
             if name == "scaled_dot_product_attention":
                 with sdpa_kernel(SDPBackend.MATH):  # the others ask the driver
@@ -405,6 +405,11 @@ def _read_before(tensor: Any) -> Place | None:
 def _is_of_gpu(leaf: Any) -> bool:
     """Whether it lies on the GPU, or was copied from there."""
     return isinstance(leaf, torch.Tensor) and (leaf.device.type == "cuda" or _read_before(leaf) is not None)
+
+
+def _has_tensor(value: Any) -> bool:
+    """Quick for a list of many numbers."""
+    return any(map(_has_tensor, value)) if isinstance(value, (list, tuple)) else isinstance(value, torch.Tensor)
 
 
 def is_pinned(tensor: Any) -> bool:

@@ -15,6 +15,7 @@ USES = {
     "if": "decides the branch `{around}`",
     "while": "decides whether the loop `{around}` goes on",
     "assert": "is asserted",
+    "match": "decides the case of `{around}`",
     "f-string": "is written into a text",
     "print": "is printed",
     "index": "is an index in `{around}`",
@@ -45,6 +46,8 @@ def host_read(use: Use, function: str = "") -> str:
     if use.kind == "if":
         return (f"compute both branches and choose on the device, torch.where({condition(use)}, a, b), or decide once before the step; "
                 ".item() and bool() read the same value")  # fmt: skip
+    if use.kind == "match":
+        return f"compute all cases and choose on the device, torch.where({kept} == a, one, other), or decide once before the step"
     if use.kind == "while":
         return f"run a fixed number of iterations and mask those after the end: done = done | ~({condition(use)}); x = torch.where(done, x, new)"
     if use.kind == "assert":

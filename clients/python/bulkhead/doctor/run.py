@@ -271,20 +271,26 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
     """What failed, at which user line, and the remedy."""
     place = place_of(error)
     where = f" at {place}" if place else ""
+    try:
+        text = str(error)
+    except Exception:  # the user's own class
+        text = ""
     if isinstance(error, Error):
         return error.attempt, error.remedy
     if isinstance(error, ModuleNotFoundError):
         return f"{target} needs the package {error.name!r}{where}, which is missing here", f"install it into this environment, or name the model's own with --python: pip install {error.name}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{target} has a syntax error in {short(error.filename)}:{error.lineno}: {error.msg}", "correct it first"
-    if isinstance(error, MemoryError) or "out of memory" in str(error):
-        return f"{target} ran out of memory{where}: {one_line(str(error) or type(error).__name__, 300)}", "give smaller inputs"
+    if isinstance(error, MemoryError) or "out of memory" in text:
+        return f"{target} ran out of memory{where}: {one_line(text or type(error).__name__, 300)}", "give smaller inputs"
+    if "does not require grad" in text:
+        return f"{target} computes gradients{where}, which are off here: {one_line(text, 120)}", "leave the backward pass out of what the doctor is given"
     if isinstance(error, SystemExit):
         return f"{target} ended the process{where}: SystemExit({error.code})", "let the callable return"
-    if place is not None and _OF_FAKE_TENSORS.search(str(error)):
-        return (f"{target} needs a GPU{where}: `{place.text.strip()}` does what fake tensors cannot ({one_line(str(error), 120)})",
+    if place is not None and _OF_FAKE_TENSORS.search(text):
+        return (f"{target} needs a GPU{where}: `{place.text.strip()}` does what fake tensors cannot ({one_line(text, 120)})",
                 "leave that line out of what the doctor is given, or run it on a machine with a GPU")  # fmt: skip
-    return f"{target} raised {type(error).__name__}{where}: {one_line(str(error) or 'without a message', 300)}", "call it with these inputs on the CPU first: it must return"
+    return f"{target} raised {type(error).__name__}{where}: {one_line(text or 'without a message', 300)}", "call it with these inputs on the CPU first: it must return"
 
 
 def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -343,11 +349,12 @@ def _kept_settings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_process() -> Iterator[None]:
-    """Lets `os._exit` of user code raise SystemExit, so that what was found until then is told. A process that it forks ends."""
-    process, end = os.getpid(), os._exit
+    """Lets `os._exit` of user code raise SystemExit, so that what was found until then is told. In another process, or
+    thread, it ends the process."""
+    running, end = (os.getpid(), threading.get_ident()), os._exit
 
     def ended(status: int) -> NoReturn:
-        if os.getpid() != process:
+        if (os.getpid(), threading.get_ident()) != running:
             end(status)
         raise SystemExit(status)
 

@@ -340,6 +340,8 @@ def _kind(parent: ast.AST, inner: ast.AST) -> str:
         return "while"
     if isinstance(parent, ast.Assert) and parent.test is inner:
         return "assert"
+    if isinstance(parent, ast.Match) and parent.subject is inner:
+        return "match"
     if isinstance(parent, (ast.JoinedStr, ast.FormattedValue)):
         return "f-string"
     if isinstance(parent, ast.Slice):
@@ -365,6 +367,8 @@ def _kind(parent: ast.AST, inner: ast.AST) -> str:
 def _unparsed(node: ast.AST) -> str:
     if isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)):
         return ast.unparse(node.test)
+    if isinstance(node, ast.Match):
+        return f"match {ast.unparse(node.subject)}"
     return ast.unparse(node) if isinstance(node, (ast.expr, ast.Return, ast.Assign, ast.AugAssign, ast.Expr)) else ""
 
 

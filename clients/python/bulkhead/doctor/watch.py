@@ -210,8 +210,8 @@ class Watch:
         use = use_of(place)
         read = f"{value:.4g}" if isinstance(value, float) else one_line(str(value), 40)
         told = f"{read} with these inputs" if is_known else f"taken as {read}, as its value is not known"
-        if use.kind in ("if", "while", "assert"):
-            after = {"if": "; the other branch was not run", "while": " at first", "assert": ""}[use.kind]
+        if use.kind in ("if", "while", "assert", "match"):
+            after = {"if": "; the other branch was not run", "while": " at first", "assert": "", "match": "; the other cases were not run"}[use.kind]
             self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}")
         elif use.kind in ("value", "argument", "loop") and (later := tested_later(place)) is not None:
             name, test, line = later

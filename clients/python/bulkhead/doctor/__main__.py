@@ -31,7 +31,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--inputs", metavar="FILE.py:FACTORY", help="a function that is given the device and returns the arguments: a tuple, or a dictionary of names; "
                         "of a class (arguments of the constructor, arguments of the call)")  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="also what torch.compile says: graph breaks, and where CUDA Graphs are skipped")
-    parser.add_argument("--gpu", action="store_true", help="also capture on this machine's GPU, and measure what each finding costs; never tried on a GPU so far")
+    parser.add_argument("--gpu", action="store_true", help="also capture on this machine's GPU, and measure what each finding costs")
     parser.add_argument("--fleet", metavar="FILE", help="the fleet file of the model; else the daemon's")
     parser.add_argument("--engine", type=_options, metavar="JSON", help="TARGET is the class of an engine, with these options; the functions that it gives to context.graph are looked at")
     shape = parser.add_mutually_exclusive_group()

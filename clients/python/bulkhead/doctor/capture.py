@@ -1,6 +1,4 @@
 """On a GPU: makes a real capture, and maps CUDA's errors to a line and a cause.
-
-Never run on a GPU so far: tested with a stand-in for `torch.cuda`, which checks the order of calls and the texts.
 """
 
 from __future__ import annotations

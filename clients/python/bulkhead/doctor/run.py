@@ -124,7 +124,6 @@ class _Run:
         self._report.findings = self._found.sorted()
 
     def on_gpu(self) -> None:
-        """Never run on a GPU so far."""
         found = list(self._report.findings)
         with self._guarded(), torch.no_grad():
             self._import()

@@ -25,21 +25,44 @@ DONE, FOUND, FAILED = 0, 1, 2
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m bulkhead.doctor", description=__doc__, epilog="Exit status: 0 nothing prevents capture, 1 a finding does, "
+    parser = argparse.ArgumentParser("python -m bulkhead.doctor", description=__doc__,
+                                     epilog="Exit status: 0 nothing prevents capture, 1 a finding does, "
                                      "2 the target could not be looked at to the end, and why.")  # fmt: skip
-    parser.add_argument("target", metavar="TARGET", help="package.module:function, file.py:function or …:Class, an exported program (.pt2), or a model of the fleet")
-    parser.add_argument("--inputs", metavar="FILE.py:FACTORY", help="a function that is given the device and returns the arguments: a tuple, or a dictionary of names; "
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="package.module:function, file.py:function or …:Class, an exported program (.pt2), or a model of the fleet",
+    )
+    parser.add_argument("--inputs", metavar="FILE.py:FACTORY",
+                        help="a function that is given the device and returns the arguments: a tuple, or a dictionary of names; "
                         "of a class (arguments of the constructor, arguments of the call)")  # fmt: skip
-    parser.add_argument("--compile", action="store_true", help="also what torch.compile says: graph breaks, and where CUDA Graphs are skipped")
-    parser.add_argument("--gpu", action="store_true", help="also capture on this machine's GPU, and measure what each finding costs")
+    parser.add_argument(
+        "--compile", action="store_true", help="also what torch.compile says: graph breaks, and where CUDA Graphs are skipped"
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="also capture on this machine's GPU, and measure what each finding costs",
+    )
     parser.add_argument("--fleet", metavar="FILE", help="the fleet file of the model; else the daemon's")
-    parser.add_argument("--engine", type=_options, metavar="JSON", help="TARGET is the class of an engine, with these options; the functions that it gives to context.graph are looked at")
+    parser.add_argument(
+        "--engine",
+        type=_options,
+        metavar="JSON",
+        help="TARGET is the class of an engine, with these options; the functions that it gives to context.graph are looked at",
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON document")
     shape.add_argument("--sarif", action="store_true", help="SARIF 2.1.0, for editors and CI")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="leave out the findings that this file accepts")
     parser.add_argument("--write-baseline", type=Path, metavar="FILE", help="accept all findings of this run in this file")
-    parser.add_argument("--deadline", type=seconds, default=120.0, metavar="S", help="seconds after which a callable that does not return is given up (120)")
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        default=120.0,
+        metavar="S",
+        help="seconds after which a callable that does not return is given up (120)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -73,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not select.select([ended], [], [], options.deadline + _GRACE_SECONDS)[0]:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return _refuse(options, Error("deadline_exceeded", f"looking at {options.target}: it did not return within {options.deadline:g} s, and took no signal",
+            return _refuse(options, Error("deadline_exceeded", f"looking at {options.target}: it did not return within "
+                                                               f"{options.deadline:g} s, and took no signal",
                                           "give a longer --deadline, or smaller inputs"))  # fmt: skip
         has_reported = os.read(ended, 1)
         how = os.waitpid(child, 0)[1]
@@ -82,16 +106,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if has_reported and os.WIFEXITED(how):
         return os.WEXITSTATUS(how)
     by = signal.Signals(os.WTERMSIG(how)).name if os.WIFSIGNALED(how) else f"exit({os.WEXITSTATUS(how)})"
-    return _refuse(options, Error("input_invalid", f"looking at {options.target}: it ended its process by {by}", "call it with these inputs on the CPU first: it must return"))
+    return _refuse(
+        options,
+        Error(
+            "input_invalid",
+            f"looking at {options.target}: it ended its process by {by}",
+            "call it with these inputs on the CPU first: it must return",
+        ),
+    )
 
 
 def _of_fleet(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Returns only on an error: otherwise this process becomes `bulkhead doctor`, which reads the fleet and starts the model's
     interpreter."""
-    program = shutil.which("bulkhead", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))))
+    program = shutil.which(
+        "bulkhead", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    )
     if program is None:
-        return _refuse(options, Error("input_invalid", f"looking at {options.target}: a model of a fleet is found by the program bulkhead, which is not on PATH",
-                                      "put its folder on PATH, or write TARGET as file.py:function or package.module:function"))  # fmt: skip
+        return _refuse(options, Error("input_invalid", f"looking at {options.target}: a model of a fleet is found by the program "
+                                                       "bulkhead, which is not on PATH",
+                                      "put its folder on PATH, or write TARGET as file.py:function or "
+                                      "package.module:function"))  # fmt: skip
     os.execv(program, [program, "doctor", *arguments])
 
 
@@ -127,7 +162,10 @@ def examine(options: argparse.Namespace) -> int:
         try:
             baseline.write(options.write_baseline, report.findings)
         except OSError as error:
-            report.error, report.remedy = f"writing the baseline {options.write_baseline}: {error.strerror}", "name a file that can be written"
+            report.error, report.remedy = (
+                f"writing the baseline {options.write_baseline}: {error.strerror}",
+                "name a file that can be written",
+            )
     found = len(report.findings)
     if accepted:
         report.findings = baseline.without(report.findings, accepted, options.baseline)
@@ -163,7 +201,8 @@ def _report(options: argparse.Namespace) -> Report:
         raise Error("input_invalid", f"looking at {options.target}: PyTorch is missing in {sys.prefix}",
                     "run the doctor in the model's environment, or name it with --python") from None  # fmt: skip
     if not torch.cuda.is_available() and not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
-        raise Error("input_invalid", f"looking at {options.target} without a GPU: fake tensors of PyTorch {torch.__version__} need a driver",
+        raise Error("input_invalid",
+                    f"looking at {options.target} without a GPU: fake tensors of PyTorch {torch.__version__} need a driver",
                     "use PyTorch 2.10 or newer, or a machine with a GPU")  # fmt: skip
     if options.gpu and not torch.cuda.is_available():
         raise Error("input_invalid", "capturing on a GPU: PyTorch finds none here", "leave out --gpu: the findings need none")
@@ -177,7 +216,15 @@ def _report(options: argparse.Namespace) -> Report:
 
     factory = named(options.inputs, "--inputs") if options.inputs else None
     target = Program(Path(options.target)) if options.target.endswith(".pt2") else named(options.target, "TARGET")
-    return diagnose(target, factory, options=options.engine, compiler=options.compile, gpu=options.gpu, deadline=options.deadline, name=options.target)
+    return diagnose(
+        target,
+        factory,
+        options=options.engine,
+        compiler=options.compile,
+        gpu=options.gpu,
+        deadline=options.deadline,
+        name=options.target,
+    )
 
 
 def _options(text: str) -> dict[str, Any]:

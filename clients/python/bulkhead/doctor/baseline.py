@@ -20,11 +20,18 @@ _KEYS = ("code", "file", "function", "source")
 
 def entry(finding: Finding, folder: Path) -> dict[str, str]:
     is_path = os.path.isabs(finding.file) and "-packages" + os.sep not in finding.file
-    return {"code": finding.code, "file": os.path.relpath(finding.file, folder) if is_path else short(finding.file), "function": finding.function, "source": linecache.getline(finding.file, finding.line).strip()}
+    return {
+        "code": finding.code,
+        "file": os.path.relpath(finding.file, folder) if is_path else short(finding.file),
+        "function": finding.function,
+        "source": linecache.getline(finding.file, finding.line).strip(),
+    }
 
 
 def write(file: Path, found: list[Finding]) -> None:
-    file.write_text(json.dumps({"accepted": [entry(finding, file.parent) for finding in found]}, indent=1, ensure_ascii=False) + "\n")
+    file.write_text(
+        json.dumps({"accepted": [entry(finding, file.parent) for finding in found]}, indent=1, ensure_ascii=False) + "\n"
+    )
 
 
 def read(file: Path) -> list[dict[str, str]]:
@@ -33,9 +40,15 @@ def read(file: Path) -> list[dict[str, str]]:
         accepted: Any = json.loads(file.read_text())["accepted"]
         return [{key: str(one[key]) for key in _KEYS} for one in accepted]
     except OSError as error:
-        raise Error("input_invalid", f"reading the baseline {file}: {error.strerror}", "write one with --write-baseline FILE") from None
+        raise Error(
+            "input_invalid", f"reading the baseline {file}: {error.strerror}", "write one with --write-baseline FILE"
+        ) from None
     except (ValueError, KeyError, TypeError):
-        raise Error("input_invalid", f"reading the baseline {file}: it is not a baseline of the doctor", "write one with --write-baseline FILE") from None
+        raise Error(
+            "input_invalid",
+            f"reading the baseline {file}: it is not a baseline of the doctor",
+            "write one with --write-baseline FILE",
+        ) from None
 
 
 def without(found: list[Finding], accepted: list[dict[str, str]], file: Path) -> list[Finding]:

@@ -15,8 +15,11 @@ from .source import one_line
 
 Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  #: a callable with its arguments
 
-OF_FUNCTION = "give --inputs FILE.py:FACTORY, a function of the device that returns the arguments: a tuple, or a dictionary of names"
-OF_CLASS = ("--inputs names a function of the device that returns (arguments of the constructor, arguments of the call), each a tuple or a "
+OF_FUNCTION = (
+    "give --inputs FILE.py:FACTORY, a function of the device that returns the arguments: a tuple, or a dictionary of names"
+)
+OF_CLASS = ("--inputs names a function of the device that returns (arguments of the constructor, arguments of the call), each a "
+            "tuple or a "
             "dictionary")  # fmt: skip
 
 

@@ -58,7 +58,9 @@ def tell(found: Findings, said: list[Said], target: Place) -> list[Note]:
             if told not in one.reason:
                 found.change(one.code, place, reason=f"{one.reason}. {told}")
         elif code:
-            found.add(code, findings.PREVENTS_CAPTURE, place, told, "keep values and shapes on the device: torch.where(mask, a, b)")
+            found.add(
+                code, findings.PREVENTS_CAPTURE, place, told, "keep values and shapes on the device: torch.where(mask, a, b)"
+            )
         else:
             before = notes.get((place.file, place.line))
             if before is None or told not in before.reason:
@@ -79,7 +81,10 @@ def said_of(mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list
     except Exception as error:
         said.append((_innermost(getattr(error, "real_stack", None)) or place_of(error), f"gives up, {_why(error)}"))
     finally:
-        breaks = [(_innermost(one.user_stack), f"graph break, {_sentence(one.reason)}") for one in torch._dynamo.utils.graph_break_reasons]
+        breaks = [
+            (_innermost(one.user_stack), f"graph break, {_sentence(one.reason)}")
+            for one in torch._dynamo.utils.graph_break_reasons
+        ]
         logging.disable(logging.NOTSET)
         torch._dynamo.reset()
     return breaks + said
@@ -122,7 +127,9 @@ def _lower(said: list[Said], graph: Any, inputs: Any, **options: Any) -> Any:
 
     eager = make_boxed_func(torch.fx.GraphModule(graph, copy.deepcopy(graph.graph)).forward)
     changed = _changed_inputs(graph.graph, options.get("static_input_idxs") or ())
-    reason = cudagraph_utils.get_mutation_stack_trace(cudagraph_utils.get_placeholder_info(graph.graph), changed) if changed else ""
+    reason = (
+        cudagraph_utils.get_mutation_stack_trace(cudagraph_utils.get_placeholder_info(graph.graph), changed) if changed else ""
+    )
     with DebugContext(), mock.patch.object(GraphLowering, "compile_to_module", _without_code):
         lowered = compile_fx.fx_codegen_and_compile(graph, inputs, (), **options)
     for text in (lowered.disabled_cudagraphs_reason, reason):
@@ -206,7 +213,10 @@ def _stand_in_values(mode: Any) -> Iterator[None]:
         return operator, before
 
     replaced = [
-        ours(aten._local_scalar_dense.default, lambda tensor: True if tensor.dtype == torch.bool else 1.0 if tensor.dtype.is_floating_point else 1),
+        ours(
+            aten._local_scalar_dense.default,
+            lambda tensor: True if tensor.dtype == torch.bool else 1.0 if tensor.dtype.is_floating_point else 1,
+        ),
         ours(aten.nonzero.default, lambda tensor: tensor.new_empty((2, tensor.dim()), dtype=torch.int64)),
         ours(aten.masked_select.default, lambda tensor, mask: tensor.new_empty((2,))),
     ]

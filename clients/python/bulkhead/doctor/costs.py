@@ -25,7 +25,9 @@ from .source import here
 
 _TIMED_RUNS = 10
 _MARK = "doctor:"
-_READS = ("_local_scalar_dense", "equal", "allclose", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
+_READS = frozenset(
+    "_local_scalar_dense equal allclose is_nonzero nonzero masked_select _unique2 unique_dim unique_consecutive bincount".split()
+)
 
 Line = tuple[str, int]  #: file and line number, counted from 1
 Step = Callable[[], Any]

@@ -16,7 +16,10 @@ from .findings import Findings
 from .source import Place, is_users, line_place, name_of
 from .state import reached
 
-_REMEDY = "draw on the device, torch.rand((), device=x.device), whose numbers each replay draws; or before the step, and fill a static tensor"
+_REMEDY = (
+    "draw on the device, torch.rand((), device=x.device), whose numbers each replay draws; or before the step, and fill a "
+    "static tensor"
+)
 
 
 class Draws:
@@ -29,7 +32,9 @@ class Draws:
         if numpy is not None:
             self._generators.append(numpy.mtrand._rand)
             kinds += numpy.RandomState, numpy.Generator
-        self._generators += [one for _, one in reached(roots) if isinstance(one, kinds) and not isinstance(one, random.SystemRandom)]
+        self._generators += [
+            one for _, one in reached(roots) if isinstance(one, kinds) and not isinstance(one, random.SystemRandom)
+        ]
         self._before = self._states()
 
     def begin_call(self) -> None:
@@ -55,7 +60,13 @@ class Draws:
             if (now := self._states()) != states:
                 states = now
                 if at is not None:
-                    found.add(findings.RNG, findings.STALE, at, f"`{at.text.strip()}` draws a random number on the host: a replay keeps that of the capture", _REMEDY)
+                    found.add(
+                        findings.RNG,
+                        findings.STALE,
+                        at,
+                        f"`{at.text.strip()}` draws a random number on the host: a replay keeps that of the capture",
+                        _REMEDY,
+                    )
             running = frame.f_back if event == "return" else frame
             if running is not None and is_users(running.f_code.co_filename):
                 at = _line(running)
@@ -74,7 +85,9 @@ class Draws:
 def _state(generator: Any) -> Any:
     if isinstance(generator, random.Random):
         return generator.getstate()
-    return pickle.dumps(generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state(legacy=False))
+    return pickle.dumps(
+        generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state(legacy=False)
+    )
 
 
 def _restore(generator: Any, state: Any) -> None:

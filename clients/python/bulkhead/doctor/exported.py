@@ -28,7 +28,8 @@ class Program:
             self._program = torch.export.load(file)
         except Exception as error:
             raise Error("input_invalid", f"reading {file}: {one_line(str(error) or type(error).__name__, 200)}",
-                        "name a file that torch.export.save wrote; a compiled package holds no operators to look at") from None  # fmt: skip
+                        "name a file that torch.export.save wrote; a compiled package holds no operators to look at"
+                        ) from None  # fmt: skip
         finally:
             logging.disable(logging.NOTSET)
 

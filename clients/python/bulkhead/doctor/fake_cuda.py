@@ -24,9 +24,11 @@ Observe = Callable[..., None]  #: (what happened, the call's name, its place if 
 SYNCHRONIZE, SEED, STREAM_NOT_FORKED, STATE_READ, LAUNCHED = "synchronize", "seed", "stream_not_forked", "rng_state", "launched"
 
 _PROPERTIES = SimpleNamespace(
-    name="a GPU that is not there", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30, is_integrated=False, warp_size=32,
+    name="a GPU that is not there", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30, is_integrated=False,
+    warp_size=32,
     max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, shared_memory_per_block=48 << 10,
-    shared_memory_per_block_optin=227 << 10, shared_memory_per_multiprocessor=228 << 10, L2_cache_size=50 << 20, gcnArchName="", uuid="",
+    shared_memory_per_block_optin=227 << 10, shared_memory_per_multiprocessor=228 << 10, L2_cache_size=50 << 20, gcnArchName="",
+    uuid="",
 )  # fmt: skip
 _RealGenerator = torch.Generator
 
@@ -204,7 +206,11 @@ class Streams:
     def not_joined(self) -> list[Place | None]:
         """Where streams were used that the main stream has not waited for at the end."""
         awaited = self._of(self.main).awaited
-        return [work.entered for stream, work in self._work.values() if stream is not self.main and work.count > awaited.get(id(stream), 0)]
+        return [
+            work.entered
+            for stream, work in self._work.values()
+            if stream is not self.main and work.count > awaited.get(id(stream), 0)
+        ]
 
 
 class _Use(contextlib.AbstractContextManager):  # type: ignore[type-arg]
@@ -278,10 +284,14 @@ def answers(observe: Observe, streams: Streams, is_capturing: Callable[[], bool]
     quiet = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0, "get_device_capability": (9, 0),
         "get_device_properties": _PROPERTIES, "get_device_name": _PROPERTIES.name, "is_bf16_supported": True, "set_device": None,
-        "init": None, "_lazy_init": None, "_exchange_device": 0, "_maybe_exchange_device": 0, "mem_get_info": (70 << 30, 80 << 30),
-        "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0, "max_memory_reserved": 0, "reset_peak_memory_stats": None,
-        "memory_stats": defaultdict(int), "memory_summary": "", "memory_snapshot": [], "utilization": 0, "ipc_collect": None, "can_device_access_peer": False,
-        "_get_device_index": 0, "_get_device_properties": _PROPERTIES, "get_arch_list": ["sm_90"], "_is_compiled": True, "graph_pool_handle": (0, 1),
+        "init": None, "_lazy_init": None, "_exchange_device": 0, "_maybe_exchange_device": 0,
+        "mem_get_info": (70 << 30, 80 << 30),
+        "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0, "max_memory_reserved": 0,
+        "reset_peak_memory_stats": None,
+        "memory_stats": defaultdict(int), "memory_summary": "", "memory_snapshot": [], "utilization": 0, "ipc_collect": None,
+        "can_device_access_peer": False,
+        "_get_device_index": 0, "_get_device_properties": _PROPERTIES, "get_arch_list": ["sm_90"], "_is_compiled": True,
+        "graph_pool_handle": (0, 1),
     }  # fmt: skip
     answered: dict[str, Any] = {name: _always(answer) for name, answer in quiet.items()}
     for name in ("synchronize", "empty_cache"):
@@ -293,8 +303,10 @@ def answers(observe: Observe, streams: Streams, is_capturing: Callable[[], bool]
         answered[name] = observed(STATE_READ, name, state if name.startswith("get") else None)
     for name in ("get_rng_state_all", "set_rng_state_all"):
         answered[name] = observed(STATE_READ, name, [state] if name.startswith("get") else None)
-    answered |= {"Stream": Stream, "ExternalStream": Stream, "Event": Event, "stream": _Use, "StreamContext": _Use, "is_current_stream_capturing": is_capturing, "device": _Nothing,
-                 "device_of": _Nothing, "CUDAGraph": Graph, "graph": _Nothing, "make_graphed_callables": lambda steps, *unused, **also_unused: steps,
+    answered |= {"Stream": Stream, "ExternalStream": Stream, "Event": Event, "stream": _Use, "StreamContext": _Use,
+                 "is_current_stream_capturing": is_capturing, "device": _Nothing,
+                 "device_of": _Nothing, "CUDAGraph": Graph, "graph": _Nothing,
+                 "make_graphed_callables": lambda steps, *unused, **also_unused: steps,
                  "current_stream": lambda *unused: streams.current, "default_stream": lambda *unused: streams.default,
                  "set_stream": streams.go_to}  # fmt: skip
     return answered
@@ -319,7 +331,8 @@ class StandIns(contextlib.ExitStack):
             self._set(torch.cuda, name, answer)
         for module, names in ((torch.cuda.random, ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all")),
                               (torch.cuda.memory, ("empty_cache", "memory_allocated", "memory_reserved", "memory_stats")),
-                              (torch.cuda.graphs, ("CUDAGraph", "graph", "make_graphed_callables", "is_current_stream_capturing")),
+                              (torch.cuda.graphs,
+                               ("CUDAGraph", "graph", "make_graphed_callables", "is_current_stream_capturing")),
                               (torch.cuda.streams, ("Stream", "Event"))):  # fmt: skip
             for name in names:
                 self._set(module, name, answered[name])

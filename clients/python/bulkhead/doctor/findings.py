@@ -90,7 +90,8 @@ class Report:
         return any(finding.severity == PREVENTS_CAPTURE for finding in self.findings)
 
     def document(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"findings": [finding.document() for finding in self.findings], "skipped": self.skipped, "notes": [asdict(note) for note in self.notes],
+        document: dict[str, Any] = {"findings": [finding.document() for finding in self.findings], "skipped": self.skipped,
+                                    "notes": [asdict(note) for note in self.notes],
                                     "calls": self.calls}  # fmt: skip
         if self.captures:
             document["captures"] = self.captures

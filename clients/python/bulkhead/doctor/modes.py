@@ -66,7 +66,10 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 return args[1].setdefault(id(first), first.clone())
             if name == "data_ptr" and first is not None:
                 if self._watch.step:
-                    raise CustomOperator(f"Tensor.data_ptr() at {here() or self._watch.target}: a fake tensor has no memory, so what is done there is not known")
+                    raise CustomOperator(
+                        f"Tensor.data_ptr() at {here() or self._watch.target}: a fake tensor has no memory, so what is done "
+                        "there is not known"
+                    )
                 return id(first)
             if kwargs.pop("pin_memory", False):
                 self._watch.pinned()
@@ -76,7 +79,12 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
             if name == "asarray" and args and isinstance(args[0], torch.UntypedStorage):  # how safetensors maps a file
                 with no_dispatch():
                     return function(*args, **kwargs)
-            if name in ("tensor", "as_tensor", "asarray") and args and isinstance(args[0], (list, tuple)) and _has_tensor(args[0]):
+            if (
+                name in ("tensor", "as_tensor", "asarray")
+                and args
+                and isinstance(args[0], (list, tuple))
+                and _has_tensor(args[0])
+            ):
                 args = (tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, args[0]), *args[1:])
             if name == "scaled_dot_product_attention":
                 with sdpa_kernel(SDPBackend.MATH):  # the others ask the driver
@@ -89,7 +97,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         window = kwargs.get("window")
         if isinstance(window, torch.Tensor) and window.device != args[0].device:
             self._watch.met(window if window.device.type == "cpu" else args[0], name)
-            with torch.overrides._no_torch_function_mode() if hasattr(torch.overrides, "_no_torch_function_mode") else contextlib.nullcontext():
+            outside = getattr(torch.overrides, "_no_torch_function_mode", contextlib.nullcontext)
+            with outside():
                 kwargs = {**kwargs, "window": torch.empty_like(window, device=args[0].device)}
         return args, kwargs
 
@@ -109,10 +118,13 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
             self._watch.read()
         value = values.known(tensor)
         if value is not None:
-            array = values.ask(lambda one: one.detach().to(torch.float32 if one.dtype == torch.bfloat16 else one.dtype).numpy().copy(), value)
+            array = values.ask(
+                lambda one: one.detach().to(torch.float32 if one.dtype == torch.bfloat16 else one.dtype).numpy().copy(), value
+            )
         else:
             dtype = _numpy_dtype(tensor.dtype)
-            array = numpy.broadcast_to(numpy.full((), numpy.issubdtype(dtype, numpy.integer), dtype), tuple(tensor.shape))  # one element
+            # This takes the memory of one element.
+            array = numpy.broadcast_to(numpy.full((), numpy.issubdtype(dtype, numpy.integer), dtype), tuple(tensor.shape))
             if tensor.numel() <= values.ELEMENTS_MAX:
                 array = array.copy()
                 if array.ndim and array.dtype != bool:
@@ -134,9 +146,12 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
             if tensor.device.type == "cuda":
                 read = copy.deepcopy(self._watch.answer(read, tensor.dtype, True))  # the user may change it
         else:
-            item = self._watch.answer(None if value is None else values.ask(lambda one: one.flatten()[0].item(), value), tensor.dtype, True, assumed)
+            item = self._watch.answer(
+                None if value is None else values.ask(lambda one: one.flatten()[0].item(), value), tensor.dtype, True, assumed
+            )
             if tensor.numel() > _LIST_ELEMENTS_MAX:
-                raise Error("input_invalid", f"{here() or self._watch.target} reads {tensor.numel()} values into Python, of which the doctor makes at most {_LIST_ELEMENTS_MAX}",
+                raise Error("input_invalid", f"{here() or self._watch.target} reads {tensor.numel()} values into Python, of "
+                                             f"which the doctor makes at most {_LIST_ELEMENTS_MAX}",
                             "keep them a tensor; or give smaller inputs")  # fmt: skip
             with no_dispatch():
                 read = torch.full(tuple(tensor.shape), item, dtype=tensor.dtype).tolist()
@@ -157,13 +172,17 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if isinstance(function, torch._ops.HigherOrderOperator):
-            raise CustomOperator(f"{function.name()} at {here() or self._watch.target}: an operator that takes functions, which are not looked at")
+            raise CustomOperator(
+                f"{function.name()} at {here() or self._watch.target}: an operator that takes functions, which are not looked at"
+            )
         namespace, name = function.namespace, function._schema.name.split("::")[1]
         if namespace == "prim":
             return function(*args, **kwargs)
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), composite):
-            with self:  # reached whole in inference mode; its own kernel, for a decomposition in Python leaves out what the kernel asks
+            # It is reached whole in inference mode. Its own kernel runs: a decomposition in Python
+            # leaves out what the kernel asks.
+            with self:
                 return function._op_dk(composite, *args, **kwargs)
         watch = self._watch
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -237,7 +256,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             self._watch.met(leaf, name)
             if leaf.dim() == 0:
                 return leaf
-            moved = torch.ops.aten._to_copy.default(leaf, device=torch.device("cuda", 0))  # below this mode: it is not on the stack here
+            # This mode does not see it: it is not on the stack here.
+            moved = torch.ops.aten._to_copy.default(leaf, device=torch.device("cuda", 0))
             if (value := values.known(leaf)) is not None:
                 values.keep(moved, value)
             return moved
@@ -248,7 +268,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         dynamic = self._dynamic(name, args, kwargs)
         if dynamic is not None:
             return dynamic
-        if name == "_thnn_fused_gru_cell":  # for CUDA alone, and without a fake implementation: (new state, workspace of five gates)
+        # It is for CUDA alone, and has no fake implementation: (new state, workspace of five gates).
+        if name == "_thnn_fused_gru_cell":
             return torch.empty_like(args[2]), args[2].new_empty((args[2].shape[0], 5 * args[2].shape[1]))
         try:
             return function(*args, **kwargs)
@@ -265,7 +286,10 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _refuse(self, function: Any, error: Exception) -> None:
         place = here() or self._watch.target
-        raise CustomOperator(f"{function.name()} at {place}: it has no fake implementation (torch.library.register_fake gives it one), so what it returns is not known") from error
+        raise CustomOperator(
+            f"{function.name()} at {place}: it has no fake implementation (torch.library.register_fake gives it one), so what it "
+            "returns is not known"
+        ) from error
 
     def _dynamic(self, name: str, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose shape depends on values: computed from known values, else with a few rows."""
@@ -299,13 +323,18 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         elif name == "_pack_padded_sequence":  # its lengths lie on the CPU
             known, (first_of, second_of) = values.known(args[1]), first.shape[:2]
             length, batch = (second_of, first_of) if args[2] else (first_of, second_of)
-            rows, steps = values.ask(lambda one: (int(one.sum()), int(one.max())), known) if known is not None else (length * batch, length)
+            rows, steps = (
+                values.ask(lambda one: (int(one.sum()), int(one.max())), known) if known is not None else (length * batch, length)
+            )
             return first.new_empty((rows, *first.shape[2:])), torch.empty((steps,), dtype=torch.int64)
         elif name == "bincount":
             if first.device.type == "cuda":
                 self._watch.dynamic(name)
             known = values.known(first)
-            bins = max(values.ask(lambda one: int(one.max()), known) + 1 if known is not None and known.numel() else 1, args[2] if len(args) > 2 else kwargs.get("minlength", 0))
+            bins = max(
+                values.ask(lambda one: int(one.max()), known) + 1 if known is not None and known.numel() else 1,
+                args[2] if len(args) > 2 else kwargs.get("minlength", 0),
+            )
             return torch.empty((bins,), dtype=torch.int64, device=first.device)
         else:
             return None
@@ -316,7 +345,11 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _count(self, mask: Any) -> int:
         value = values.known(mask)
-        return int(values.ask(lambda one: int(torch.count_nonzero(one)), value)) if value is not None else min(_STAND_IN_ROWS, mask.numel())
+        return (
+            int(values.ask(lambda one: int(torch.count_nonzero(one)), value))
+            if value is not None
+            else min(_STAND_IN_ROWS, mask.numel())
+        )
 
     def _by_mask(self, name: str, args: Any, kwargs: Any) -> Any:
         if name != "index":
@@ -336,8 +369,16 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             self._watch.dynamic(name)
         value = values.known(first)
         dim = args[1] if "dim" in name and len(args) > 1 else None
-        rows = values.ask(lambda one: torch.unique(one, dim=dim).shape[dim or 0], value) if value is not None else min(_STAND_IN_ROWS, first.numel())
-        shape = (rows,) if dim is None else tuple(rows if axis == dim % first.dim() else size for axis, size in enumerate(first.shape))
+        rows = (
+            values.ask(lambda one: torch.unique(one, dim=dim).shape[dim or 0], value)
+            if value is not None
+            else min(_STAND_IN_ROWS, first.numel())
+        )
+        shape = (
+            (rows,)
+            if dim is None
+            else tuple(rows if axis == dim % first.dim() else size for axis, size in enumerate(first.shape))
+        )
         inverse = first.shape if dim is None else (first.shape[dim],)
         empty = torch.empty
         return (empty(shape, dtype=first.dtype, device=first.device), empty(inverse, dtype=torch.int64, device=first.device),
@@ -345,7 +386,9 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _after(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
         watch = self._watch
-        if watch.step and any(leaf.device.type == "cuda" for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor)):
+        if watch.step and any(
+            leaf.device.type == "cuda" for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor)
+        ):
             watch.streams.work()
         if watch.step:
             watch.devices.update(leaf.device.type for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
@@ -366,7 +409,9 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
                     watch.born(made, place)
         if watch.recording:
             place = place or watch.target
-            scalars = tuple(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (int, float)) and not isinstance(leaf, bool))
+            scalars = tuple(
+                leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+            )
             shapes = tuple(tuple(leaf.shape) for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
             watch.trace.append(Kernel(name, scalars, shapes, place))
             if name == "cat":
@@ -376,7 +421,9 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 def _has_fake_implementation(function: Any) -> bool:
     entry = torch._library.simple_registry.singleton.find(function.name())
     keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return entry.fake_impl.kernel is not None or any(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) for key in keys)
+    return entry.fake_impl.kernel is not None or any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) for key in keys
+    )
 
 
 def _kernel_reads(name: str, function: Any, args: Any, kwargs: Any) -> bool:
@@ -393,7 +440,9 @@ def _fills_mask(args: Any) -> bool:
     in TensorAdvancedIndexing.cpp."""
     indices = [one for one in args[1] if isinstance(one, torch.Tensor)]
     value = args[2]
-    return value.numel() == 1 and value.device.type == "cpu" and len(indices) == 1 and indices[0].dtype in (torch.bool, torch.uint8)
+    return (
+        value.numel() == 1 and value.device.type == "cpu" and len(indices) == 1 and indices[0].dtype in (torch.bool, torch.uint8)
+    )
 
 
 def _read_before(tensor: Any) -> Place | None:

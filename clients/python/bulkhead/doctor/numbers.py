@@ -22,9 +22,14 @@ from .watch import Kernel, Watch
 _NUMBERS_MAX = 32  #: maximum of varied numbers, each in its own call
 _NUDGE = 1.0625
 _VALUE = "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)"
-_POSITION = "keep the position in a tensor of the device: x.index_copy_(dim, position, new), x.index_select(dim, position), position.add_(1)"
+_POSITION = (
+    "keep the position in a tensor of the device: x.index_copy_(dim, position, new), x.index_select(dim, position), "
+    "position.add_(1)"
+)
 # : With integers these compare with a token id or a vocabulary size, which are fixed in the model.
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "clamp", "clamp_min", "clamp_max", "remainder", "where", "masked_fill", "masked_fill_", "full", "fill_")
+_COMPARISONS = frozenset(
+    "eq ne lt le gt ge clamp clamp_min clamp_max remainder where masked_fill masked_fill_ full fill_".split()
+)
 
 
 def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[Kernel], why: str) -> None:
@@ -44,7 +49,16 @@ def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
                   _POSITION if one.name in ("slice", "select") else _VALUE, use.kind)
 
 
-def vary(found: Findings, watch: Watch, draws: Draws, step: Any, args: Any, kwargs: Any, earlier: Sequence[Kernel], last: Sequence[Kernel]) -> None:
+def vary(
+    found: Findings,
+    watch: Watch,
+    draws: Draws,
+    step: Any,
+    args: Any,
+    kwargs: Any,
+    earlier: Sequence[Kernel],
+    last: Sequence[Kernel],
+) -> None:
     """Makes one more call for each number among the arguments, with that number changed. A number that changes
     shapes, or the count of operators, only selects a graph. Shapes and numbers that differ between the first two
     calls (a growing cache) are ignored."""
@@ -52,7 +66,9 @@ def vary(found: Findings, watch: Watch, draws: Draws, step: Any, args: Any, kwar
         earlier = last
     given = list(_numbers(args, kwargs))
     if len(given) > _NUMBERS_MAX:
-        watch.skipped.append(f"the arguments have {len(given)} numbers: whether a kernel takes one was asked of the first {_NUMBERS_MAX}")
+        watch.skipped.append(
+            f"the arguments have {len(given)} numbers: whether a kernel takes one was asked of the first {_NUMBERS_MAX}"
+        )
     for number, changed in given[:_NUMBERS_MAX]:
         for other in _others(number):
             with changed(other) as (new_args, new_kwargs):
@@ -60,7 +76,9 @@ def vary(found: Findings, watch: Watch, draws: Draws, step: Any, args: Any, kwar
             if changed_run is None:
                 continue
             runs = list(zip(earlier, last, changed_run))
-            if len(changed_run) == len(last) and all(two.where == new.where and new.shapes == two.shapes for one, two, new in runs if one.shapes == two.shapes):
+            if len(changed_run) == len(last) and all(
+                two.where == new.where and new.shapes == two.shapes for one, two, new in runs if one.shapes == two.shapes
+            ):
                 for one, two, new in runs:
                     if one.scalars == two.scalars and not (_is_whole(number) and two.name in _COMPARISONS):
                         _tell(found, two, new, "comes from an argument")
@@ -99,7 +117,12 @@ def _with(attributes: dict[str, Any], name: str, given: tuple[Any, Any], other: 
 def is_of_user(leaf: Any) -> bool:
     """Whether the object's class is the user's, not an installed package's: a package's configuration is fixed with the model."""
     file = getattr(sys.modules.get(type(leaf).__module__), "__file__", None) or ""
-    return hasattr(leaf, "__dict__") and not isinstance(leaf, (torch.nn.Module, type)) and is_users(file) and "-packages" + os.sep not in file
+    return (
+        hasattr(leaf, "__dict__")
+        and not isinstance(leaf, (torch.nn.Module, type))
+        and is_users(file)
+        and "-packages" + os.sep not in file
+    )
 
 
 def _plain(leaf: Any) -> Any:

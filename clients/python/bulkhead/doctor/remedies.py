@@ -40,16 +40,22 @@ def host_read(use: Use, function: str = "") -> str:
     kept = _without_read(use.text)
     called = use.text.split("(")[0].split(".")[-1]
     if function == "istft":
-        return "it asks whether the windows' sum is zero: add the overlaps up yourself, torch.fft.irfft and torch.nn.functional.fold"
+        return (
+            "it asks whether the windows' sum is zero: add the overlaps up yourself, torch.fft.irfft and torch.nn.functional.fold"
+        )
     if (call := _LINALG.match(use.text)) is not None:
         return f"it reads whether it failed: torch.linalg.{call[1]}_ex gives that as a tensor, which is looked at after the step"
     if use.kind == "if":
-        return (f"compute both branches and choose on the device, torch.where({condition(use)}, a, b), or decide once before the step; "
+        return (f"compute both branches and choose on the device, torch.where({condition(use)}, a, b), or decide once before the "
+                "step; "
                 ".item() and bool() read the same value")  # fmt: skip
     if use.kind == "match":
         return f"compute all cases and choose on the device, torch.where({kept} == a, one, other), or decide once before the step"
     if use.kind == "while":
-        return f"run a fixed number of iterations and mask those after the end: done = done | ~({condition(use)}); x = torch.where(done, x, new)"
+        return (
+            f"run a fixed number of iterations and mask those after the end: done = done | ~({condition(use)}); x = "
+            "torch.where(done, x, new)"
+        )
     if use.kind == "assert":
         return f"check it before the step, or on the device: torch._assert_async({condition(use)})"
     if use.kind in ("print", "f-string"):
@@ -61,9 +67,15 @@ def host_read(use: Use, function: str = "") -> str:
     if use.kind == "range":
         return "run a fixed number of iterations: for i in range(maximum), with x = torch.where(i < count, new, x)"
     if use.kind == "loop":
-        return "compute on the whole tensor instead of in a loop over its values; or return the tensor, and go through it after the replay"
+        return (
+            "compute on the whole tensor instead of in a loop over its values; or return the tensor, and go through it after "
+            "the replay"
+        )
     if called in ("tensor", "as_tensor", "asarray"):
-        return f"torch.{called} reads each tensor of its list: torch.stack and arithmetic keep them on the device, such as n - starts[-1:]"
+        return (
+            f"torch.{called} reads each tensor of its list: torch.stack and arithmetic keep them on the device, such as n - "
+            "starts[-1:]"
+        )
     if called in _SIZED:
         return "make it of the greatest size once, before the step, and mask it: torch.arange(maximum, device=x.device) < end"
     if use.kind == "argument" and use.around.split("(")[0].split(".")[-1] in _SIZED:
@@ -122,7 +134,7 @@ def _without_read(text: str) -> str:
 _TYPED = re.compile(r"torch\.\w*Tensor\(")  #: their constructors take no device of a GPU
 _MOVED = re.compile(r"\.to\((?:device=)?([\w.]*\bdevice)\b")
 _LIKE = re.compile(r"dtype=([\w.]+)\.dtype")  #: of a tensor of the step
-_FACTORIES = ("arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace", "logspace", "eye", "hann_window")
+_FACTORIES = tuple("arange zeros ones full empty rand randn randint randperm linspace logspace eye hann_window".split())
 
 
 def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool, moved_by: str = "") -> str:
@@ -133,7 +145,10 @@ def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool, moved_by:
     if in_init:
         return f"make it on the device once: {_with_device(use.text, 'device')}"
     if made_by in ("tensor", "as_tensor", "from_numpy") or _TYPED.match(use.text):
-        return "make it once, before the step, on the device, and keep it; a number that changes is an input: x.fill_(value) of a static tensor"
+        return (
+            "make it once, before the step, on the device, and keep it; a number that changes is an input: x.fill_(value) of "
+            "a static tensor"
+        )
     moved, like = _MOVED.search(use.around) or _MOVED.search(moved_by), _LIKE.search(use.text)
     device = moved[1] if moved else f"{like[1]}.device" if like else "x.device"
     return f"give it the device: {_with_device(use.text, device)}"
@@ -162,7 +177,13 @@ def _with_device(text: str, device: str) -> str:
     return f"{text}, with device={device}"
 
 
-DYNAMIC = {
+def dynamic(name: str) -> str:
+    """Of an operator whose shape depends on values."""
+    name = name.strip("_").removesuffix("2").removesuffix("_dim").removesuffix("_consecutive")
+    return _DYNAMIC.get(name, _DYNAMIC["nonzero"])
+
+
+_DYNAMIC = {
     "nonzero": "keep the full shape and a mask: torch.where(mask, x, 0)",
     "index": "keep the full shape: torch.where(mask, x, 0), or x.masked_fill(~mask, 0)",
     "index_put": "x.masked_scatter_(mask, new) where new has a row for each, x.masked_fill_(mask, value) where it is one number, "

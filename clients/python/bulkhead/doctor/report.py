@@ -28,7 +28,9 @@ def text(report: Report, accepted: int = 0) -> str:
     lines += [f"skipped: {reason}" for reason in report.skipped] + [f"note: {_note(note)}" for note in report.notes]
     for one in report.captures:
         lines.append(f"captured: a replay takes {one['replay_ms']} ms" if one["captured"] else f"not captured: {one['error']}")
-        lines.append(f"  the step itself takes {one['eager_ms']} ms; in {one['idle_ms']} ms of them the GPU waits between two kernels")
+        lines.append(
+            f"  the step itself takes {one['eager_ms']} ms; in {one['idle_ms']} ms of them the GPU waits between two kernels"
+        )
         lines += [_cost(cost) for cost in one["costs"]]
     if report.error:
         lines += [f"error: {report.error}", f"  {report.remedy}"]
@@ -36,8 +38,13 @@ def text(report: Report, accepted: int = 0) -> str:
 
 
 def _cost(cost: dict[str, Any]) -> str:
-    told = f"  {short(cost['file'])}:{cost['line']} holds the host for {cost['held_ms']:.4f} ms in a call, and the GPU waits {cost['idle_ms']:.4f} ms after it"
-    return told if cost["saved_ms"] is None else f"{told}; without its reads and copies a call takes {cost['saved_ms']:.4f} ms less"
+    told = (
+        f"  {short(cost['file'])}:{cost['line']} holds the host for {cost['held_ms']:.4f} ms in a call, and the GPU waits "
+        f"{cost['idle_ms']:.4f} ms after it"
+    )
+    return (
+        told if cost["saved_ms"] is None else f"{told}; without its reads and copies a call takes {cost['saved_ms']:.4f} ms less"
+    )
 
 
 def _note(note: Note) -> str:
@@ -54,16 +61,39 @@ def _finding(finding: Finding) -> list[str]:
         first = max(_width(source[: finding.column - 1].expandtabs()) - margin, 0)
         last = _width((source[: finding.end_column - 1] if finding.end_column else source).expandtabs()) - margin
         lines += [f"      {shown.strip()}", "      " + " " * first + "^" * max(last - first, 1)]
-    lines += textwrap.wrap(finding.reason, _WIDTH - 4, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    lines += textwrap.wrap(finding.remedy, _WIDTH - 4, initial_indent="    remedy: ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
+    lines += textwrap.wrap(
+        finding.reason,
+        _WIDTH - 4,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    lines += textwrap.wrap(
+        finding.remedy,
+        _WIDTH - 4,
+        initial_indent="    remedy: ",
+        subsequent_indent="      ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     if finding.path:
-        lines += textwrap.wrap("called by " + " > ".join(finding.path), _WIDTH - 4, initial_indent="    ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
+        lines += textwrap.wrap(
+            "called by " + " > ".join(finding.path),
+            _WIDTH - 4,
+            initial_indent="    ",
+            subsequent_indent="      ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     return lines
 
 
 def _width(text: str) -> int:
     """Width in terminal columns."""
-    return sum(0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+    return sum(
+        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text
+    )
 
 
 def summary(report: Report, accepted: int = 0) -> str:
@@ -78,7 +108,12 @@ def sarif(report: Report) -> dict[str, Any]:
     """SARIF 2.1.0."""
     rules = CODES | {_NOTE: "what torch.compile says of a line that has no finding"}
     run: dict[str, Any] = {
-        "tool": {"driver": {"name": "bulkhead doctor", "rules": [{"id": code, "shortDescription": {"text": told}} for code, told in rules.items()]}},
+        "tool": {
+            "driver": {
+                "name": "bulkhead doctor",
+                "rules": [{"id": code, "shortDescription": {"text": told}} for code, told in rules.items()],
+            }
+        },
         "columnKind": "unicodeCodePoints",
         "results": [_result(finding) for finding in report.findings] + [_of_note(note) for note in report.notes],
         "invocations": [{"executionSuccessful": not report.error, "toolExecutionNotifications": _notices(report)}],

@@ -34,7 +34,9 @@ from .watch import Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare; the second and third are compared
 _PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist|attention_mask)", re.IGNORECASE)  #: the first operand's name
-_OF_FAKE_TENSORS = re.compile(r"NVIDIA driver|driver version is insufficient|FakeTensor|its data is not allocated|aten\.\w+\.\w+$|on device \"meta\"")
+_OF_FAKE_TENSORS = re.compile(
+    r"NVIDIA driver|driver version is insufficient|FakeTensor|its data is not allocated|aten\.\w+\.\w+$|on device \"meta\""
+)
 DEVICE = "cuda"
 
 
@@ -42,7 +44,8 @@ class Expired(BaseException):
     """The deadline has passed. Not an ``Exception``, so that user code does not catch it."""
 
 
-def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, options: Mapping[str, Any] | None = None, compiler: bool = False, gpu: bool = False,
+def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, options: Mapping[str, Any] | None = None,
+             compiler: bool = False, gpu: bool = False,
              deadline: float = 0, name: str = "") -> Report:  # fmt: skip
     """Calls ``target`` with what ``factory("cuda")`` returns: a tuple of arguments, a dictionary of named ones, or one
     argument. For a class the factory returns (arguments of the constructor, arguments of the call).
@@ -78,7 +81,10 @@ def _elsewhere(examine: Callable[[], None], report: Report, deadline: float) -> 
     if told:
         vars(report).update(pickle.loads(told))
     else:
-        report.error, report.remedy = f"{report.target} ended its process", "call it with these inputs on the CPU first: it must return"
+        report.error, report.remedy = (
+            f"{report.target} ended its process",
+            "call it with these inputs on the CPU first: it must return",
+        )
 
 
 def _warm_up() -> None:
@@ -93,7 +99,8 @@ class _Run:
         self._found = Findings()
         self._said: list[compiled.Said] = []
         self._watch = Watch(self._found, place_of_target(target, report.target))
-        self._setup, self._executed, self._again = Executed(), Executed(), Executed()  #: before the calls, in the first, in the others
+        #: before the calls, in the first, in the others
+        self._setup, self._executed, self._again = Executed(), Executed(), Executed()
         self._stand_ins = fake_cuda.StandIns(self._watch.observe, self._watch.is_capturing)
         self._watch.streams = self._stand_ins.streams
 
@@ -102,7 +109,14 @@ class _Run:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad():
             functions = Functions(self._watch)
-            with settings.watched(self._found), fake, Operators(self._watch), functions, functions.whole_lists(), self._watch.registrations():
+            with (
+                settings.watched(self._found),
+                fake,
+                Operators(self._watch),
+                functions,
+                functions.whole_lists(),
+                self._watch.registrations(),
+            ):
                 self._import()
                 with self._setup:
                     steps = self._made()
@@ -114,7 +128,9 @@ class _Run:
         if not self._report.error and "cuda" not in self._watch.devices:
             why = "all tensors of its calls lie on the CPU" if self._watch.devices else "its calls have no tensors"
             self._report.error = f"{self._report.target}: {why}, so nothing was looked at"
-            self._report.remedy = "make the arguments, and what the function keeps, on the device that the function of --inputs is given"
+            self._report.remedy = (
+                "make the arguments, and what the function keeps, on the device that the function of --inputs is given"
+            )
         self._report.skipped += self._watch.skipped
         with self._guarded():
             for executed in (self._setup, self._executed, self._again):
@@ -133,7 +149,10 @@ class _Run:
                 self._report.captures.append(captured.document(found))
                 failure = captured.failure
                 if failure is not None and failure.code == capture.OUT_OF_MEMORY:
-                    self._report.error, self._report.remedy = f"{self._report.target} was not captured: {failure.reason}", failure.remedy
+                    self._report.error, self._report.remedy = (
+                        f"{self._report.target} was not captured: {failure.reason}",
+                        failure.remedy,
+                    )
                 elif failure is not None and failure.key not in {one.key for one in self._report.findings}:
                     self._report.findings.append(failure)
 
@@ -246,8 +265,10 @@ class _Run:
         for leaf in tree_leaves(result):
             made: Concatenation | None = getattr(leaf, "_doctor_cat", None)
             if made is not None and given & set(made.operands) and _PAST.search(use_of(made.place).text):
-                self._found.add(findings.PYTHON_STATE, findings.RECAPTURES, made.place, "an argument is returned longer than it was: as the next call's "
-                                "argument it has another shape", "write into a cache of a fixed length: cache.index_copy_(dim, position, new), and mask what is behind")  # fmt: skip
+                self._found.add(findings.PYTHON_STATE, findings.RECAPTURES, made.place,
+                                "an argument is returned longer than it was: as the next call's argument it has another shape",
+                                "write into a cache of a fixed length: cache.index_copy_(dim, position, new), and mask what is "
+                                "behind")  # fmt: skip
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -257,7 +278,10 @@ class _Run:
             yield
         except CustomOperator as unknown:
             report.skipped.append(f"{unknown}; what comes after it was not looked at")
-            report.error, report.remedy = f"{report.target} was not looked at to the end", "what is skipped says why; give the doctor the parts before it and after it"
+            report.error, report.remedy = (
+                f"{report.target} was not looked at to the end",
+                "what is skipped says why; give the doctor the parts before it and after it",
+            )
         except KeyboardInterrupt:
             raise
         except Expired as expired:
@@ -277,25 +301,38 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
     if isinstance(error, Error):
         return error.attempt, error.remedy
     if isinstance(error, ModuleNotFoundError):
-        return f"{target} needs the package {error.name!r}{where}, which is missing here", f"install it into this environment, or name the model's own with --python: pip install {error.name}"
+        return (
+            f"{target} needs the package {error.name!r}{where}, which is missing here",
+            f"install it into this environment, or name the model's own with --python: pip install {error.name}",
+        )
     if isinstance(error, SyntaxError) and error.filename:
         return f"{target} has a syntax error in {short(error.filename)}:{error.lineno}: {error.msg}", "correct it first"
     if isinstance(error, MemoryError) or "out of memory" in text:
         return f"{target} ran out of memory{where}: {one_line(text or type(error).__name__, 300)}", "give smaller inputs"
     if "does not require grad" in text:
-        return f"{target} computes gradients{where}, which are off here: {one_line(text, 120)}", "leave the backward pass out of what the doctor is given"
+        return (
+            f"{target} computes gradients{where}, which are off here: {one_line(text, 120)}",
+            "leave the backward pass out of what the doctor is given",
+        )
     if isinstance(error, SystemExit):
         return f"{target} ended the process{where}: SystemExit({error.code})", "let the callable return"
     if place is not None and _OF_FAKE_TENSORS.search(text):
         return (f"{target} needs a GPU{where}: `{place.text.strip()}` does what fake tensors cannot ({one_line(text, 120)})",
                 "leave that line out of what the doctor is given, or run it on a machine with a GPU")  # fmt: skip
-    return f"{target} raised {type(error).__name__}{where}: {one_line(text or 'without a message', 300)}", "call it with these inputs on the CPU first: it must return"
+    return (
+        f"{target} raised {type(error).__name__}{where}: {one_line(text or 'without a message', 300)}",
+        "call it with these inputs on the CPU first: it must return",
+    )
 
 
 def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The objects that may keep state between calls."""
     function = code_of(step)
-    names = [] if function is None or isinstance(step, functools.partial) else list(function.__code__.co_varnames[: function.__code__.co_argcount])
+    names = (
+        []
+        if function is None or isinstance(step, functools.partial)
+        else list(function.__code__.co_varnames[: function.__code__.co_argcount])
+    )
     named = dict(zip(names if inspect.isfunction(step) else names[1:], args))
     named |= {str(index): value for index, value in enumerate(args) if index >= len(named)}
     found: dict[str, Any] = {f"argument {name}": value for name, value in (named | kwargs).items()}
@@ -323,7 +360,12 @@ def of_modules(files: Collection[str]) -> dict[str, Any]:
 
 def _variables(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in list(names.items()):
-        if not name.startswith("__") and not inspect.ismodule(value) and not inspect.isclass(value) and not inspect.isroutine(value):
+        if (
+            not name.startswith("__")
+            and not inspect.ismodule(value)
+            and not inspect.isclass(value)
+            and not inspect.isroutine(value)
+        ):
             yield name, value
 
 
@@ -332,7 +374,12 @@ def _kept_settings() -> Iterator[None]:
     """Restores what user code sets: the environment, and the compiler's settings. Each run begins with the same random
     numbers, which may decide a branch: two runs of the same code give the same report."""
     environment = dict(os.environ)
-    compiler = {(config, name): getattr(config, name) for config in (dynamo, inductor) for name in settings.HIDING if hasattr(config, name)}
+    compiler = {
+        (config, name): getattr(config, name)
+        for config in (dynamo, inductor)
+        for name in settings.HIDING
+        if hasattr(config, name)
+    }
     random = torch.random.get_rng_state()
     torch.random.default_generator.manual_seed(0)
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # transformers would move weights in threads, which know no fake tensors
@@ -391,7 +438,14 @@ def _deadline(seconds: float) -> Iterator[None]:
         return
 
     def over(number: int, frame: Any) -> None:
-        where = next((f" at {short(one.f_code.co_filename)}:{line}" for one, line in traceback.walk_stack(frame) if is_users(one.f_code.co_filename)), ", before it was called")
+        where = next(
+            (
+                f" at {short(one.f_code.co_filename)}:{line}"
+                for one, line in traceback.walk_stack(frame)
+                if is_users(one.f_code.co_filename)
+            ),
+            ", before it was called",
+        )
         raise Expired(f"{seconds:g} s are over{where}")
 
     before = signal.signal(signal.SIGALRM, over)

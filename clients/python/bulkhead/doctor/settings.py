@@ -25,8 +25,10 @@ from .source import Place, frames, here, is_standard
 # : Settings of `torch._dynamo.config` and `torch._inductor.config`, and what each one hides.
 HIDING = {
     "suppress_errors": "compile errors then fall back to eager code, silently",
-    "capture_scalar_outputs": "`.item()` then no longer breaks the compiled graph, but the host still reads the value and CUDA Graphs are skipped",
-    "capture_dynamic_output_shape_ops": "shapes that depend on data no longer break the compiled graph, but CUDA Graphs are skipped",
+    "capture_scalar_outputs": "`.item()` then no longer breaks the compiled graph, but the host still reads the value and CUDA "
+                              "Graphs are skipped",
+    "capture_dynamic_output_shape_ops": "shapes that depend on data no longer break the compiled graph, but CUDA Graphs are "
+                                        "skipped",
     "disable": "nothing is compiled",
     "cache_size_limit": "recompilations are allowed to go on",
     "recompile_limit": "recompilations are allowed to go on",
@@ -49,21 +51,32 @@ _BETWEEN = (torch.utils._config_module.__file__, __file__)
 _REMEDY = "remove it while you look for what breaks capture, and correct that"
 _CACHE = re.compile(r"cache|past|kv", re.IGNORECASE)
 _IS_CACHE = re.compile(r"\w*cache|past|\w*past_(kv|key_value)s?")  #: the name of one
-_CACHE_NAMES = frozenset("reset key_cache value_cache _key_cache _value_cache get_seq_length get_max_length get_max_cache_shape crop layers seen_tokens".split())
+_CACHE_NAMES = frozenset(
+    "reset key_cache value_cache _key_cache _value_cache get_seq_length get_max_length get_max_cache_shape crop layers "
+    "seen_tokens".split()
+)
 _PRIVATE = frozenset(("_key_cache", "_value_cache", "_seen_tokens"))
-_WORDS = re.compile(rf"\b({'|'.join(HIDING)})\s*=|{'|'.join((*VARIABLES, *_PRIVATE))}|__new__|attr\([^\n]*(cache|past|kv)", re.IGNORECASE)
+_WORDS = re.compile(
+    rf"\b({'|'.join(HIDING)})\s*=|{'|'.join((*VARIABLES, *_PRIVATE))}|__new__|attr\([^\n]*(cache|past|kv)", re.IGNORECASE
+)
 
 
 def scan(found: Findings, executed: Executed) -> None:
     for file, lines in list(executed.items()):
         if not _WORDS.search("".join(linecache.getlines(file))):  # an engine's load executes hundreds of files
             continue
-        called = {(function, node.func.attr) for node, function in executed.nodes(file) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}
+        called = {
+            (function, node.func.attr)
+            for node, function in executed.nodes(file)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        }
         for node, function in executed.nodes(file):
             if isinstance(node, (ast.stmt, ast.expr)) and (node.lineno in lines or not function):
                 for code, severity, reason, remedy in _told(node, lambda name: (function, name) in called):
                     end = node.end_col_offset or 0
-                    place = Place(file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function)
+                    place = Place(
+                        file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function
+                    )
                     found.add(code, severity, place, reason, remedy)
 
 
@@ -83,7 +96,10 @@ def watched(found: Findings) -> Iterator[None]:
         before_variable(environ, name, value)
 
     before_config, before_variable = ConfigModule.__setattr__, type(os.environ).__setitem__
-    with mock.patch.object(ConfigModule, "__setattr__", set_config), mock.patch.object(type(os.environ), "__setitem__", set_variable):
+    with (
+        mock.patch.object(ConfigModule, "__setattr__", set_config),
+        mock.patch.object(type(os.environ), "__setitem__", set_variable),
+    ):
         yield
 
 
@@ -119,7 +135,13 @@ def left(found: Findings, target: Place) -> None:
             value = getattr(config, name)
             names = [name, *(one for one, other in config._config.items() if other.alias == f"{config.__name__}.{name}")]
             if value and value != entry.default and not any(f"{one}`" in told for one in names):
-                found.add(findings.HIDDEN_SETTING, findings.SLOW, target, f"`{config.__name__}.{name}` is {value!r}, and was set before this ran: {hides}", _REMEDY)
+                found.add(
+                    findings.HIDDEN_SETTING,
+                    findings.SLOW,
+                    target,
+                    f"`{config.__name__}.{name}` is {value!r}, and was set before this ran: {hides}",
+                    _REMEDY,
+                )
 
 
 def environment(found: Findings) -> None:
@@ -149,7 +171,11 @@ def _setting(target: ast.expr, value: ast.expr) -> Iterator[_Told]:
     text = ast.unparse(target)
     if isinstance(target, ast.Attribute) and target.attr in HIDING and "config" in text:
         yield findings.HIDDEN_SETTING, findings.SLOW, f"`{text}` is set: {HIDING[target.attr]}", _REMEDY
-    if isinstance(target, ast.Subscript) and ast.unparse(target.value).endswith("environ") and isinstance(target.slice, ast.Constant):
+    if (
+        isinstance(target, ast.Subscript)
+        and ast.unparse(target.value).endswith("environ")
+        and isinstance(target.slice, ast.Constant)
+    ):
         yield from _variable(str(target.slice.value), value)
 
 
@@ -171,10 +197,13 @@ def _call(node: ast.Call, is_called: Callable[[str], bool]) -> Iterator[_Told]:
         name = str(node.args[1].value)
         is_method = called == "hasattr" and is_called(name) and _IS_CACHE.fullmatch(_last_name(node.args[0])) is not None
         if is_method or name in _CACHE_NAMES and _CACHE.search(arguments[0]):
-            yield (findings.DUCK_TYPED_CACHE, findings.STALE, f"`{called}` asks a cache for {node.args[1].value!r}: a cache of another class, or of another "
-                   "release, is passed over silently and keeps old keys", "ask for the class: isinstance(cache, StaticCache), and call its method")  # fmt: skip
+            yield (findings.DUCK_TYPED_CACHE, findings.STALE,
+                   f"`{called}` asks a cache for {node.args[1].value!r}: a cache of another class, or of another "
+                   "release, is passed over silently and keeps old keys",
+                   "ask for the class: isinstance(cache, StaticCache), and call its method")  # fmt: skip
     if called.endswith("__new__") and arguments and (_CACHE.search(arguments[0]) or _CACHE.search(called)):
-        yield (findings.DUCK_TYPED_CACHE, findings.STALE, f"`{called}` makes a cache without its __init__: attributes that its methods need are missing",
+        yield (findings.DUCK_TYPED_CACHE, findings.STALE,
+               f"`{called}` makes a cache without its __init__: attributes that its methods need are missing",
                "call the constructor; for graphs use a StaticCache, whose tensors keep their addresses")  # fmt: skip
 
 
@@ -187,5 +216,6 @@ def _last_name(node: ast.expr) -> str:
 
 def _private(node: ast.Attribute) -> Iterator[_Told]:
     if node.attr in _PRIVATE and _CACHE.search(ast.unparse(node.value)):
-        yield (findings.DUCK_TYPED_CACHE, findings.STALE, f"`{ast.unparse(node)}` is a private attribute of a cache, which other releases name otherwise",
+        yield (findings.DUCK_TYPED_CACHE, findings.STALE,
+               f"`{ast.unparse(node)}` is a private attribute of a cache, which other releases name otherwise",
                "use the cache's methods; for graphs a StaticCache, whose tensors keep their addresses")  # fmt: skip

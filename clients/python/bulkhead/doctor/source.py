@@ -55,7 +55,10 @@ def place_of_target(target: Any, name: str) -> Place:
     if function is not None and is_users(function.__code__.co_filename):
         file, line = absolute(function.__code__.co_filename), function.__code__.co_firstlineno
         for node in ast.walk(tree(file)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and line in (node.lineno, *(one.lineno for one in node.decorator_list)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and line in (
+                node.lineno,
+                *(one.lineno for one in node.decorator_list),
+            ):
                 return Place(file, node.lineno, node.col_offset + 1, 0, name_of(function.__code__))
         return Place(file, line, 1, 0, name_of(function.__code__))
     return Place(name, 0, 0, 0, getattr(target, "__qualname__", type(target).__name__))
@@ -90,7 +93,8 @@ class Place:
     def columns(self) -> tuple[int, int]:
         """``column`` and ``end_column`` in characters: Python counts in bytes of UTF-8."""
         line = self.text.encode()
-        return tuple(len(line[: column - 1].decode(errors="replace")) + 1 if column else 0 for column in (self.column, self.end_column))  # type: ignore[return-value]
+        column, end = (len(line[: one - 1].decode(errors="replace")) + 1 if one else 0 for one in (self.column, self.end_column))
+        return column, end
 
     def __str__(self) -> str:
         return f"{short(self.file)}:{self.line}" if self.line else short(self.file)
@@ -143,7 +147,8 @@ def here(frame: FrameType | None = None) -> Place | None:
 
 
 def frames(frame: FrameType | None = None) -> list[FrameType]:
-    """The user's frames below the doctor, innermost first, from ``frame`` outwards. If none has a file, those of executed text."""
+    """The user's frames below the doctor, innermost first, from ``frame`` outwards. If none has a file, those of
+    executed text."""
     users: list[FrameType] = []
     of_text: list[FrameType] = []
     at: FrameType | None = frame or sys._getframe(1)
@@ -151,7 +156,9 @@ def frames(frame: FrameType | None = None) -> list[FrameType]:
         file = at.f_code.co_filename
         if is_users(file):
             users.append(at)
-        elif file.startswith("<") and not file.startswith("<frozen") and not str(at.f_globals.get("__name__")).startswith("torch."):
+        elif (
+            file.startswith("<") and not file.startswith("<frozen") and not str(at.f_globals.get("__name__")).startswith("torch.")
+        ):
             of_text.append(at)
         at = at.f_back
     return users or of_text
@@ -179,8 +186,11 @@ def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int
     """Line, column and end column of an instruction; of one that asks whether a value is true, those of the value.
     Python 3.10 only knows lines: then the statement's."""
     if hasattr(code, "co_positions"):
-        if dis.opname[code.co_code[instruction]] in _ASKS_TRUTH:  # its own position is that of the statement, or of another operand
-            instruction = next((one for one in range(instruction - 2, 0, -2) if dis.opname[code.co_code[one]] not in _BETWEEN), instruction)
+        # Its own position is that of the statement, or of another operand.
+        if dis.opname[code.co_code[instruction]] in _ASKS_TRUTH:
+            instruction = next(
+                (one for one in range(instruction - 2, 0, -2) if dis.opname[code.co_code[one]] not in _BETWEEN), instruction
+            )
         found = next(itertools.islice(code.co_positions(), instruction // 2, None), None)
         if found is not None and found[0] is not None and found[2] is not None:
             first, last, column, end = found
@@ -189,14 +199,19 @@ def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int
     return line, len(text) - len(text.lstrip()) + 1, len(text.rstrip()) + 1
 
 
-_ASKS_TRUTH = frozenset(name for name in dis.opname if re.search("JUMP.*IF_(TRUE|FALSE)", name) or name in ("UNARY_NOT", "TO_BOOL"))
+_ASKS_TRUTH = frozenset(
+    name for name in dis.opname if re.search("JUMP.*IF_(TRUE|FALSE)", name) or name in ("UNARY_NOT", "TO_BOOL")
+)
 _BETWEEN = ("CACHE", "COPY", "EXTENDED_ARG", "NOP")  #: instructions between the value and the question
 
 
 def tested(file: str, line: int, column: int, end: int) -> tuple[int, int, int]:
     """The position of the condition, which is what is read, if the place is a whole `if`, `while` or `assert`."""
     for statement in parsed(file).statements.get(line, ()):
-        if isinstance(statement, (ast.If, ast.While, ast.Assert)) and (statement.lineno, statement.col_offset) == (line, column - 1):
+        if isinstance(statement, (ast.If, ast.While, ast.Assert)) and (statement.lineno, statement.col_offset) == (
+            line,
+            column - 1,
+        ):
             test = statement.test
             return test.lineno, test.col_offset + 1, (test.end_col_offset or 0) + 1 if test.end_lineno == test.lineno else 0
     return line, column, end
@@ -227,7 +242,9 @@ class _File:
             elif isinstance(node, ast.stmt):  # outer ones come first
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                     self.statements.setdefault(line, []).append(node)
-        self.parents: dict[ast.AST, ast.AST] = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self.parents: dict[ast.AST, ast.AST] = {
+            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
+        }
 
 
 @functools.lru_cache(maxsize=256)
@@ -256,10 +273,19 @@ def tested_later(place: Place) -> tuple[str, str, int] | None:
     """If the place's value is assigned to a name, or runs through a loop under it: that name, and its later test, or the
     enclosing loop's, with the line. A name whose methods are asked is a tensor, whose test is a read of its own."""
     statement = statement_of(place)
-    target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target if isinstance(statement, ast.For) else None
+    target = (
+        statement.targets[0]
+        if isinstance(statement, ast.Assign)
+        else statement.target
+        if isinstance(statement, ast.For)
+        else None
+    )
     if not isinstance(target, ast.Name):
         return None
-    scope = next((node for node in around(place.file, place.line) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), tree(place.file))
+    scope = next(
+        (node for node in around(place.file, place.line) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))),
+        tree(place.file),
+    )
     for node in ast.walk(scope):
         if isinstance(node, ast.While) or isinstance(node, (ast.If, ast.IfExp, ast.Assert)) and node.lineno > place.line:
             if _has_plain(node.test, target.id):
@@ -271,7 +297,12 @@ def _has_plain(node: ast.AST, name: str) -> bool:
     """Whether the expression has the name, neither before a dot nor in a call of PyTorch's."""
     if isinstance(node, ast.Name):
         return node.id == name
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) or isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch."):
+    if (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        or isinstance(node, ast.Call)
+        and ast.unparse(node.func).startswith("torch.")
+    ):
         return False
     return any(_has_plain(child, name) for child in ast.iter_child_nodes(node))
 
@@ -291,7 +322,10 @@ def expression_at(place: Place) -> ast.expr | None:
         if node.col_offset == place.column - 1:
             if place.end_column and (node.end_lineno != place.line or (node.end_col_offset or 0) + 1 != place.end_column):
                 continue
-            if best is None or (node.end_lineno or 0, node.end_col_offset or 0) > (best.end_lineno or 0, best.end_col_offset or 0):
+            if best is None or (node.end_lineno or 0, node.end_col_offset or 0) > (
+                best.end_lineno or 0,
+                best.end_col_offset or 0,
+            ):
                 best = node
     return best
 
@@ -330,7 +364,11 @@ def _own_kind(node: ast.expr) -> str:
 
 def _writes_text(node: ast.Call) -> bool:
     called = ast.unparse(node.func)
-    return called == "print" or called.split(".")[-1] in ("debug", "info", "warning", "error", "log", "tqdm") and not called.startswith("torch.")
+    return (
+        called == "print"
+        or called.split(".")[-1] in ("debug", "info", "warning", "error", "log", "tqdm")
+        and not called.startswith("torch.")
+    )
 
 
 def _kind(parent: ast.AST, inner: ast.AST) -> str:

@@ -16,7 +16,9 @@ from .findings import Findings
 from .source import Place, one_line
 
 _OBJECTS_MAX, _DEPTH_MAX = 50_000, 10
-_CHANGES = frozenset("append extend insert pop popleft appendleft remove clear update setdefault add discard popitem reverse sort put".split())
+_CHANGES = frozenset(
+    "append extend insert pop popleft appendleft remove clear update setdefault add discard popitem reverse sort put".split()
+)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -140,9 +142,15 @@ def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -
             found.append(Change(path, "is replaced", findings.STALE))
         elif new.tensor is not None:
             if old.summary != new.summary:
-                found.append(Change(path, f"changes its shape from {list(old.summary)} to {list(new.summary)} in a call", findings.RECAPTURES))
+                found.append(
+                    Change(
+                        path, f"changes its shape from {list(old.summary)} to {list(new.summary)} in a call", findings.RECAPTURES
+                    )
+                )
             elif new.tensor is not old.tensor and id(old.tensor) in used:
-                found.append(Change(path, "becomes another tensor at each call, and the call reads the one before", findings.STALE))
+                found.append(
+                    Change(path, "becomes another tensor at each call, and the call reads the one before", findings.STALE)
+                )
         elif old.summary != new.summary:
             what = f"changes from {one_line(repr(old.summary), 30)} to {one_line(repr(new.summary), 30)} in a call"
             found.append(Change(path, what, findings.STALE))
@@ -155,16 +163,23 @@ def tell(found: Findings, changed: list[Change], executed: Executed, target: Pla
         places = list(_places(change, executed)) or (list(_places(change, executed, by_alias=True)) if change.is_argument else [])
         for place in places or [target]:
             owner = "" if change.is_variable else "self."
-            remedy = (f"keep it in a tensor of the device and of a fixed shape, changed in place: {owner}{change.name}.copy_(new), index_copy_ at a position "
+            remedy = ("keep it in a tensor of the device and of a fixed shape, changed in place: "
+                      f"{owner}{change.name}.copy_(new), index_copy_ at a position "
                       "that is a tensor; or change it outside the step")  # fmt: skip
-            found.add(findings.PYTHON_STATE, change.severity, place, f"`{change.name}` {change.what}; a replay runs no Python", remedy)
+            found.add(
+                findings.PYTHON_STATE, change.severity, place, f"`{change.name}` {change.what}; a replay runs no Python", remedy
+            )
 
 
 def _places(change: Change, executed: Executed, by_alias: bool = False) -> Iterator[Place]:
     """``by_alias``: the lines that change an object under any name of a variable."""
     for file, lines in executed.items():
         for node, function in executed.nodes(file):
-            if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call, ast.Delete)) and node.lineno in lines and _writes(node, change, by_alias):
+            if (
+                isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call, ast.Delete))
+                and node.lineno in lines
+                and _writes(node, change, by_alias)
+            ):
                 end = node.end_col_offset or 0
                 yield Place(file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function)
 

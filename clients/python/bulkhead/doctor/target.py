@@ -22,17 +22,31 @@ def load(text: str, what: str) -> Any:
     Errors: input_invalid, which says what is missing."""
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
-        raise Error("input_invalid", f"{what} {text!r} names no function", f"write {what} as file.py:function or package.module:function")
+        raise Error(
+            "input_invalid", f"{what} {text!r} names no function", f"write {what} as file.py:function or package.module:function"
+        )
     if not place.endswith(".py") and not all(map(str.isidentifier, place.split("."))):
-        raise Error("input_invalid", f"{what} {text!r}: {place} is neither a file of Python (.py) nor a package", f"write {what} as file.py:function or package.module:function")
+        raise Error(
+            "input_invalid",
+            f"{what} {text!r}: {place} is neither a file of Python (.py) nor a package",
+            f"write {what} as file.py:function or package.module:function",
+        )
     value = _from_file(Path(place), what) if place.endswith(".py") else _from_module(place, what)
     owner: Any = None
     for part in name.split("."):
         try:
             owner, value = value, getattr(value, part)
         except AttributeError:
-            here = ", ".join(sorted(one for one, it in vars(value).items() if callable(it) and not one.startswith("_"))) if hasattr(value, "__dict__") else ""
-            raise Error("input_invalid", f"{what} {text!r}: there is no {part!r} in {place}", f"it has: {one_line(here, 200)}" if here else "") from None
+            here = (
+                ", ".join(sorted(one for one, it in vars(value).items() if callable(it) and not one.startswith("_")))
+                if hasattr(value, "__dict__")
+                else ""
+            )
+            raise Error(
+                "input_invalid",
+                f"{what} {text!r}: there is no {part!r} in {place}",
+                f"it has: {one_line(here, 200)}" if here else "",
+            ) from None
     if not callable(value):
         raise Error("input_invalid", f"{what} {text!r} is not callable: {type(value).__name__}", "name a function or a class")
     if inspect.isclass(owner) and inspect.isfunction(inspect.getattr_static(owner, part)):
@@ -73,4 +87,8 @@ def _refused(error: BaseException, target: str) -> BaseException:
     if isinstance(error, (KeyboardInterrupt, Expired)):
         return error
     attempt, remedy = described(error, target)
-    return Error("input_invalid", attempt, remedy if isinstance(error, (Error, ModuleNotFoundError)) else "correct the file first: it must load")
+    return Error(
+        "input_invalid",
+        attempt,
+        remedy if isinstance(error, (Error, ModuleNotFoundError)) else "correct the file first: it must load",
+    )

@@ -51,7 +51,12 @@ def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Non
     for tensor in changed:
         forget(tensor)
     for fake in tree_leaves(result):
-        if isinstance(fake, torch.Tensor) and fake.dim() == 0 and not fake.is_floating_point() and not any(fake is one for one in changed):
+        if (
+            isinstance(fake, torch.Tensor)
+            and fake.dim() == 0
+            and not fake.is_floating_point()
+            and not any(fake is one for one in changed)
+        ):
             with no_dispatch():
                 one = torch.ones((), dtype=fake.dtype)
             _keep_of(fake, one, True)

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 ARGUMENT, SETUP, STEP, LITERAL, INTERNAL, READ, FOLLOWS = "argument", "setup", "step", "literal", "internal", "read", "follows"
 #: Functions that make a tensor which the user asked for.
 _FACTORIES = frozenset(
-    "tensor as_tensor from_numpy asarray arange zeros ones full empty rand randn randint randperm linspace logspace eye hann_window hamming_window "
-    "blackman_window bartlett_window kaiser_window range scalar_tensor tril_indices triu_indices complex polar normal empty_strided vander "
-    "frombuffer sparse_coo_tensor FloatTensor LongTensor __get__ aten::lift_fresh bernoulli multinomial cartesian_prod meshgrid new_tensor".split()
+    "tensor as_tensor from_numpy asarray arange zeros ones full empty rand randn randint randperm linspace logspace eye "
+    "hann_window hamming_window "
+    "blackman_window bartlett_window kaiser_window range scalar_tensor tril_indices triu_indices complex polar normal "
+    "empty_strided vander "
+    "frombuffer sparse_coo_tensor FloatTensor LongTensor __get__ aten::lift_fresh bernoulli multinomial cartesian_prod meshgrid "
+    "new_tensor".split()
 )
 _CHOSEN = "; here "
 _READ = re.compile(r"\.(item|tolist|cpu|numpy)\(\)$|^(int|float|bool)\(")  #: what gives the value itself
@@ -40,7 +43,8 @@ class Origin:
     place: Place | None = None
     made_by: str = ""
     is_module: bool = False
-    makers: tuple[tuple[Any, Place | None], ...] = ()  #: of a parameter or a buffer: the modules around it, and where each is made
+    #: of a parameter or a buffer: the modules around it, and where each is made
+    makers: tuple[tuple[Any, Place | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,8 @@ class Concatenation:
 
 
 class CustomOperator(BaseException):
-    """An operator without a fake implementation: its result is not guessed. Not an ``Exception``, so that user code does not catch
-    it."""
+    """An operator without a fake implementation: its result is not guessed. Not an ``Exception``, so that user code does
+    not catch it."""
 
 
 class Watch:
@@ -113,7 +117,11 @@ class Watch:
             return stand_in(dtype) if value is None else value
         count = self._counts[place.file, place.line] = self._counts.get((place.file, place.line), -1) + 1
         if value is None:
-            value = branches.truth(place, count, otherwise) if dtype == torch.bool else type(stand_in(dtype))(branches.number(place, count))
+            value = (
+                branches.truth(place, count, otherwise)
+                if dtype == torch.bool
+                else type(stand_in(dtype))(branches.number(place, count))
+            )
         elif is_assumed and branches.is_long(count) and (ending := branches.ending(count)) is not None:
             value = type(stand_in(dtype))(ending)
         return self._reads.setdefault((place.file, place.line, count), value)
@@ -129,20 +137,24 @@ class Watch:
             self.skipped += [] if told in self.skipped else [told]
             return
         if what == fake_cuda.SYNCHRONIZE:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, f"{name} makes the host wait for the GPU, which a capture refuses",
+            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
+                           f"{name} makes the host wait for the GPU, which a capture refuses",
                            "do it before or after the step, outside the graph")  # fmt: skip
         elif what == fake_cuda.STREAM_NOT_FORKED:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, "work goes to a stream that does not wait for the one that is captured",
+            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
+                           "work goes to a stream that does not wait for the one that is captured",
                            "side.wait_stream(torch.cuda.current_stream()) before `with torch.cuda.stream(side)`")  # fmt: skip
         elif what == fake_cuda.SEED:
-            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place, f"{name} sets a seed within the step: a capture refuses it",
+            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place,
+                           f"{name} sets a seed within the step: a capture refuses it",
                            "seed before the step; a replay advances the generator by itself")  # fmt: skip
         else:
             self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place, f"{name} copies the generator's state within the step",
                            "save and restore the state outside the step")  # fmt: skip
 
     def not_joined(self, place: Place) -> None:
-        self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, "work goes to a stream that is not waited for (CUDA's error 904)",
+        self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
+                       "work goes to a stream that is not waited for (CUDA's error 904)",
                        "torch.cuda.current_stream().wait_stream(side) after the `with`")  # fmt: skip
 
     # --- origins of CPU tensors
@@ -171,7 +183,10 @@ class Watch:
             if origin is not None and origin.kind == SETUP and tensor.device.type == "cpu":
                 tensor._doctor_origin = replace(origin, makers=_makers(module))
 
-        hooks = [register(registered) for register in (register_module_parameter_registration_hook, register_module_buffer_registration_hook)]
+        hooks = [
+            register(registered)
+            for register in (register_module_parameter_registration_hook, register_module_buffer_registration_hook)
+        ]
         try:
             yield
         finally:
@@ -188,7 +203,9 @@ class Watch:
 
     def _is_own(self, origin: Origin, tensor: Any) -> bool:
         """Whether PyTorch made it for itself, and not from a list used as an index."""
-        return origin.kind == INTERNAL and (tensor.dim() == 0 or not self._functions or self._functions[-1][0] not in ("__getitem__", "__setitem__"))
+        return origin.kind == INTERNAL and (
+            tensor.dim() == 0 or not self._functions or self._functions[-1][0] not in ("__getitem__", "__setitem__")
+        )
 
     # --- findings
 
@@ -211,14 +228,29 @@ class Watch:
         read = f"{value:.4g}" if isinstance(value, float) else one_line(str(value), 40)
         told = f"{read} with these inputs" if is_known else f"taken as {read}, as its value is not known"
         if use.kind in ("if", "while", "assert", "match"):
-            after = {"if": "; the other branch was not run", "while": " at first", "assert": "", "match": "; the other cases were not run"}[use.kind]
-            self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}")
+            after = {
+                "if": "; the other branch was not run",
+                "while": " at first",
+                "assert": "",
+                "match": "; the other cases were not run",
+            }[use.kind]
+            self.found.change(
+                findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}"
+            )
         elif use.kind in ("value", "argument", "loop") and (later := tested_later(place)) is not None:
             name, test, line = later
             statement = statement_of(place)
-            itself = isinstance(statement, ast.Assign) and one_line(ast.unparse(statement.value)) == use.text and _READ.search(use.text)
+            itself = (
+                isinstance(statement, ast.Assign)
+                and one_line(ast.unparse(statement.value)) == use.text
+                and _READ.search(use.text)
+            )
             decides = f"`{name}` is {told}; it decides" if itself else f"it is {told}; `{name}` follows from it, and decides"
-            self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}{decides} `{test}` in line {line}, of which one way was run")
+            self.found.change(
+                findings.HOST_READ,
+                place,
+                reason=f"{found.reason}{_CHOSEN}{decides} `{test}` in line {line}, of which one way was run",
+            )
 
     def copied(self, tensor: Any, pinned: bool, waits: bool) -> None:
         """Reports a copy of a CPU tensor to the GPU. The host waits for it unless it is ``non_blocking``."""
@@ -232,13 +264,21 @@ class Watch:
             lazy = _lazily_moved(use, place) if origin.kind == SETUP else ""
             self._born_on_cpu(origin, f"and is copied to the GPU {'there' if same else f'in {place}'}", place)
             if lazy:
-                self.found.add(findings.CPU_TENSOR, findings.SLOW, place, f"`{use.text}` moves the tensor made in {origin.place} at the first call: a "
-                               "capture without a call before it fails, and the address changes", f"in __init__, {remedies.buffer(lazy, 'value')}")  # fmt: skip
+                self.found.add(findings.CPU_TENSOR, findings.SLOW, place,
+                               f"`{use.text}` moves the tensor made in {origin.place} at the first call: a "
+                               "capture without a call before it fails, and the address changes",
+                               f"in __init__, {remedies.buffer(lazy, 'value')}")  # fmt: skip
                 return
             if same:
                 return
         what = {LITERAL: "a literal", INTERNAL: "a list that is an index"}.get(origin.kind, "a tensor in host memory")
-        kind = "pageable memory" if not pinned else "pinned memory, and the host waits" if waits else "pinned memory: a replay copies from the same address"
+        kind = (
+            "pageable memory"
+            if not pinned
+            else "pinned memory, and the host waits"
+            if waits
+            else "pinned memory: a replay copies from the same address"
+        )
         reason = f"`{use.text}` copies {what} to the GPU in the step ({kind})"
         severity = findings.STALE if pinned and not waits else findings.PREVENTS_CAPTURE
         remedy = "copy before the step into a static tensor of the device: static.copy_(value)"
@@ -249,7 +289,10 @@ class Watch:
         elif origin.kind == LITERAL:
             remedy = "make it once, outside the step; or fill a static tensor: torch.full((), value, device=x.device)"
         elif origin.kind == INTERNAL:
-            remedy = "make the index once, before the step, on the device: torch.tensor([0, 2], device=x.device); neighbours are a slice, which copies nothing"
+            remedy = (
+                "make the index once, before the step, on the device: torch.tensor([0, 2], device=x.device); neighbours are "
+                "a slice, which copies nothing"
+            )
         self.found.add(findings.HOST_COPY, severity, place, reason, remedy, use.kind)
 
     def written(self) -> None:
@@ -257,9 +300,11 @@ class Watch:
         place = self._here()
         if place is not None:
             use = use_of(place)
-            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place, f"`{use.text}` writes a number through a tensor of indices: the number "
+            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place,
+                           f"`{use.text}` writes a number through a tensor of indices: the number "
                            "becomes a tensor in host memory, which is copied to the GPU in the step (pageable memory)",
-                           "x.index_fill_(dim, index, value) takes the number as it is; or write a tensor of the device: torch.full((), value, device=x.device)",
+                           "x.index_fill_(dim, index, value) takes the number as it is; or write a tensor of the device: "
+                           "torch.full((), value, device=x.device)",
                            use.kind)  # fmt: skip
 
     def met(self, tensor: Any, function: str) -> None:
@@ -269,17 +314,29 @@ class Watch:
         if place is None or self._is_own(origin, tensor):
             return
         if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
-            kept = "" if tensor.dim() else ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps this value"
+            kept = (
+                ""
+                if tensor.dim()
+                else ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps this value"
+            )
             self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function}){kept}", place)
         else:
             what = "an argument" if origin.kind == ARGUMENT else "a tensor"
-            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place, f"`{use_of(place).text}` ({function}) takes {what} in host memory "
-                           "beside tensors of the GPU", "move it to the device before the step; --inputs is given the device")  # fmt: skip
+            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place,
+                           f"`{use_of(place).text}` ({function}) takes {what} in host memory "
+                           "beside tensors of the GPU",
+                           "move it to the device before the step; --inputs is given the device")  # fmt: skip
 
     def _born_on_cpu(self, origin: Origin, then: str, place: Place) -> None:
         assert origin.place is not None
         made, use = origin.place, use_of(origin.place)
-        remedy = remedies.cpu_tensor(use, origin.made_by, origin.kind == SETUP, origin.is_module, use_of(place).text if place.function == made.function else "")
+        remedy = remedies.cpu_tensor(
+            use,
+            origin.made_by,
+            origin.kind == SETUP,
+            origin.is_module,
+            use_of(place).text if place.function == made.function else "",
+        )
         for around, (module, where) in enumerate(reversed(origin.makers)):  # the greatest module that it moves with
             if where is not None and any(one is origin.makers[0][0] for one in module.modules()):
                 made, use = where, use_of(where)
@@ -291,7 +348,8 @@ class Watch:
     def pinned(self) -> None:
         place = self._here()
         if place is not None:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, "pinned host memory is allocated in the step, which a capture refuses",
+            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
+                           "pinned host memory is allocated in the step, which a capture refuses",
                            "allocate it once, before the step")  # fmt: skip
 
     def dynamic(self, name: str) -> None:
@@ -300,13 +358,15 @@ class Watch:
             use = use_of(place)
             self.found.add(findings.DYNAMIC_SHAPE, findings.PREVENTS_CAPTURE, place,
                            f"`{use.text}` ({name}) has a shape that depends on values of the GPU: the host waits for the count",
-                           remedies.DYNAMIC.get(name.strip("_").removesuffix("2").removesuffix("_dim").removesuffix("_consecutive"), remedies.DYNAMIC["nonzero"]), use.kind)  # fmt: skip
+                           remedies.dynamic(name), use.kind)  # fmt: skip
 
     def drawn(self, name: str) -> None:
         place = self._here()
         if place is not None:
-            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place, f"{name} draws from a generator that is not registered with the graph",
-                           "graph.register_generator_state(generator) before the capture, or use the device's default generator")  # fmt: skip
+            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place,
+                           f"{name} draws from a generator that is not registered with the graph",
+                           "graph.register_generator_state(generator) before the capture, or use the device's default "
+                           "generator")  # fmt: skip
 
 
 def _constructors(frame: FrameType | None) -> Iterator[FrameType]:

@@ -1,6 +1,6 @@
-"""`python examine.py PARTS FOLDER`: runs each part of a module on the CPU, then gives it to the doctor. FOLDER receives the outputs, and
-in `examined.json` the findings, the package's executed lines, and the lines of any package that read a tensor's value on the CPU. A
-process of its own, since a patched copy of a package has the same name as the package."""
+"""`python examine.py PARTS FOLDER`: runs each part of a module on the CPU, then gives it to the doctor. FOLDER receives the
+outputs, and in `examined.json` the findings, the package's executed lines, and the lines of any package that read a tensor's
+value on the CPU. A process of its own, since a patched copy of a package has the same name as the package."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Reads(TorchDispatchMode):  # type: ignore[misc]
 
 
 def kept_outside(arguments: Any) -> set[str]:
-    """The attributes of modules that are tensors and neither parameters nor buffers: they stay on the CPU when their module moves."""
+    """The attributes of modules that are tensors and neither parameters nor buffers: they stay on the CPU when their module
+    moves."""
     modules = [one for argument in arguments if isinstance(argument, torch.nn.Module) for one in argument.modules()]
     return {f"{type(one).__qualname__}.{name}" for one in modules for name, value in vars(one).items() if has_tensor(value)}
 
@@ -89,9 +90,12 @@ def main(module: str, folder: Path) -> None:
         torch.manual_seed(seed)
         outputs.append(part(*factory("cpu")))
     torch.save(outputs, folder / "outputs.pt")
-    lines = [(relative(file), line, Path(file).read_text().splitlines()[line - 1].strip()) for file, line in sorted(executed.lines)]
+    lines = [
+        (relative(file), line, Path(file).read_text().splitlines()[line - 1].strip()) for file, line in sorted(executed.lines)
+    ]
     read = [(relative(file), line) for file, line in sorted(reads.lines)]
-    (folder / "examined.json").write_text(json.dumps({"executed": lines, "reads": read, "findings": sorted(findings), "errors": errors,
+    (folder / "examined.json").write_text(json.dumps({"executed": lines, "reads": read, "findings": sorted(findings),
+                                                      "errors": errors,
                                                      "report": "\n".join(texts), "kept_outside": sorted(kept)}))  # fmt: skip
 
 

@@ -266,7 +266,11 @@ class Table(nn.Module):
 
 
 def table_inputs(device):
-    return (), (torch.ones(1, 8, device=device), torch.zeros(1, dtype=torch.long, device=device), torch.zeros(4, 8, device=device))
+    return (), (
+        torch.ones(1, 8, device=device),
+        torch.zeros(1, dtype=torch.long, device=device),
+        torch.zeros(4, 8, device=device),
+    )
 
 
 def scalar_in_graph(x, lengths):

@@ -90,7 +90,10 @@ class Captures(unittest.TestCase):
         assert captured.failure is not None
         self.assertEqual(list(captured.costs), [(__file__, line)])
         failed = captured.document([captured.failure])["failed_at"]
-        self.assertEqual((failed["file"], failed["has_finding"], captured.document([found])["failed_at"]["has_finding"]), (__file__, True, False))
+        self.assertEqual(
+            (failed["file"], failed["has_finding"], captured.document([found])["failed_at"]["has_finding"]),
+            (__file__, True, False),
+        )
         self.assertFalse(captured.document([])["captured"])
         self.assertIn("operation not permitted", captured.error)
 
@@ -104,14 +107,16 @@ class Captures(unittest.TestCase):
             raise AssertionError
 
         for text, told in {
-            "CUDA error: operation failed due to a previous error during capture (901)": "an earlier line has invalidated the capture (901)",
+            "CUDA error: operation failed due to a previous error during capture (901)": "an earlier line has invalidated the "
+                                                                                         "capture (901)",
             "CUDA error: capturing stream has unjoined work": "work on another stream is not joined (904)",
             "CUDA error: operation would make the legacy stream depend on a capturing blocking stream": "the default stream",
             "CUDA error 908: cudaErrorStreamCaptureWrongThread": "another thread",
             "CUDA error: 900": "the line does what a capture refuses",
             "CUDA out of memory. Tried to allocate 900.00 MiB": "the graphs' memory pool has no room",
             "a matrix of 901 rows": "ValueError: a matrix of 901 rows",
-            "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned": "pageable host memory",
+            "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned": "pageable host "
+                                                                                                                  "memory",
         }.items():
             with self.subTest(text):
                 finding = explain(failing(text))
@@ -162,7 +167,9 @@ class Costs(unittest.TestCase):
 
     def test_a_line_without_a_read_has_no_time_without_it(self) -> None:
         found, _ = costs.measured(lambda: reads(torch.arange(4.0)), {line_of("item()"), line_of("return")}, Cuda())
-        self.assertEqual({line: cost.saved_ms is not None for line, cost in found.items()}, {line_of("item()"): True, line_of("return"): True})
+        self.assertEqual(
+            {line: cost.saved_ms is not None for line, cost in found.items()}, {line_of("item()"): True, line_of("return"): True}
+        )
         quiet, _ = costs.measured(lambda: quiet_step(torch.ones(2)), {(__file__, quiet_step.__code__.co_firstlineno + 1)}, Cuda())
         self.assertEqual([cost.saved_ms for cost in quiet.values()], [None])
 
@@ -201,7 +208,13 @@ class Reported(unittest.TestCase):
         moved = torch.nn.Linear(2, 2)
         with mock.patch.object(run, "DEVICE", "meta"), mock.patch.object(run.capture, "capture") as captured:
             captured.return_value.failure = None
-            examined = run._Run(Deferred(lambda: moved), Deferred(lambda: lambda device: (torch.ones(2, 2, device=device),)), None, False, Report("moved"))
+            examined = run._Run(
+                Deferred(lambda: moved),
+                Deferred(lambda: lambda device: (torch.ones(2, 2, device=device),)),
+                None,
+                False,
+                Report("moved"),
+            )
             examined.on_gpu()
         self.assertEqual((examined._report.error, moved.weight.device.type), ("", "meta"))
         captured.assert_called_once()
@@ -214,11 +227,17 @@ class Reported(unittest.TestCase):
             examined._report.findings = [Finding("host_read", "prevents_capture", *line, 1, "waits", "", "")]
             examined.on_gpu()
         (captured,) = examined._report.captures
-        self.assertEqual((examined._report.error, captured["captured"], [one["line"] for one in captured["costs"]]), ("", False, [line[1]]))
+        self.assertEqual(
+            (examined._report.error, captured["captured"], [one["line"] for one in captured["costs"]]), ("", False, [line[1]])
+        )
         self.assertIn("operation not permitted when stream is capturing", captured["error"])
-        self.assertEqual([one.code for one in examined._report.findings], ["host_read", "sync"], "the line that refused is one too")
-        self.assertRegex(report.text(examined._report), r"(?s)not captured: .*test_capture\.py:\d+ holds the host for [\d.]+ ms in a call.* less\n")
-
+        self.assertEqual(
+            [one.code for one in examined._report.findings], ["host_read", "sync"], "the line that refused is one too"
+        )
+        self.assertRegex(
+            report.text(examined._report),
+            r"(?s)not captured: .*test_capture\.py:\d+ holds the host for [\d.]+ ms in a call.* less\n",
+        )
 
     def captured(self, step: Any, cuda: Cuda) -> Report:
         with mock.patch.object(run, "DEVICE", "cpu"), mock.patch.object(torch, "cuda", cuda):
@@ -240,21 +259,31 @@ class Reported(unittest.TestCase):
         self.assertEqual((told.findings, captured["captured"], captured["cause"], captured["failed_at"]),
                          ([], False, "out_of_memory", {"file": __file__, "line": line, "has_finding": False}))  # fmt: skip
         self.assertIn("the graphs' memory pool has no room", told.error)
-        self.assertEqual((told.remedy, captured["remedy"]), ("declare fewer or smaller buckets, or choose a GPU with more free memory",) * 2)
+        self.assertEqual(
+            (told.remedy, captured["remedy"]), ("declare fewer or smaller buckets, or choose a GPU with more free memory",) * 2
+        )
 
     def test_a_warm_up_without_room_is_told_with_its_line(self) -> None:
         def fills(x: torch.Tensor) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
         told = self.captured(fills, Cuda())
-        self.assertRegex(told.error, rf"^fills ran out of memory at \S*test_capture\.py:{fills.__code__.co_firstlineno + 1}: CUDA out of memory")
+        self.assertRegex(
+            told.error,
+            rf"^fills ran out of memory at \S*test_capture\.py:{fills.__code__.co_firstlineno + 1}: CUDA out of memory",
+        )
         self.assertEqual((told.remedy, told.captures), ("give smaller inputs", []))
 
     def test_a_capture_that_is_refused_at_its_end_is_told_of_the_target(self) -> None:
         """Its error comes through no line of the user's."""
-        with mock.patch.object(Cuda.Graph, "capture_end", side_effect=RuntimeError("CUDA error: capturing stream has unjoined work (904)")):
+        with mock.patch.object(
+            Cuda.Graph, "capture_end", side_effect=RuntimeError("CUDA error: capturing stream has unjoined work (904)")
+        ):
             (found,) = self.captured(quiet_step, Cuda()).findings
-        self.assertEqual((found.file, found.line, found.code, found.function), (__file__, quiet_step.__code__.co_firstlineno, "sync", "quiet_step"))
+        self.assertEqual(
+            (found.file, found.line, found.code, found.function),
+            (__file__, quiet_step.__code__.co_firstlineno, "sync", "quiet_step"),
+        )
         self.assertIn("work on another stream is not joined (904)", found.reason)
         self.assertIn("wait_stream", found.remedy)
 

@@ -24,7 +24,8 @@ models:
   plain: {{runtime: python, engine: "{here}/voice.py:Plain", interpreter: "{python}", device: cpu}}
   uncaptured-1.5: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Uncaptured", interpreter: "{python}", device: cpu}}
   crashes: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Crashes", interpreter: "{python}", device: cpu}}
-  many: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Many", interpreter: "{python}", device: cpu, environment: {{SCALE: "2"}}}}
+  many: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Many", interpreter: "{python}", device: cpu,
+          environment: {{SCALE: "2"}}}}
 """
 
 
@@ -51,12 +52,17 @@ class Doctor(unittest.TestCase):
         ended = doctor("voice", "--fleet", self.fleet, "--json")
         self.assertEqual(ended.returncode, 1, ended.stderr)
         (found,) = json.loads(ended.stdout)["findings"]
-        self.assertEqual((found["code"], found["function"], Path(found["file"])), ("host_read", "Voice.compute", HERE / "voice.py"))
+        self.assertEqual(
+            (found["code"], found["function"], Path(found["file"])), ("host_read", "Voice.compute", HERE / "voice.py")
+        )
 
     def test_the_module_asks_the_program_for_a_model_of_the_fleet(self) -> None:
-        ended = subprocess.run([sys.executable, "-m", "bulkhead.doctor", "uncaptured-1.5", "--fleet", self.fleet, "--json"], capture_output=True, text=True, timeout=240,
+        ended = subprocess.run([sys.executable, "-m", "bulkhead.doctor", "uncaptured-1.5", "--fleet", self.fleet, "--json"],
+                               capture_output=True, text=True, timeout=240,
                                env={**os.environ, "PATH": f"{BULKHEAD.parent}:{os.environ['PATH']}"})  # fmt: skip
-        self.assertEqual((ended.returncode, ended.stdout), (1, doctor("uncaptured-1.5", "--fleet", self.fleet, "--json").stdout), ended.stderr)
+        self.assertEqual(
+            (ended.returncode, ended.stdout), (1, doctor("uncaptured-1.5", "--fleet", self.fleet, "--json").stdout), ended.stderr
+        )
 
     def test_the_fleet_of_a_model_is_asked_of_the_daemon(self) -> None:
         daemon = Daemon(Path(self.fleet).read_text())
@@ -71,7 +77,8 @@ class Doctor(unittest.TestCase):
         self.addCleanup(daemon.stop)
         with bulkhead.connect(daemon.socket) as client:
             client.load(model)
-        ended = subprocess.run([BULKHEAD.resolve(), "--socket", daemon.socket, "why", model, *options], capture_output=True, text=True, timeout=240,
+        ended = subprocess.run([BULKHEAD.resolve(), "--socket", daemon.socket, "why", model, *options], capture_output=True,
+                               text=True, timeout=240,
                                cwd=HERE)  # fmt: skip
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
         return ended.stdout
@@ -82,9 +89,14 @@ class Doctor(unittest.TestCase):
         self.assertEqual((found["code"], found["severity"]), ("host_read", "prevents_capture"))
         self.assertIn("graphs: eager", why)
         line = found["line"]
-        self.assertRegex(why, rf"not captured \(host_read\): compute \[\[1,4\]\]: {found['file']}:{line} in \S*compute: `if x\.sum\(\)\.item\(\) > 0:`")
+        self.assertRegex(
+            why,
+            rf"not captured \(host_read\): compute \[\[1,4\]\]: {found['file']}:{line} in \S*compute: `if x\.sum\(\)\.item\(\) > "
+            "0:`",
+        )
         self.assertIn("    keep the value a tensor on the device, torch.where(condition, a, b) for a branch\n", why)
-        self.assertIn(f"  `bulkhead doctor uncaptured-1.5`:\n    {found['file']}:{line} host_read (prevents capture): {found['reason']}\n"
+        self.assertIn(f"  `bulkhead doctor uncaptured-1.5`:\n    {found['file']}:{line} host_read (prevents capture): "
+                      f"{found['reason']}\n"
                       f"      remedy: {found['remedy']}\n", why)  # fmt: skip
 
     def test_why_of_a_model_whose_capture_has_ended_its_process_quotes_what_the_doctor_finds(self) -> None:
@@ -92,7 +104,9 @@ class Doctor(unittest.TestCase):
         self.assertEqual((why["graphs"]["mode"], why["graphs"]["degraded"]), ("off", "eager: capture crashed with SIGSEGV"))
         found = json.loads(doctor("crashes", "--fleet", self.fleet, "--json").stdout)["findings"]
         self.assertEqual([one["code"] for one in found], ["host_read"])
-        self.assertEqual(why["doctor"], {"findings": [{name: found[0][name] for name in why["doctor"]["findings"][0]}], "more": 0})
+        self.assertEqual(
+            why["doctor"], {"findings": [{name: found[0][name] for name in why["doctor"]["findings"][0]}], "more": 0}
+        )
 
     def test_why_quotes_eight_findings_of_many(self) -> None:
         """Its engine takes a variable of the fleet."""

@@ -1,64 +1,15 @@
-"""The doctor's command line: its forms of report, its exit status, and bad input, which is never answered with a traceback of its own."""
+"""The doctor's command line: its forms of report and its exit status; and the library."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
-import traceback
 import unittest
 from pathlib import Path
-from typing import NoReturn
 from unittest import mock
 
-import bulkhead
-from bulkhead.doctor import run  # noqa: F401  (imports PyTorch once)
-from bulkhead.doctor.__main__ import main
-
-HERE = Path(__file__).parent
-STEPS = HERE / "steps.py"
-
-
-def doctor(*arguments: str, environment: dict[str, str] | None = None, folder: Path = HERE) -> subprocess.CompletedProcess[str]:
-    """`python -m bulkhead.doctor` in a fork of this process, which has PyTorch imported; with an environment, in a process of its own."""
-    if environment:
-        return subprocess.run([sys.executable, "-m", "bulkhead.doctor", *arguments], capture_output=True, text=True, timeout=240, cwd=folder,
-                              env={**os.environ, **environment})  # fmt: skip
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = os.fork()
-        if child == 0:
-            _become_the_doctor(arguments, folder, out.fileno(), err.fileno())
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(arguments, status, out.read(), err.read())
-
-
-def _become_the_doctor(arguments: tuple[str, ...], folder: Path, out: int, err: int) -> NoReturn:
-    status = -1
-    try:
-        sys.stdout.flush()
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-        os.chdir(folder)
-        sys.modules.pop("steps", None)  # the tests of the library have imported it
-        try:
-            status = main(arguments)
-        except SystemExit as asked:  # argparse
-            status = asked.code if isinstance(asked.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def line_of(text: str) -> int:
-    return next(number for number, line in enumerate(STEPS.read_text().splitlines(), 1) if text in line)
+from command import HERE, STEPS, doctor, line_of
 
 
 class Reports(unittest.TestCase):
@@ -72,7 +23,8 @@ class Reports(unittest.TestCase):
         self.assertEqual(ended.returncode, 1, ended.stderr)
         first = line_of("if lengths.max() > 2")
         self.assertEqual([(one["line"], one["code"], one["severity"]) for one in found],
-                         [(first, "host_read", "prevents_capture"), (first + 2, "host_read", "prevents_capture"), (first + 3, "host_read", "prevents_capture")])  # fmt: skip
+                         [(first, "host_read", "prevents_capture"), (first + 2, "host_read", "prevents_capture"),
+                          (first + 3, "host_read", "prevents_capture")])  # fmt: skip
         self.assertEqual([one["use"] for one in found], ["if", "range", "slice"])
         self.assertEqual((found[0]["column"], found[0]["function"], Path(found[0]["file"])), (8, "branches", STEPS))
         self.assertIn("`lengths.max() > 2` is True with these inputs; the other branch was not run", found[0]["reason"])
@@ -102,19 +54,28 @@ class Reports(unittest.TestCase):
         lines = ended.stdout.splitlines()
         at = next(index for index, line in enumerate(lines) if "x.sum().item()" in line)
         before = lines[at].index("x.sum()")
-        self.assertEqual((lines[at + 1].index("^"), lines[at + 1].count("^")), (before + 2, len("x.sum().item()")), "each of 漢字 is two columns wide")
+        self.assertEqual(
+            (lines[at + 1].index("^"), lines[at + 1].count("^")),
+            (before + 2, len("x.sum().item()")),
+            "each of 漢字 is two columns wide",
+        )
 
     def test_a_growing_cache_is_told_where_it_grows_and_hides_no_number(self) -> None:
         ended = doctor("steps.py:Attention", "--inputs", "steps.py:attention_inputs", "--json")
         found = json.loads(ended.stdout)["findings"]
         grows, asked = line_of("self.cache = torch.cat"), line_of("if not x.any().item()")
         self.assertEqual([(one["line"], one["code"]) for one in found],
-                         [(grows, "python_state"), (grows + 1, "baked_constant"), (asked, "host_read"), (asked + 2, "host_read")])  # fmt: skip
+                         [(grows, "python_state"), (grows + 1, "baked_constant"), (asked, "host_read"),
+                          (asked + 2, "host_read")])  # fmt: skip
 
     def test_state_of_a_module_that_the_step_calls_is_looked_at(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "counting_helper.py").write_text("COUNT = 0\n\n\ndef note(x):\n    global COUNT\n    COUNT += 1\n    return x * 2\n")
-            (Path(folder) / "step.py").write_text("import counting_helper\n\n\ndef step(x, lengths):\n    return counting_helper.note(x)\n")
+            (Path(folder) / "counting_helper.py").write_text(
+                "COUNT = 0\n\n\ndef note(x):\n    global COUNT\n    COUNT += 1\n    return x * 2\n"
+            )
+            (Path(folder) / "step.py").write_text(
+                "import counting_helper\n\n\ndef step(x, lengths):\n    return counting_helper.note(x)\n"
+            )
             (found,) = json.loads(doctor(f"{folder}/step.py:step", "--inputs", "steps.py:inputs", "--json").stdout)["findings"]
         self.assertEqual((Path(found["file"]).name, found["line"], found["code"]), ("counting_helper.py", 6, "python_state"))
 
@@ -134,15 +95,21 @@ class Reports(unittest.TestCase):
 
     def test_what_a_module_makes_when_it_is_imported_is_on_the_gpu_too(self) -> None:
         ended = doctor("steps.py:of_module", "--inputs", "steps.py:inputs", "--json")
-        self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("return x + table *")], ended.stdout)
+        self.assertEqual(
+            [one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("return x + table *")], ended.stdout
+        )
 
     def test_what_the_user_captures_is_looked_at_too(self) -> None:
         ended = doctor("steps.py:captures_itself", "--inputs", "steps.py:inputs", "--json")
-        self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("y = x * lengths.min().item()")], ended.stdout)
+        self.assertEqual(
+            [one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("y = x * lengths.min().item()")], ended.stdout
+        )
 
     def test_a_module_is_moved_and_one_in_a_plain_object_is_not(self) -> None:
         ended = doctor("steps.py:made", "--inputs", "steps.py:one_input", "--json")
-        self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("self.scale = torch.full")], ended.stderr)
+        self.assertEqual(
+            [one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("self.scale = torch.full")], ended.stderr
+        )
         ended = doctor("steps.py:Holder", "--inputs", "steps.py:token_inputs", "--json")
         (found,) = json.loads(ended.stdout)["findings"]
         self.assertEqual((found["code"], found["line"]), ("cpu_tensor", line_of("self.held = nn.Linear")))
@@ -151,7 +118,10 @@ class Reports(unittest.TestCase):
     def test_a_module_that_is_not_moved_is_told_once_where_it_is_made(self) -> None:
         ended = doctor("steps.py:of_unmoved", "--inputs", "steps.py:inputs", "--json")
         unseen, plain, unmoved = json.loads(ended.stdout)["findings"]
-        self.assertEqual((unseen["line"], plain["line"], unmoved["line"]), (line_of("self.listed = [nn.Linear"), line_of("self.bias = torch.zeros(8)"), line_of("unmoved = Unmoved()")))
+        self.assertEqual(
+            (unseen["line"], plain["line"], unmoved["line"]),
+            (line_of("self.listed = [nn.Linear"), line_of("self.bias = torch.zeros(8)"), line_of("unmoved = Unmoved()")),
+        )
         self.assertEqual(unmoved["remedy"], "move it once, before the step: Unmoved().to(device)")
         self.assertIn("keep `nn.Linear(8, 8)` in an attribute of the module, or in a torch.nn.ModuleList", unseen["remedy"])
         self.assertIn('self.register_buffer("bias", torch.zeros(8)', plain["remedy"])
@@ -182,7 +152,9 @@ class Reports(unittest.TestCase):
         (result,) = run["results"]
         region = result["locations"][0]["physicalLocation"]
         self.assertEqual((result["ruleId"], result["level"]), ("cpu_tensor", "error"))
-        self.assertEqual((region["artifactLocation"]["uri"], region["region"]["startLine"]), ("steps.py", line_of("self.scale = torch.full")))
+        self.assertEqual(
+            (region["artifactLocation"]["uri"], region["region"]["startLine"]), ("steps.py", line_of("self.scale = torch.full"))
+        )
         self.assertIn("register_buffer", result["message"]["text"])
 
     def test_what_the_compiler_says_of_other_lines_has_its_place_in_each_form(self) -> None:
@@ -190,7 +162,10 @@ class Reports(unittest.TestCase):
         self.assertEqual(shown.returncode, 0, "a graph break prevents no capture: " + shown.stdout + shown.stderr)
         places = [(line_of(text), name) for text, name in (('os.getppid(); torch._dynamo', "breaks"), ('os.getpgrp()', "note"))]
         for line, name in places:
-            self.assertIn(f"note: steps.py:{line} in {name}: torch.compile: graph break, Attempted to call function marked as skipped", shown.stdout)
+            self.assertIn(
+                f"note: steps.py:{line} in {name}: torch.compile: graph break, Attempted to call function marked as skipped",
+                shown.stdout,
+            )
         document = json.loads(doctor("steps.py:breaks", "--inputs", "steps.py:inputs", "--compile", "--json").stdout)
         self.assertEqual([(one["line"], one["column"], one["function"], Path(one["file"])) for one in document["notes"]],
                          [(line, 5, name, STEPS) for line, name in places])  # fmt: skip
@@ -199,7 +174,10 @@ class Reports(unittest.TestCase):
         self.assertEqual([(one["ruleId"], one["level"], one["message"]["text"]) for one in run["results"]],
                          [("torch_compile", "note", one["reason"]) for one in document["notes"]])  # fmt: skip
         regions = [one["locations"][0]["physicalLocation"] for one in run["results"]]
-        self.assertEqual([(one["artifactLocation"]["uri"], one["region"]["startLine"]) for one in regions], [("steps.py", line) for line, _ in places])
+        self.assertEqual(
+            [(one["artifactLocation"]["uri"], one["region"]["startLine"]) for one in regions],
+            [("steps.py", line) for line, _ in places],
+        )
         self.assertIn("torch_compile", {rule["id"] for rule in run["tool"]["driver"]["rules"]})
 
     def test_sarif_names_a_file_by_a_uri(self) -> None:
@@ -208,7 +186,9 @@ class Reports(unittest.TestCase):
             file.write_text("def step(x, lengths):\n    return x.sum().item()\n")
             (run,) = json.loads(doctor(f"{file}:step", "--inputs", "steps.py:inputs", "--sarif").stdout)["runs"]
         (result,) = run["results"]
-        self.assertEqual(result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"], f"{Path(folder).name}/a%20step.py")
+        self.assertEqual(
+            result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"], f"{Path(folder).name}/a%20step.py"
+        )
 
     def test_a_baseline_accepts_what_it_was_written_with_and_nothing_else(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -245,220 +225,11 @@ class Reports(unittest.TestCase):
         self.assertIn("nor this", ended.stderr)
 
     def test_settings_of_the_environment_are_findings(self) -> None:
-        ended = doctor("steps.py:clean", "--inputs", "steps.py:inputs", "--json", environment={"TORCHDYNAMO_SUPPRESS_ERRORS": "1"})
+        ended = doctor(
+            "steps.py:clean", "--inputs", "steps.py:inputs", "--json", environment={"TORCHDYNAMO_SUPPRESS_ERRORS": "1"}
+        )
         (found,) = json.loads(ended.stdout)["findings"]
         self.assertEqual((found["code"], found["function"]), ("hidden_setting", "TORCHDYNAMO_SUPPRESS_ERRORS"))
-
-
-class BadInput(unittest.TestCase):
-    def refused(self, *arguments: str) -> str:
-        ended = doctor(*arguments)
-        self.assertEqual(ended.returncode, 2, ended.stdout + ended.stderr)
-        self.assertNotIn("Traceback", ended.stdout + ended.stderr)
-        return ended.stdout + ended.stderr
-
-    def test_targets_that_are_not_there(self) -> None:
-        for arguments, said in {
-            ("no_such_file.py:step",): "there is no file no_such_file.py",
-            ("steps.py:no_such_step",): "there is no 'no_such_step' in steps.py; it has: ",
-            ("steps.py",): "names no function",
-            ("no_such_package.inner:step",): "needs the package 'no_such_package'",
-            ("steps.py:clean:x",): "'steps.py:clean:x': steps.py:clean is neither a file of Python (.py) nor a package",
-            ("steps.py:clean", "--inputs", "./steps:inputs"): "--inputs './steps:inputs': ./steps is neither a file of Python (.py) nor a package",
-            ("steps.py:clean", "--inputs", "steps.py:no_factory"): "--inputs 'steps.py:no_factory'",
-            ("steps.py:clean", "--baseline", "no_such_baseline"): "reading the baseline",
-        }.items():
-            with self.subTest(arguments):
-                self.assertIn(said.split("; ")[0], self.refused(*arguments))
-
-    def test_programs_are_given_a_document_whatever_fails(self) -> None:
-        given = ("--inputs", "steps.py:inputs")
-        with tempfile.TemporaryDirectory() as folder:
-            wrong = Path(folder) / "wrong.py"
-            wrong.write_text("def step(x:\n    return x\n")
-            for arguments, said in {
-                ("no_such_file.py:step",): "there is no file no_such_file.py",
-                ("no_such_file.pt2",): "there is no file no_such_file.pt2",
-                ("no_such_package.inner:step",): "needs the package 'no_such_package'",
-                (f"{wrong}:step",): f"{wrong} has a syntax error in wrong.py:1: '(' was never closed",
-                ("steps.py:clean", "--inputs", "steps.py:no_factory"): "--inputs 'steps.py:no_factory'",
-                ("steps.py:clean", "--inputs", "steps.py:raises"): "the function of --inputs raised TypeError",
-                ("steps.py:clean", *given, "--baseline", "no_such_baseline"): "reading the baseline no_such_baseline",
-                ("steps.py:clean", *given, "--write-baseline", "/nowhere/baseline"): "writing the baseline /nowhere/baseline: No such file or directory",
-                ("steps.py:kills", *given[2:]): "it ended its process by SIGSEGV",
-                ("steps.py:ends_process_below_python", *given): "it ended its process by exit(0)",
-            }.items():
-                with self.subTest(arguments):
-                    ended = doctor(*arguments, "--json")
-                    document = json.loads(ended.stdout)
-                    self.assertEqual((ended.returncode, document["findings"], document["notes"]), (2, [], []))
-                    self.assertIn(said, document["error"]["attempt"])
-                    self.assertIn("remedy", document["error"])
-            ended = doctor("no_such_file.py:step", "--sarif")
-            (run,) = json.loads(ended.stdout)["runs"]
-            (invocation,) = run["invocations"]
-            self.assertEqual((ended.returncode, run["results"], invocation["executionSuccessful"]), (2, [], False))
-            (told,) = invocation["toolExecutionNotifications"]
-            self.assertEqual(told["level"], "error")
-            self.assertIn("there is no file no_such_file.py. Remedy: name a file", told["message"]["text"])
-
-    def test_programs_are_told_of_a_model_without_the_program(self) -> None:
-        ended = doctor("my-voice", "--json", environment={"PATH": "/nowhere"})
-        self.assertEqual(ended.returncode, 2, ended.stderr)
-        self.assertIn("which is not on PATH", json.loads(ended.stdout)["error"]["attempt"])
-
-    def test_a_missing_pytorch_is_told(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            bare = {"PYTHONPATH": f"{folder}:{Path(bulkhead.__file__).parents[1]}", "PYTHONNOUSERSITE": "1"}
-            ended = subprocess.run([sys.executable, "-S", "-m", "bulkhead.doctor", "steps.py:clean", "--json"], capture_output=True, text=True,
-                                   cwd=HERE, env={**os.environ, **bare}, timeout=240)  # fmt: skip
-        self.assertEqual(ended.returncode, 2, ended.stderr)
-        self.assertIn("PyTorch is missing in ", json.loads(ended.stdout)["error"]["attempt"])
-
-    def test_a_baseline_that_cannot_be_written_hides_no_finding(self) -> None:
-        said = self.refused("steps.py:branches", "--inputs", "steps.py:inputs", "--write-baseline", "/nowhere/baseline")
-        self.assertIn("3 findings", said)
-
-    def test_a_run_that_failed_keeps_the_baseline(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "baseline.json"
-            file.write_text("kept")
-            self.refused("steps.py:raises", "--inputs", "steps.py:inputs", "--write-baseline", str(file))
-            self.assertEqual(file.read_text(), "kept")
-
-    def test_a_callable_that_raises_is_told_with_its_line(self) -> None:
-        said = self.refused("steps.py:raises", "--inputs", "steps.py:inputs")
-        self.assertIn(f"raised ValueError at steps.py:{line_of('raise ValueError')}: no weights for", said)
-
-    def test_inputs_that_do_not_fit(self) -> None:
-        for arguments, said in {
-            ("steps.py:clean",): "steps.py:clean takes (x, lengths), and the inputs do not fit: missing a required argument: 'x'\n  give --inputs",
-            ("steps.py:Decoder",): "the constructor of steps.py:Decoder takes (size), and the inputs do not fit",
-            ("steps.py:Attention", "--inputs", "steps.py:inputs"): "returns (arguments of the constructor, arguments of the call)",
-            ("steps.py:Decoder", "--inputs", "steps.py:inputs"): "returns (arguments of the constructor, arguments of the call)",
-            ("steps.py:clean", "--inputs", "steps.py:exits"): "the function of --inputs raised TypeError",
-            ("steps.py:clean", "--inputs", "steps.py:on_cpu"): "all tensors of its calls lie on the CPU",
-            ("steps.py:nothing", "--inputs", "steps.py:of_module_argument"): "its calls have no tensors",
-        }.items():
-            with self.subTest(arguments):
-                self.assertIn(said, self.refused(*arguments))
-
-    def test_a_shape_that_is_wrong_is_told_without_the_traceback_of_pytorch(self) -> None:
-        self.assertIn(f"raised RuntimeError at steps.py:{line_of('return x @ x')}", self.refused("steps.py:wrong_shape", "--inputs", "steps.py:inputs"))
-
-    def test_a_list_of_too_many_unknown_values_is_refused_at_its_line(self) -> None:
-        said = self.refused("steps.py:lists_much", "--inputs", "steps.py:inputs")
-        self.assertIn(f"steps.py:{line_of('x.new_empty(1 << 25)')} reads 33554432 values into Python", said)
-
-    def test_a_callable_that_ends_the_process(self) -> None:
-        self.assertIn(f"ended the process at steps.py:{line_of('raise SystemExit')}: SystemExit(3)", self.refused("steps.py:exits"))
-
-    def test_what_was_found_before_the_process_was_ended_is_told(self) -> None:
-        document = json.loads(self.refused("steps.py:ends_process", "--inputs", "steps.py:inputs", "--json"))
-        self.assertIn(f"ended the process at steps.py:{line_of('os._exit(0)')}: SystemExit(0)", document["error"]["attempt"])
-        self.assertEqual([one["code"] for one in document["findings"]], ["host_read"])
-
-    def test_a_process_that_the_callable_forks_may_end(self) -> None:
-        ended = doctor("steps.py:ends_process_of_fork", "--inputs", "steps.py:inputs", "--json")
-        self.assertEqual((ended.returncode, json.loads(ended.stdout)["findings"]), (0, []), ended.stderr)
-
-    def test_a_thread_that_ends_the_process(self) -> None:
-        self.assertIn("it ended its process by exit(4)", self.refused("steps.py:ends_process_in_thread", "--inputs", "steps.py:inputs"))
-
-    def test_an_error_without_a_text(self) -> None:
-        said = self.refused("steps.py:raises_textless", "--inputs", "steps.py:inputs")
-        self.assertIn(f"raised Textless at steps.py:{line_of('    raise Textless')}: without a message", said)
-        self.assertIn("host_read", said)
-
-    def test_a_step_that_trains(self) -> None:
-        said = self.refused("steps.py:trains", "--inputs", "steps.py:inputs")
-        self.assertIn(f"computes gradients at steps.py:{line_of('x.sum().backward()')}, which are off here", said)
-        self.assertIn("leave the backward pass out", said)
-
-    def test_memory_that_the_machine_does_not_have(self) -> None:
-        said = self.refused("steps.py:allocates_much", "--inputs", "steps.py:inputs")
-        self.assertIn(f"ran out of memory at steps.py:{line_of('bytearray(1 << 60)')}: MemoryError\n  give smaller inputs", said)
-
-    def test_a_callable_that_never_returns_meets_the_deadline(self) -> None:
-        for step in ("steps.py:endless", "steps.py:swallows", "endless.py:step"):
-            with self.subTest(step), tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "endless.py"
-                file.write_text("while True:\n    pass\n")
-                step = step.replace("endless.py", str(file))
-                said = self.refused(step, "--deadline", "1", *(["--inputs", "steps.py:inputs"] if "swallows" in step else []))
-                self.assertRegex(said, r"did not end: 1 s are over at \S*(steps|endless)\.py:")
-
-    def test_a_callable_that_never_comes_back_to_python_is_killed(self) -> None:
-        self.assertIn("steps.py:never_python: it did not return within 1 s, and took no signal", self.refused("steps.py:never_python", "--deadline", "1"))
-
-    def test_a_callable_that_crashes(self) -> None:
-        self.assertIn("steps.py:kills: it ended its process by SIGSEGV", self.refused("steps.py:kills"))
-
-    def test_a_deadline_that_is_none(self) -> None:
-        for deadline in ("0", "nan", "-1", "soon"):
-            with self.subTest(deadline):
-                self.assertIn("--deadline", self.refused("steps.py:clean", "--deadline", deadline))
-
-    def test_a_baseline_that_cannot_be_written(self) -> None:
-        self.assertIn("/nowhere/baseline", self.refused("steps.py:clean", "--inputs", "steps.py:inputs", "--write-baseline", "/nowhere/baseline"))
-
-    def test_what_fake_tensors_cannot_do_is_told_with_its_line(self) -> None:
-        said = self.refused("steps.py:of_a_driver", "--inputs", "steps.py:inputs")
-        self.assertIn(f"needs a GPU at steps.py:{line_of('return torch.quantize_per_tensor')}: ", said)
-
-    def test_an_operator_whose_shape_depends_on_values_and_has_no_stand_in_is_found(self) -> None:
-        said = self.refused("steps.py:least_squares", "--inputs", "steps.py:inputs")
-        self.assertIn(f"needs a GPU at steps.py:{line_of('return torch.linalg.lstsq')}: ", said)
-        self.assertRegex(said, rf"{line_of('return torch.linalg.lstsq')}:12 dynamic_shape \(prevents capture\)")
-
-    def test_a_model_of_a_fleet_without_the_program(self) -> None:
-        ended = doctor("my-voice", environment={"PATH": "/nowhere"})
-        self.assertEqual((ended.returncode, ended.stdout), (2, ""))
-        self.assertIn("a model of a fleet is found by the program bulkhead, which is not on PATH", ended.stderr)
-
-    def test_a_missing_package_is_named(self) -> None:
-        self.assertIn(f"needs the package 'surely_not_installed' at steps.py:{line_of('import surely_not_installed')}", self.refused("steps.py:needs_package"))
-
-    def test_an_address_of_a_fake_tensor_is_named_and_skipped(self) -> None:
-        report = json.loads(self.refused("steps.py:asks_address", "--inputs", "steps.py:inputs", "--json"))
-        self.assertIn(f"Tensor.data_ptr() at steps.py:{line_of('x.data_ptr()')}", report["skipped"][0])
-
-    def test_a_custom_operator_without_a_fake_implementation_is_named_and_skipped(self) -> None:
-        ended = doctor("steps.py:custom", "--inputs", "steps.py:inputs", "--json")
-        report = json.loads(ended.stdout)
-        self.assertIn(f"doctor_test::secret at steps.py:{line_of('torch.ops.doctor_test.secret')}", report["skipped"][0])
-        self.assertEqual([one["code"] for one in report["findings"]], ["host_read"])
-
-    def test_a_custom_operator_that_ends_the_run_is_no_success(self) -> None:
-        for step, said in {"custom_first": "doctor_test::secret at steps.py:", "attends": "flex_attention at steps.py:"}.items():
-            with self.subTest(step):
-                refused = self.refused(f"steps.py:{step}", "--inputs", "steps.py:inputs")
-                self.assertIn(f"skipped: {said}", refused)
-                self.assertIn(f"error: steps.py:{step} was not looked at to the end", refused)
-
-    def test_an_operator_whose_fake_implementation_raises_has_one(self) -> None:
-        said = self.refused("steps.py:custom_raises", "--inputs", "steps.py:inputs")
-        self.assertIn(f"raised RuntimeError at steps.py:{line_of('x must have three')}: x must have three dimensions", said)
-        self.assertNotIn("no fake implementation", said)
-
-    def test_what_is_no_exception_is_told_too(self) -> None:
-        self.assertIn(f"raised CancelledError at steps.py:{line_of('raise asyncio.CancelledError')}", self.refused("steps.py:cancelled", "--inputs", "steps.py:inputs"))
-
-    def test_a_terminal_that_cannot_show_a_letter_ends_nothing(self) -> None:
-        ended = doctor("steps.py:größer", "--inputs", "steps.py:inputs", environment={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"})
-        self.assertEqual(ended.returncode, 1, ended.stderr)
-        self.assertIn("gr\\xf6\\xdfer", ended.stdout)
-
-    def test_a_triton_kernel_is_named_and_not_launched(self) -> None:
-        ended = doctor("steps.py:launches", "--inputs", "steps.py:inputs", "--json")
-        report = json.loads(ended.stdout)
-        self.assertIn(f"Triton kernel double at steps.py:{line_of('double[(1,)]')}", report["skipped"][0])
-        self.assertEqual([one["line"] for one in report["findings"]], [line_of("return y.sum().item()")])
-
-    def test_fake_tensors_take_no_memory(self) -> None:
-        ended = doctor("steps.py:huge", "--json")  # 4 TiB each
-        self.assertEqual(json.loads(ended.stdout)["findings"], [], ended.stderr)
-        self.assertEqual(ended.returncode, 0)
 
 
 class Library(unittest.TestCase):
@@ -499,7 +270,10 @@ class Library(unittest.TestCase):
         from findings import imported
 
         module = imported(HERE / "corpus/host_tensors.py")
-        found = [diagnose(getattr(module, name), module.CASES[name]).findings for name in ("pinned_and_waited", "pinned_part_not_waited")]
+        found = [
+            diagnose(getattr(module, name), module.CASES[name]).findings
+            for name in ("pinned_and_waited", "pinned_part_not_waited")
+        ]
         self.assertEqual([[one.severity for one in each] for each in found], [["prevents_capture"], ["stale"]])
 
     def test_a_generator_that_is_registered_with_a_graph_is_no_finding(self) -> None:
@@ -521,7 +295,9 @@ class Library(unittest.TestCase):
         from bulkhead.doctor import diagnose
 
         *_, token = diagnose(steps.waits_for_number, steps.unbounded).findings
-        self.assertIn(f"it decides `token != wanted` in line {line_of('while token != wanted')}, of which one way was run", token.reason)
+        self.assertIn(
+            f"it decides `token != wanted` in line {line_of('while token != wanted')}, of which one way was run", token.reason
+        )
 
     def test_what_is_read_now_and_tested_later_names_the_branch(self) -> None:
         import steps
@@ -532,14 +308,29 @@ class Library(unittest.TestCase):
 
         found = diagnose(steps.decides_later, steps.inputs).findings
         decides = "it decides `{}` in line {}, of which one way was run"
-        self.assertIn("here `first` is [3, 2] with these inputs; " + decides.format("first[0] > 2", line_of("if first[0] > 2")), told("first = lengths.tolist()"))
-        self.assertIn("here `is_quiet` is False with these inputs; " + decides.format("is_quiet", line_of("if is_quiet")), told("is_quiet = "))
-        self.assertIn(f"here it is 2 with these inputs; `level` follows from it, and decides `level < -80` in line {line_of('if level')}, ", told("level = "))
-        self.assertIn(f"`length` follows from it, and decides `length == 0` in line {line_of('if length == 0')}, ", told("for length in lengths.tolist()"))
+        self.assertIn(
+            "here `first` is [3, 2] with these inputs; " + decides.format("first[0] > 2", line_of("if first[0] > 2")),
+            told("first = lengths.tolist()"),
+        )
+        self.assertIn(
+            "here `is_quiet` is False with these inputs; " + decides.format("is_quiet", line_of("if is_quiet")),
+            told("is_quiet = "),
+        )
+        self.assertIn(
+            f"here it is 2 with these inputs; `level` follows from it, and decides `level < -80` in line {line_of('if level')}, ",
+            told("level = "),
+        )
+        self.assertIn(
+            f"`length` follows from it, and decides `length == 0` in line {line_of('if length == 0')}, ",
+            told("for length in lengths.tolist()"),
+        )
         self.assertNotIn("; here", told("table = torch.arange(lengths.max()"), "a tensor: its own test is a read")
 
         found = diagnose(steps.best_of_unknown, steps.unbounded).findings
-        self.assertEqual([one.line for one in found], [line_of("best = x.sum"), line_of("count = x.long()"), line_of("x.max().item() if count")])
+        self.assertEqual(
+            [one.line for one in found],
+            [line_of("best = x.sum"), line_of("count = x.long()"), line_of("x.max().item() if count")],
+        )
         self.assertIn("as its value is not known; `best` follows from it, and decides `best == 0`", told("best = x.sum"))
 
     def test_cases_that_a_value_decides_are_named(self) -> None:
@@ -548,7 +339,11 @@ class Library(unittest.TestCase):
 
         (found,) = diagnose(steps.in_cases, steps.inputs).findings
         self.assertEqual(found.use, "match")
-        self.assertIn("it decides the case of `match lengths.max().item()`; here `lengths.max().item()` is 3 with these inputs; the other cases were not run", found.reason)
+        self.assertIn(
+            "it decides the case of `match lengths.max().item()`; here `lengths.max().item()` is 3 with these inputs; the other "
+            "cases were not run",
+            found.reason,
+        )
         self.assertIn("torch.where(lengths.max() == a, one, other)", found.remedy)
 
     def test_a_list_of_numbers_is_not_searched_for_tensors_one_by_one(self) -> None:

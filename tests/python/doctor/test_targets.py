@@ -17,7 +17,9 @@ from bulkhead.errors import Error
 
 
 def line_of(text: str) -> int:
-    return next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line and "line_of" not in line)
+    return next(
+        number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line and "line_of" not in line
+    )
 
 
 class Masked(torch.nn.Module):
@@ -90,7 +92,9 @@ class WithoutLines(unittest.TestCase):
     def test_what_has_no_lines_at_all_is_the_target(self) -> None:
         ((code, file, line, _),) = self.found(scripted, steps.one_input)
         self.assertEqual((code, file, line), ("host_read", "TARGET", 0))
-        self.assertEqual(self.found(torch.nn.Linear(8, 8), steps.one_input), [("host_copy", "TARGET", 0, "Linear")], "it was not moved")
+        self.assertEqual(
+            self.found(torch.nn.Linear(8, 8), steps.one_input), [("host_copy", "TARGET", 0, "Linear")], "it was not moved"
+        )
 
     def test_nodes_of_a_program_without_a_trace(self) -> None:
         exported = torch.export.export(Masked(), (torch.ones(4, 8),))
@@ -118,7 +122,11 @@ class Compiler(unittest.TestCase):
 
     def test_inductor_names_the_argument_that_a_step_writes_to_and_leaves_out_a_buffer(self) -> None:
         report = diagnose(steps.Table, steps.table_inputs, compiler=True)
-        line = next(number for number, line in enumerate(Path(steps.__file__).read_text().splitlines(), 1) if line.strip().startswith("cache.index_copy_"))
+        line = next(
+            number
+            for number, line in enumerate(Path(steps.__file__).read_text().splitlines(), 1)
+            if line.strip().startswith("cache.index_copy_")
+        )
         self.assertEqual(report.findings, [], "a graph may write to both: their addresses stay")
         (note,) = report.notes
         self.assertEqual((note.file, note.line, note.function), (steps.__file__, line, "forward"))
@@ -127,7 +135,9 @@ class Compiler(unittest.TestCase):
     def test_inductor_names_the_operator_that_capture_scalar_outputs_brings_into_the_graph(self) -> None:
         report = diagnose(steps.scalar_in_graph, steps.inputs, compiler=True)
         said = " ".join(one.reason for one in [*report.findings, *report.notes])
-        self.assertIn("skipping cudagraphs due to disabling cudagraphs due to incompatible op aten._local_scalar_dense.default", said)
+        self.assertIn(
+            "skipping cudagraphs due to disabling cudagraphs due to incompatible op aten._local_scalar_dense.default", said
+        )
 
     def test_a_conditional_is_no_read_to_the_compiler(self) -> None:
         report = diagnose(steps.conditional, steps.inputs, compiler=True)
@@ -148,9 +158,12 @@ class Compiler(unittest.TestCase):
         first = line_in_steps('os.getppid(); torch._dynamo')
         self.assertEqual(report.findings, [])
         self.assertEqual([(one.file, one.line, one.function) for one in report.notes],
-                         [(steps.__file__, first, "breaks"), (steps.__file__, line_in_steps('os.getpgrp()'), "note")])  # fmt: skip
+                         [(steps.__file__, first, "breaks"),
+                          (steps.__file__, line_in_steps('os.getpgrp()'), "note")])  # fmt: skip
         both = report.notes[0].reason
-        self.assertIn("torch.compile: graph break, Attempted to call function marked as skipped: Dynamo does not know how to trace", both)
+        self.assertIn(
+            "torch.compile: graph break, Attempted to call function marked as skipped: Dynamo does not know how to trace", both
+        )
         self.assertIn(". torch.compile: graph break, Call to `torch._dynamo.graph_break()`", both)
 
     def test_a_break_before_the_first_operator_is_told_too(self) -> None:
@@ -160,8 +173,10 @@ class Compiler(unittest.TestCase):
         self.assertIn("graph break", note.reason)
 
     def test_a_function_that_dynamo_leaves_to_python_is_told_where_it_gave_up(self) -> None:
-        for step, line, said in ((steps.breaks_in_loop, 'os.getgid()', "all of breaks_in_loop runs without a graph, Attempted to call function marked as skipped"),
-                                 (steps.yields, "def yields", "all of yields runs without a graph, Attempt to trace generator")):  # fmt: skip
+        for step, line, said in ((steps.breaks_in_loop, 'os.getgid()',
+                                  "all of breaks_in_loop runs without a graph, Attempted to call function marked as skipped"),
+                                 (steps.yields, "def yields",
+                                  "all of yields runs without a graph, Attempt to trace generator")):  # fmt: skip
             with self.subTest(step.__name__):
                 (note,) = diagnose(step, steps.inputs, compiler=True).notes
                 self.assertEqual((note.file, note.line, note.function), (steps.__file__, line_in_steps(line), step.__name__))

@@ -1,6 +1,6 @@
-"""ChatterBox and Higgs Audio 2 as published, of small random weights, without a GPU: the doctor finds what a list that was checked by
-hand says, no executed line that reads a value is left unexplained, and its remedies, tried on a copy, mend without changing the
-outputs."""
+"""ChatterBox and Higgs Audio 2 as published, of small random weights, without a GPU: the doctor finds what a list that
+was checked by hand says, no executed line that reads a value is left unexplained, and its remedies, tried on a copy, mend
+without changing the outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Upstream:
     beside: ClassVar[str]  #: the folder that scripts/install --tests fills
     needs: ClassVar[tuple[str, ...]]  #: packages, the first under examination
     patches: ClassVar[list[Patch]]
-    kept: ClassVar[dict[str, str]]  #: tensors of modules, neither parameter nor buffer: the line that makes each and is found, or why none is
+    #: tensors of modules, neither parameter nor buffer: the line that makes each and is found,
+    #: or why none is
+    kept: ClassVar[dict[str, str]]
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -54,7 +56,10 @@ class Upstream:
         known = {(row.file, row.line) for row in self.rows}
         forms = {(file, line) for file, line, text in self.before["executed"] if FORMS.search(text)}
         reads = {(file, line) for file, line in self.before["reads"]}
-        print(f"\n{self.needs[0]}: {len(forms)} executed lines that may read, copy or make a tensor of the CPU; {len(reads)} lines read a value on the CPU")
+        print(
+            f"\n{self.needs[0]}: {len(forms)} executed lines that may read, copy or make a tensor of the CPU; {len(reads)} lines "
+            "read a value on the CPU"
+        )
         self.assertEqual((forms | reads) - known, set())
 
     def test_each_tensor_that_does_not_move_with_its_module_is_found_or_explained(self) -> None:
@@ -85,7 +90,8 @@ class HiggsAudio(Upstream, unittest.TestCase):
     name, beside, needs, patches = "higgs", "boson", ("boson_multimodal",), higgs_patches.PATCHES
     kept = {
         "HiggsAudioModel.audio_codebook_weights": "of the loss: no step of these parts takes it",
-        "LlamaRotaryEmbedding.original_inv_freq": "another name of the buffer inv_freq, read where the frequencies depend on the length",
+        "LlamaRotaryEmbedding.original_inv_freq": "another name of the buffer inv_freq, read where the frequencies depend on the "
+                                                  "length",
     }
 
 

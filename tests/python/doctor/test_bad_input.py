@@ -1,0 +1,266 @@
+"""Bad input to the doctor's command line: a clear error, never a traceback of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import bulkhead
+from command import HERE, doctor, line_of
+
+
+class BadInput(unittest.TestCase):
+    def refused(self, *arguments: str) -> str:
+        ended = doctor(*arguments)
+        self.assertEqual(ended.returncode, 2, ended.stdout + ended.stderr)
+        self.assertNotIn("Traceback", ended.stdout + ended.stderr)
+        return ended.stdout + ended.stderr
+
+    def test_targets_that_are_not_there(self) -> None:
+        for arguments, said in {
+            ("no_such_file.py:step",): "there is no file no_such_file.py",
+            ("steps.py:no_such_step",): "there is no 'no_such_step' in steps.py; it has: ",
+            ("steps.py",): "names no function",
+            ("no_such_package.inner:step",): "needs the package 'no_such_package'",
+            ("steps.py:clean:x",): "'steps.py:clean:x': steps.py:clean is neither a file of Python (.py) nor a package",
+            (
+                "steps.py:clean",
+                "--inputs",
+                "./steps:inputs",
+            ): "--inputs './steps:inputs': ./steps is neither a file of Python (.py) nor a package",
+            ("steps.py:clean", "--inputs", "steps.py:no_factory"): "--inputs 'steps.py:no_factory'",
+            ("steps.py:clean", "--baseline", "no_such_baseline"): "reading the baseline",
+        }.items():
+            with self.subTest(arguments):
+                self.assertIn(said.split("; ")[0], self.refused(*arguments))
+
+    def test_programs_are_given_a_document_whatever_fails(self) -> None:
+        given = ("--inputs", "steps.py:inputs")
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = Path(folder) / "wrong.py"
+            wrong.write_text("def step(x:\n    return x\n")
+            for arguments, said in {
+                ("no_such_file.py:step",): "there is no file no_such_file.py",
+                ("no_such_file.pt2",): "there is no file no_such_file.pt2",
+                ("no_such_package.inner:step",): "needs the package 'no_such_package'",
+                (f"{wrong}:step",): f"{wrong} has a syntax error in wrong.py:1: '(' was never closed",
+                ("steps.py:clean", "--inputs", "steps.py:no_factory"): "--inputs 'steps.py:no_factory'",
+                ("steps.py:clean", "--inputs", "steps.py:raises"): "the function of --inputs raised TypeError",
+                ("steps.py:clean", *given, "--baseline", "no_such_baseline"): "reading the baseline no_such_baseline",
+                (
+                    "steps.py:clean",
+                    *given,
+                    "--write-baseline",
+                    "/nowhere/baseline",
+                ): "writing the baseline /nowhere/baseline: No such file or directory",
+                ("steps.py:kills", *given[2:]): "it ended its process by SIGSEGV",
+                ("steps.py:ends_process_below_python", *given): "it ended its process by exit(0)",
+            }.items():
+                with self.subTest(arguments):
+                    ended = doctor(*arguments, "--json")
+                    document = json.loads(ended.stdout)
+                    self.assertEqual((ended.returncode, document["findings"], document["notes"]), (2, [], []))
+                    self.assertIn(said, document["error"]["attempt"])
+                    self.assertIn("remedy", document["error"])
+            ended = doctor("no_such_file.py:step", "--sarif")
+            (run,) = json.loads(ended.stdout)["runs"]
+            (invocation,) = run["invocations"]
+            self.assertEqual((ended.returncode, run["results"], invocation["executionSuccessful"]), (2, [], False))
+            (told,) = invocation["toolExecutionNotifications"]
+            self.assertEqual(told["level"], "error")
+            self.assertIn("there is no file no_such_file.py. Remedy: name a file", told["message"]["text"])
+
+    def test_programs_are_told_of_a_model_without_the_program(self) -> None:
+        ended = doctor("my-voice", "--json", environment={"PATH": "/nowhere"})
+        self.assertEqual(ended.returncode, 2, ended.stderr)
+        self.assertIn("which is not on PATH", json.loads(ended.stdout)["error"]["attempt"])
+
+    def test_a_missing_pytorch_is_told(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            bare = {"PYTHONPATH": f"{folder}:{Path(bulkhead.__file__).parents[1]}", "PYTHONNOUSERSITE": "1"}
+            ended = subprocess.run([sys.executable, "-S", "-m", "bulkhead.doctor", "steps.py:clean", "--json"],
+                                   capture_output=True, text=True,
+                                   cwd=HERE, env={**os.environ, **bare}, timeout=240)  # fmt: skip
+        self.assertEqual(ended.returncode, 2, ended.stderr)
+        self.assertIn("PyTorch is missing in ", json.loads(ended.stdout)["error"]["attempt"])
+
+    def test_a_baseline_that_cannot_be_written_hides_no_finding(self) -> None:
+        said = self.refused("steps.py:branches", "--inputs", "steps.py:inputs", "--write-baseline", "/nowhere/baseline")
+        self.assertIn("3 findings", said)
+
+    def test_a_run_that_failed_keeps_the_baseline(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "baseline.json"
+            file.write_text("kept")
+            self.refused("steps.py:raises", "--inputs", "steps.py:inputs", "--write-baseline", str(file))
+            self.assertEqual(file.read_text(), "kept")
+
+    def test_a_callable_that_raises_is_told_with_its_line(self) -> None:
+        said = self.refused("steps.py:raises", "--inputs", "steps.py:inputs")
+        self.assertIn(f"raised ValueError at steps.py:{line_of('raise ValueError')}: no weights for", said)
+
+    def test_inputs_that_do_not_fit(self) -> None:
+        for arguments, said in {
+            (
+                "steps.py:clean",
+            ): "steps.py:clean takes (x, lengths), and the inputs do not fit: missing a required argument: 'x'\n  give --inputs",
+            ("steps.py:Decoder",): "the constructor of steps.py:Decoder takes (size), and the inputs do not fit",
+            (
+                "steps.py:Attention",
+                "--inputs",
+                "steps.py:inputs",
+            ): "returns (arguments of the constructor, arguments of the call)",
+            ("steps.py:Decoder", "--inputs", "steps.py:inputs"): "returns (arguments of the constructor, arguments of the call)",
+            ("steps.py:clean", "--inputs", "steps.py:exits"): "the function of --inputs raised TypeError",
+            ("steps.py:clean", "--inputs", "steps.py:on_cpu"): "all tensors of its calls lie on the CPU",
+            ("steps.py:nothing", "--inputs", "steps.py:of_module_argument"): "its calls have no tensors",
+        }.items():
+            with self.subTest(arguments):
+                self.assertIn(said, self.refused(*arguments))
+
+    def test_a_shape_that_is_wrong_is_told_without_the_traceback_of_pytorch(self) -> None:
+        self.assertIn(
+            f"raised RuntimeError at steps.py:{line_of('return x @ x')}",
+            self.refused("steps.py:wrong_shape", "--inputs", "steps.py:inputs"),
+        )
+
+    def test_a_list_of_too_many_unknown_values_is_refused_at_its_line(self) -> None:
+        said = self.refused("steps.py:lists_much", "--inputs", "steps.py:inputs")
+        self.assertIn(f"steps.py:{line_of('x.new_empty(1 << 25)')} reads 33554432 values into Python", said)
+
+    def test_a_callable_that_ends_the_process(self) -> None:
+        self.assertIn(
+            f"ended the process at steps.py:{line_of('raise SystemExit')}: SystemExit(3)", self.refused("steps.py:exits")
+        )
+
+    def test_what_was_found_before_the_process_was_ended_is_told(self) -> None:
+        document = json.loads(self.refused("steps.py:ends_process", "--inputs", "steps.py:inputs", "--json"))
+        self.assertIn(f"ended the process at steps.py:{line_of('os._exit(0)')}: SystemExit(0)", document["error"]["attempt"])
+        self.assertEqual([one["code"] for one in document["findings"]], ["host_read"])
+
+    def test_a_process_that_the_callable_forks_may_end(self) -> None:
+        ended = doctor("steps.py:ends_process_of_fork", "--inputs", "steps.py:inputs", "--json")
+        self.assertEqual((ended.returncode, json.loads(ended.stdout)["findings"]), (0, []), ended.stderr)
+
+    def test_a_thread_that_ends_the_process(self) -> None:
+        self.assertIn(
+            "it ended its process by exit(4)", self.refused("steps.py:ends_process_in_thread", "--inputs", "steps.py:inputs")
+        )
+
+    def test_an_error_without_a_text(self) -> None:
+        said = self.refused("steps.py:raises_textless", "--inputs", "steps.py:inputs")
+        self.assertIn(f"raised Textless at steps.py:{line_of('    raise Textless')}: without a message", said)
+        self.assertIn("host_read", said)
+
+    def test_a_step_that_trains(self) -> None:
+        said = self.refused("steps.py:trains", "--inputs", "steps.py:inputs")
+        self.assertIn(f"computes gradients at steps.py:{line_of('x.sum().backward()')}, which are off here", said)
+        self.assertIn("leave the backward pass out", said)
+
+    def test_memory_that_the_machine_does_not_have(self) -> None:
+        said = self.refused("steps.py:allocates_much", "--inputs", "steps.py:inputs")
+        self.assertIn(f"ran out of memory at steps.py:{line_of('bytearray(1 << 60)')}: MemoryError\n  give smaller inputs", said)
+
+    def test_a_callable_that_never_returns_meets_the_deadline(self) -> None:
+        for step in ("steps.py:endless", "steps.py:swallows", "endless.py:step"):
+            with self.subTest(step), tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "endless.py"
+                file.write_text("while True:\n    pass\n")
+                step = step.replace("endless.py", str(file))
+                said = self.refused(step, "--deadline", "1", *(["--inputs", "steps.py:inputs"] if "swallows" in step else []))
+                self.assertRegex(said, r"did not end: 1 s are over at \S*(steps|endless)\.py:")
+
+    def test_a_callable_that_never_comes_back_to_python_is_killed(self) -> None:
+        self.assertIn(
+            "steps.py:never_python: it did not return within 1 s, and took no signal",
+            self.refused("steps.py:never_python", "--deadline", "1"),
+        )
+
+    def test_a_callable_that_crashes(self) -> None:
+        self.assertIn("steps.py:kills: it ended its process by SIGSEGV", self.refused("steps.py:kills"))
+
+    def test_a_deadline_that_is_none(self) -> None:
+        for deadline in ("0", "nan", "-1", "soon"):
+            with self.subTest(deadline):
+                self.assertIn("--deadline", self.refused("steps.py:clean", "--deadline", deadline))
+
+    def test_a_baseline_that_cannot_be_written(self) -> None:
+        self.assertIn(
+            "/nowhere/baseline",
+            self.refused("steps.py:clean", "--inputs", "steps.py:inputs", "--write-baseline", "/nowhere/baseline"),
+        )
+
+    def test_what_fake_tensors_cannot_do_is_told_with_its_line(self) -> None:
+        said = self.refused("steps.py:of_a_driver", "--inputs", "steps.py:inputs")
+        self.assertIn(f"needs a GPU at steps.py:{line_of('return torch.quantize_per_tensor')}: ", said)
+
+    def test_an_operator_whose_shape_depends_on_values_and_has_no_stand_in_is_found(self) -> None:
+        said = self.refused("steps.py:least_squares", "--inputs", "steps.py:inputs")
+        self.assertIn(f"needs a GPU at steps.py:{line_of('return torch.linalg.lstsq')}: ", said)
+        self.assertRegex(said, rf"{line_of('return torch.linalg.lstsq')}:12 dynamic_shape \(prevents capture\)")
+
+    def test_a_model_of_a_fleet_without_the_program(self) -> None:
+        ended = doctor("my-voice", environment={"PATH": "/nowhere"})
+        self.assertEqual((ended.returncode, ended.stdout), (2, ""))
+        self.assertIn("a model of a fleet is found by the program bulkhead, which is not on PATH", ended.stderr)
+
+    def test_a_missing_package_is_named(self) -> None:
+        self.assertIn(
+            f"needs the package 'surely_not_installed' at steps.py:{line_of('import surely_not_installed')}",
+            self.refused("steps.py:needs_package"),
+        )
+
+    def test_an_address_of_a_fake_tensor_is_named_and_skipped(self) -> None:
+        report = json.loads(self.refused("steps.py:asks_address", "--inputs", "steps.py:inputs", "--json"))
+        self.assertIn(f"Tensor.data_ptr() at steps.py:{line_of('x.data_ptr()')}", report["skipped"][0])
+
+    def test_a_custom_operator_without_a_fake_implementation_is_named_and_skipped(self) -> None:
+        ended = doctor("steps.py:custom", "--inputs", "steps.py:inputs", "--json")
+        report = json.loads(ended.stdout)
+        self.assertIn(f"doctor_test::secret at steps.py:{line_of('torch.ops.doctor_test.secret')}", report["skipped"][0])
+        self.assertEqual([one["code"] for one in report["findings"]], ["host_read"])
+
+    def test_a_custom_operator_that_ends_the_run_is_no_success(self) -> None:
+        for step, said in {"custom_first": "doctor_test::secret at steps.py:", "attends": "flex_attention at steps.py:"}.items():
+            with self.subTest(step):
+                refused = self.refused(f"steps.py:{step}", "--inputs", "steps.py:inputs")
+                self.assertIn(f"skipped: {said}", refused)
+                self.assertIn(f"error: steps.py:{step} was not looked at to the end", refused)
+
+    def test_an_operator_whose_fake_implementation_raises_has_one(self) -> None:
+        said = self.refused("steps.py:custom_raises", "--inputs", "steps.py:inputs")
+        self.assertIn(f"raised RuntimeError at steps.py:{line_of('x must have three')}: x must have three dimensions", said)
+        self.assertNotIn("no fake implementation", said)
+
+    def test_what_is_no_exception_is_told_too(self) -> None:
+        self.assertIn(
+            f"raised CancelledError at steps.py:{line_of('raise asyncio.CancelledError')}",
+            self.refused("steps.py:cancelled", "--inputs", "steps.py:inputs"),
+        )
+
+    def test_a_terminal_that_cannot_show_a_letter_ends_nothing(self) -> None:
+        ended = doctor(
+            "steps.py:größer", "--inputs", "steps.py:inputs", environment={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"}
+        )
+        self.assertEqual(ended.returncode, 1, ended.stderr)
+        self.assertIn("gr\\xf6\\xdfer", ended.stdout)
+
+    def test_a_triton_kernel_is_named_and_not_launched(self) -> None:
+        ended = doctor("steps.py:launches", "--inputs", "steps.py:inputs", "--json")
+        report = json.loads(ended.stdout)
+        self.assertIn(f"Triton kernel double at steps.py:{line_of('double[(1,)]')}", report["skipped"][0])
+        self.assertEqual([one["line"] for one in report["findings"]], [line_of("return y.sum().item()")])
+
+    def test_fake_tensors_take_no_memory(self) -> None:
+        ended = doctor("steps.py:huge", "--json")  # 4 TiB each
+        self.assertEqual(json.loads(ended.stdout)["findings"], [], ended.stderr)
+        self.assertEqual(ended.returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -152,6 +152,12 @@ TEST(MemoryPlan, TheLedgerSurvivesTheSupervisor) {
     Daemon daemon{fleet({holder("a"), holder("b")}) + "limits: {cpu: {share: 400MiB}}\n", minimal()};
     ASSERT_TRUE(daemon.load("a"));
     ASSERT_TRUE(daemon.load("b"));
+    ASSERT_TRUE(daemon.wait_until("b", [&](const json::object&) {  // both were measured while they serve
+        const auto books = memory_of_cpu(daemon);
+        return std::ranges::all_of(books.at("workers").as_array(), [](const json::value& one) {
+            return one.at("bytes").to_number<std::uint64_t>() < 110 << 20;
+        });
+    }));
     auto before = memory_of_cpu(daemon);
     const auto bound = daemon.row("a").at("memory_bound");
 

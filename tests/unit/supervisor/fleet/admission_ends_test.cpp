@@ -122,6 +122,17 @@ TEST_F(AdmissionEndsTest, WhoWaitsWhileALoadCrashesIsServedByTheRestart) {
     EXPECT_TRUE(errors_.empty()) << errors_.front().text();
 }
 
+TEST_F(AdmissionEndsTest, WhoWaitsWhileOneLoadAfterTheOtherCrashesIsToldOfTheQuarantine) {
+    begin({on("cuda:0", "a", 2 * gb)});
+    load("a");
+    crash(ready(1));
+    load("a");
+    for (std::size_t count = 2; count <= limits::restart_unforgiven_max; ++count) crash(loading(count));
+    ASSERT_TRUE(wait([&] { return !errors_.empty(); }));
+    EXPECT_EQ(errors_.front().code, ErrorCode::model_quarantined);
+    EXPECT_EQ(replica("a").state(), WorkerState::quarantined);
+}
+
 TEST_F(AdmissionEndsTest, ARestartWhoseLoadCrashesIsNotToldThatThereIsNoRoom) {
     begin({on("cuda:0", "a", 2 * gb)});
     load("a");

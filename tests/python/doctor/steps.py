@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
@@ -397,6 +398,23 @@ def raises_textless(x, lengths):
 
 def not_a_number(x, lengths):
     return x * float("nan")
+
+
+def calls_torch(x, lengths):
+    return torch.cat([torch.relu(x), x])
+
+
+def argmax_on_cpu(x, lengths):
+    values = x.cpu().numpy()
+    return int(np.argmax(values))
+
+
+def of_gru(x, lengths):
+    return nn.GRU(8, 8, device=x.device)(x)[0]
+
+
+def asks_attribute(x, lengths):
+    return x.no_such_attribute
 
 
 def trains(x, lengths):

@@ -157,6 +157,10 @@ class BadInput(unittest.TestCase):
         self.assertIn(f"raised Textless at steps.py:{line_of('    raise Textless')}: without a message", said)
         self.assertIn("host_read", said)
 
+    def test_a_mistake_with_a_tensor_is_not_one_of_fake_tensors(self) -> None:
+        said = self.refused("steps.py:asks_attribute", "--inputs", "steps.py:inputs")
+        self.assertIn(f"raised AttributeError at steps.py:{line_of('x.no_such_attribute')}: 'Tensor' object has no attribute", said)
+
     def test_a_step_that_trains(self) -> None:
         said = self.refused("steps.py:trains", "--inputs", "steps.py:inputs")
         self.assertIn(f"computes gradients at steps.py:{line_of('x.sum().backward()')}, which are off here", said)

@@ -182,6 +182,22 @@ class Compiler(unittest.TestCase):
                 self.assertEqual((note.file, note.line, note.function), (steps.__file__, line_in_steps(line), step.__name__))
                 self.assertIn(said, note.reason)
 
+    def test_functions_of_torch_are_compiled(self) -> None:
+        """Dynamo's table of them refuses two that are the same object: a stand-in for both."""
+        self.assertEqual(diagnose(steps.calls_torch, steps.inputs, compiler=True).notes, [])
+        handlers = getattr(torch._dynamo.variables.torch.TorchInGraphFunctionVariable, "_get_handlers", dict)()
+        self.assertTrue(not handlers or torch.cuda.current_stream in handlers, "no stand-in is left there")
+
+    def test_a_read_that_dynamo_alone_sees_is_a_note(self) -> None:
+        report = diagnose(steps.argmax_on_cpu, steps.inputs, compiler=True)
+        line = line_in_steps("int(np.argmax(values))")
+        self.assertEqual([(one.code, one.line) for one in report.findings], [("host_read", line - 1)])
+        self.assertEqual([one.line for one in report.notes], [line])
+
+    def test_what_the_compiler_cannot_do_without_a_driver_is_no_reason_of_its_own(self) -> None:
+        said = [one.reason for one in diagnose(steps.of_gru, steps.inputs, compiler=True).notes]
+        self.assertFalse([one for one in said if "gives up" in one], said)
+
     def test_what_names_no_line_is_told_of_the_target(self) -> None:
         with mock.patch("torch._inductor.compile_fx.compile_fx", side_effect=RuntimeError("no back end")):
             (note,) = diagnose(steps.clean, steps.inputs, compiler=True).notes

@@ -17,7 +17,8 @@ from typing import Any, Callable, Iterator
 from unittest import mock
 
 import torch
-from torch._dynamo import convert_frame
+from torch._dynamo import convert_frame, trace_rules
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
@@ -57,10 +58,6 @@ def tell(found: Findings, said: list[Said], target: Place) -> list[Note]:
             one = next((one for one in known if one.code == code), known[0])
             if told not in one.reason:
                 found.change(one.code, place, reason=f"{one.reason}. {told}")
-        elif code:
-            found.add(
-                code, findings.PREVENTS_CAPTURE, place, told, "keep values and shapes on the device: torch.where(mask, a, b)"
-            )
         else:
             before = notes.get((place.file, place.line))
             if before is None or told not in before.reason:
@@ -72,6 +69,7 @@ def tell(found: Findings, said: list[Said], target: Place) -> list[Note]:
 def said_of(mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list[Said]:
     said: list[Said] = []
     torch._dynamo.reset()
+    _forget_functions()
     logging.disable(logging.WARNING)
     try:
         with (mode, _stand_in_values(mode), _skipped_frames(said), warnings.catch_warnings(),
@@ -79,7 +77,7 @@ def said_of(mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list
             warnings.simplefilter("ignore")
             called(torch.compile(step, backend=functools.partial(_compile, said)), args, kwargs)
     except Exception as error:
-        said.append((_innermost(getattr(error, "real_stack", None)) or place_of(error), f"gives up, {_why(error)}"))
+        said.append((_innermost(getattr(error, "real_stack", None)) or place_of(error), _gave_up("", error)))
     finally:
         breaks = [
             (_innermost(one.user_stack), f"graph break, {_sentence(one.reason)}")
@@ -87,7 +85,14 @@ def said_of(mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list
         ]
         logging.disable(logging.NOTSET)
         torch._dynamo.reset()
+        _forget_functions()
     return breaks + said
+
+
+def _forget_functions() -> None:
+    """Clears Dynamo's tables of functions, which have stand-ins."""
+    for kept in (trace_rules.get_torch_obj_rule_map, getattr(TorchInGraphFunctionVariable, "_get_handlers", None)):
+        getattr(kept, "cache_clear", lambda: None)()
 
 
 @contextlib.contextmanager
@@ -112,7 +117,7 @@ def _compile(said: list[Said], graph: Any, inputs: Any) -> Any:
     try:
         return compile_fx(graph, inputs, inner_compile=functools.partial(_lower, said), config_patches=settings)
     except Exception as error:
-        said.append((None, f"Inductor gives up, {_why(error)}"))
+        said.append((None, _gave_up("Inductor ", error)))
         return graph.forward
     finally:
         _forget_device()
@@ -166,6 +171,10 @@ def _forget_device() -> None:
 
     for kept in (DeviceProperties.create, utils.is_big_gpu):
         kept.cache_clear()
+
+
+def _gave_up(who: str, error: Exception) -> str:
+    return "not asked further: it needs a driver" if "NVIDIA driver" in str(error) else f"{who}gives up, {_why(error)}"
 
 
 def _why(error: Exception) -> str:

@@ -7,6 +7,7 @@ calls that matter to a capture to `observe`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -340,7 +341,7 @@ class StandIns(contextlib.ExitStack):
             self._set(accelerator, "is_available", _always(True))
             self._set(accelerator, "current_accelerator", _always(torch.device("cuda")))
             for name in ("synchronize", "current_stream", "set_stream"):
-                self._set(accelerator, name, answered[name])
+                self._set(accelerator, name, functools.partial(answered[name]))  # Dynamo's table wants a function once
         self._set(torch, "Generator", CudaGenerator)
         self._set(torch, "Stream", Stream)
         self._set(torch, "Event", Event)

@@ -316,7 +316,9 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
         )
     if isinstance(error, SystemExit):
         return f"{target} ended the process{where}: SystemExit({error.code})", "let the callable return"
-    if place is not None and _OF_FAKE_TENSORS.search(text):
+    if isinstance(error, (TypeError, AttributeError)):  # such as x.foo: the user's own mistake
+        text = text.replace("FakeTensor", "Tensor")
+    elif place is not None and _OF_FAKE_TENSORS.search(text):
         return (f"{target} needs a GPU{where}: `{place.text.strip()}` does what fake tensors cannot ({one_line(text, 120)})",
                 "leave that line out of what the doctor is given, or run it on a machine with a GPU")  # fmt: skip
     return (

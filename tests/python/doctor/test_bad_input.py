@@ -104,6 +104,12 @@ class BadInput(unittest.TestCase):
         said = self.refused("steps.py:raises", "--inputs", "steps.py:inputs")
         self.assertIn(f"raised ValueError at steps.py:{line_of('raise ValueError')}: no weights for", said)
 
+    def test_a_file_of_a_package_is_to_be_named_as_its_module(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "part.py"
+            file.write_text("from .other import step\n")
+            self.assertIn("it is part of a package: write package.module:function", self.refused(f"{file}:step"))
+
     def test_inputs_that_do_not_fit(self) -> None:
         for arguments, said in {
             (

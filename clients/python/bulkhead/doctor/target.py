@@ -87,6 +87,12 @@ def _refused(error: BaseException, target: str) -> BaseException:
     if isinstance(error, (KeyboardInterrupt, Expired)):
         return error
     attempt, remedy = described(error, target)
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return Error(
+            "input_invalid",
+            attempt,
+            "it is part of a package: write package.module:function, from the folder that has the package",
+        )
     return Error(
         "input_invalid",
         attempt,

@@ -1,9 +1,9 @@
-"""Runs the GPU tests one after another, each within a bound, and writes each result as soon as it is known.
+"""Runs the GPU tests, in lanes side by side or one after another, each within a bound, and writes each result as soon as it is known.
 
 The report, FOLDER/NAME.txt, has a line a test: what became of it (passed, failed, skipped, timed out), its seconds, its name and
-the reason. FOLDER is $OUT, or tests/gpu/results. FOLDER/NAME-failures.txt has the end of what a failed test printed;
-FOLDER/NAME.log what all printed, up to a limit. A test that fails, hangs or crashes stops no other. Exit status: 0; 1 where a
-test failed, timed out or was not begun in time; 77 where there is no GPU.
+the reason. FOLDER is $OUT, or tests/gpu/results. FOLDER/NAME/ has failures.txt, the end of what failed tests printed, and a log of
+each lane, what all printed, up to a limit. At the end that folder becomes FOLDER/NAME.tgz, with the report. A test that fails,
+hangs or crashes stops no other. Exit status: 0; 1 where a test failed, timed out or was not begun in time; 77 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import argparse
 import ctypes
 import datetime
 import fnmatch
+import multiprocessing
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,9 +35,9 @@ NOTHING_RAN = 77
 LOG_BYTES_MAX = 12 << 20
 TAIL_LINES = 80
 LIST_S = 60  # a program says which tests it has; LibTorch is loaded meanwhile
+LIMIT_S = 240  # three commands and three starts of 30 s are within 15 minutes
 PR_SET_CHILD_SUBREAPER = 36
-
-FAILED = ("failed", "timed out")
+FORK = multiprocessing.get_context("fork")
 
 
 class Process:
@@ -81,27 +84,27 @@ class Process:
 
 
 class Suite:
-    def __init__(self, name: str, arguments: Sequence[str] | None = None) -> None:
+    def __init__(self, name: str, names: str = "") -> None:
+        """`names` says which the command takes; without it, none."""
         parser = argparse.ArgumentParser(prog=name)
         parser.add_argument("--rehearse", action="store_true", help="on the fake driver, where there is no GPU")
         parser.add_argument("--bound", type=float, default=3600, metavar="S", help="no test may take longer than this")
-        parser.add_argument("--limit", type=float, default=540, metavar="S", help="what has not begun by then is skipped (default %(default)s)")
-        parser.add_argument("models", nargs="*", help="of `third`: those to be measured")
-        self.options = parser.parse_args(arguments)
+        parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="what has not begun by then is skipped (default %(default)s)")
+        if names:
+            parser.add_argument("names", nargs="+", metavar="NAME", help=names)
+        self.options = parser.parse_args()
         self.until: float = time.monotonic() + self.options.limit
         self.folder = Path(os.environ.get("OUT") or ROOT / "tests" / "gpu" / "results").resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        name = self.name = "-".join([name, *self.options.models])  # calls of `third` for several models leave a report each
-        self.report = open(self.folder / f"{name}.txt", "w", buffering=1)
-        self.log = open(self.folder / f"{name}.log", "wb", buffering=0)
-        self.logged = 0
-        self.failures = self.folder / f"{name}-failures.txt"
-        self.failures.unlink(missing_ok=True)
-        self.counts: Counter[str] = Counter()
-        self.out_of_time = False
+        name = self.name = "-".join([name, *(self.options.names if names else [])])  # calls of `third` leave a report each
+        self.kept = self.folder / name
+        shutil.rmtree(self.kept, ignore_errors=True)
+        self.kept.mkdir(parents=True)
+        self.report = open(self.folder / f"{name}.txt", "w")
+        self.open_log(name)
+        self.writing = FORK.Lock()
+        self.out_of_time = FORK.Event()
         self.background: dict[str, tuple[Process, float]] = {}
-        # What a killed test leaves behind becomes our child, and is killed too: it would go on using the GPU.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
         self.build = Path(os.environ.get("BULKHEAD_BUILD") or ROOT / "build").resolve()
         self.tell(f"{name}{', a rehearsal' if self.options.rehearse else ''}: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}")
         self.machine = Machine(self.build, self.options.rehearse)
@@ -112,12 +115,17 @@ class Suite:
     # --- what is written
 
     def tell(self, line: str) -> None:
-        print(line, flush=True)
-        self.report.write(line + "\n")
+        with self.writing:
+            print(line, flush=True)
+            self.report.write(line + "\n")
+            self.report.flush()
 
     def result(self, what: str, seconds: float, name: str, reason: str = "") -> None:
-        self.counts[what] += 1
         self.tell(f"{what:<9} {seconds:7.1f} s  {name}{': ' if reason else ''}{reason}")
+
+    def open_log(self, name: str) -> None:
+        self.log = open(self.kept / f"{name}.log", "wb", buffering=0)
+        self.logged = 0
 
     def keep(self, line: str) -> None:
         data = line.encode() + b"\n"
@@ -126,19 +134,20 @@ class Suite:
             self.logged += len(data)
 
     def keep_failure(self, name: str, printed: Sequence[str]) -> None:
-        with open(self.failures, "a") as failures:
+        with self.writing, open(self.kept / "failures.txt", "a") as failures:
             failures.write(f"---- {name}\n" + "\n".join(printed) + "\n\n")
 
     def end(self) -> int:
-        for name in list(self.background):
-            process, begun = self.background.pop(name)
-            process.end()
-            self.result("timed out", time.monotonic() - begun, name, "the command's time is over")
-        self.kill_leftovers()
+        self.end_background()
+        counts = Counter(re.findall(r"^(passed|failed|timed out|skipped) +[\d.]+ s  ", Path(self.report.name).read_text(), re.M))
         self.tell("")
-        self.tell(", ".join(f"{self.counts[what]} {what}" for what in ("passed", "failed", "timed out", "skipped"))
+        self.tell(", ".join(f"{counts[what]} {what}" for what in ("passed", "failed", "timed out", "skipped"))
                   + f", {self.options.limit - self.left():.0f} s")  # fmt: skip
-        if self.out_of_time or any(self.counts[what] for what in FAILED):
+        with tarfile.open(f"{self.kept}.tgz", "w:gz") as archive:
+            archive.add(self.kept, self.name)
+            archive.add(self.report.name, f"{self.name}/report.txt")
+        shutil.rmtree(self.kept)
+        if self.out_of_time.is_set() or counts["failed"] or counts["timed out"]:
             return 1
         return NOTHING_RAN if self.machine.no_gpu and not self.options.rehearse else 0
 
@@ -153,9 +162,30 @@ class Suite:
 
     def why_not(self, libtorch: bool) -> str:
         if self.left() <= 1:
-            self.out_of_time = True
+            self.out_of_time.set()
             return f"the command's {self.options.limit:.0f} s are over"
         return self.machine.no_programs or (self.machine.no_libtorch if libtorch else "")
+
+    def side_by_side(self, *lanes: Callable[[], object]) -> None:
+        """Each lane in a process of its own, which waits for its own children alone and kills them, with a log of its own."""
+
+        def run(lane: Callable[[], object]) -> None:
+            begun = time.monotonic()
+            adopt_orphans()
+            self.open_log(lane.__name__)
+            try:
+                lane()
+            finally:
+                self.end_background()
+            self.tell(f"{'':<9} {time.monotonic() - begun:7.1f} s  all of lane {lane.__name__}")
+
+        processes = [FORK.Process(target=run, args=(lane,), name=lane.__name__) for lane in lanes]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            if process.exitcode != 0:
+                self.result("failed", 0, f"lane {process.name}", how(process.exitcode))
 
     def program(self, name: str) -> str:
         return str(self.build / "bin" / name)
@@ -207,11 +237,16 @@ class Suite:
             self.keep_failure(name, printed)
         return status == 0
 
-    def start(self, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
-        """In the background, until `join` or the end."""
+    def start(self, name: str, command: Sequence[str], skip: str = "", environment: dict[str, str] | None = None) -> None:
+        """In the background, until `join` or the lane's end. `skip` is a reason not to."""
+        if reason := self.why_not(libtorch=True) or skip:
+            self.result("skipped", 0, name, reason)
+            return
         self.background[name] = (Process(command, {**self.machine.environment, **(environment or {})}, ROOT), time.monotonic())
 
     def join(self, name: str, bound_s: float) -> bool:
+        if name not in self.background:
+            return False
         process, begun = self.background.pop(name)
         printed: deque[str] = deque(maxlen=TAIL_LINES)
         bound = self.bound(bound_s)
@@ -322,6 +357,13 @@ class Suite:
             self.keep_failure(program, printed)
         return done
 
+    def end_background(self) -> None:
+        for name in list(self.background):
+            process, begun = self.background.pop(name)
+            process.end()
+            self.result("timed out", time.monotonic() - begun, name, "the command's time is over")
+        self.kill_leftovers()
+
     def kill_leftovers(self) -> None:
         """Processes that a test left behind; not those in the background, nor their own."""
         keep = {process.process.pid for process, _ in self.background.values()}
@@ -335,6 +377,11 @@ class Suite:
                     pass
             if not left:
                 return
+
+
+def adopt_orphans() -> None:
+    """What a killed test leaves behind becomes a child of this process, and is killed too: it would go on using the GPU."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children() -> set[int]:

@@ -3,7 +3,8 @@
 Weights are random, sizes those of Higgs Audio 2 (28 layers, 3,072 wide, of text and of audio) and of Qwen3-VL-4B; Higgs Audio's
 codec and the tokenizers are small. Each line names its baseline, measured in the same run: upstream's own `generate` on the same
 GPU, with its growing cache; the engine in a worker with graphs off; the engine's class called in-process by the same Python.
-Requests of the sides alternate. `--rehearse` goes the same way on a CPU with small models, and no figure of it means anything.
+Requests of the sides alternate. Each load, round and reload is printed as soon as it has ended. `--rehearse` goes the same way
+on a CPU with small models, and no figure of it means anything.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import bulkhead  # noqa: E402
 ROUNDS = 3
 RELOADS = 3
 LENGTH = 200  #: frames, or tokens
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  #: of transformers too, read when it is imported
 CACHES = [1024, 4096]
 SECONDS = 300
 ENGINES = {"higgs": ("higgs_audio_v2:HiggsAudio", "speak"), "qwen": ("qwen3_vl:Qwen3VL", "answer")}
@@ -133,11 +135,10 @@ def measure(client: bulkhead.Client, name: str, folder: Path, device: str) -> No
     engine, method = ENGINES[name]
     asked = {**ASKED[name], "do_sample": False, "max_new_tokens": LENGTH}
     options = {"model": str(folder), "cache_lengths": CACHES}
-    loads = {}
     for model in (name, f"{name}-eager"):
         begun = time.monotonic()
         client.load(model, deadline=SECONDS)
-        loads[model] = time.monotonic() - begun
+        print(f"{model}: loaded in {time.monotonic() - begun:.1f} s")
         in_worker(client, model, method, asked)
     local = Process(sys.executable, str(ROOT / "tests/bench/peers/engine_in_process.py"), f"bulkhead.engines.{engine}", json.dumps(options), device)
     theirs = Process(sys.executable, __file__, "--upstream", f"{name}:{folder}:{device}")
@@ -145,7 +146,7 @@ def measure(client: bulkhead.Client, name: str, folder: Path, device: str) -> No
     local.seconds(line), theirs.seconds()
     taken: dict[str, list[float]] = {side: [] for side in ("graphs", "eager", "in-process", "upstream")}
     firsts, counts = [], set()
-    for _ in range(ROUNDS):
+    for turn in range(1, ROUNDS + 1):
         seconds, first, count = in_worker(client, name, method, asked)
         taken["graphs"].append(seconds)
         firsts.append(first)
@@ -155,8 +156,9 @@ def measure(client: bulkhead.Client, name: str, folder: Path, device: str) -> No
         counts.add(count)
         taken["in-process"].append(local.seconds(line))
         taken["upstream"].append(theirs.seconds())
+        print(f"  round {turn} of {ROUNDS}: {', '.join(f'{side} {seconds[-1]:.3f} s' for side, seconds in taken.items())}")
     local.end(), theirs.end()
-    print(f"{name}: {sorted(counts)} steps of a request; load {loads[name]:.1f} s with graphs, {loads[f'{name}-eager']:.1f} s without")
+    print(f"{name}: {sorted(counts)} steps of a request")
     if counts != {LENGTH}:
         print(f"  a side made other than {LENGTH} steps: its figures are per request, not per step")
     rates = {side: LENGTH / statistics.median(seconds) for side, seconds in taken.items()}
@@ -173,7 +175,7 @@ def measure(client: bulkhead.Client, name: str, folder: Path, device: str) -> No
 
 def reloads(client: bulkhead.Client, name: str, method: str, asked: dict[str, Any]) -> None:
     rates, receipts, loads = [], [], []
-    for _ in range(RELOADS):
+    for turn in range(1, RELOADS + 1):
         begun = time.monotonic()
         receipt = client.unload(name)[0]
         receipts.append((time.monotonic() - begun, receipt))
@@ -182,6 +184,7 @@ def reloads(client: bulkhead.Client, name: str, method: str, asked: dict[str, An
         loads.append(time.monotonic() - begun)
         in_worker(client, name, method, asked)
         rates.append(LENGTH / min(in_worker(client, name, method, asked)[0] for _ in range(2)))
+        print(f"  reload {turn} of {RELOADS}: receipt after {1000 * receipts[-1][0]:.0f} ms, load {loads[-1]:.2f} s, {rates[-1]:.1f} steps/s")
     swing = (max(rates) - min(rates)) / statistics.median(rates)
     print(f"  {RELOADS} reloads: {min(rates):.1f} to {max(rates):.1f} steps/s, swing {100 * swing:.2f} %   goal 2 %")
     verified = sum(receipt["verified"] for _, receipt in receipts)
@@ -199,6 +202,7 @@ def main() -> int:
     parser.add_argument("--make", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.environ.update(QUIET)
     if options.rehearse or os.environ.get("BULKHEAD_REHEARSE"):
         os.environ["BULKHEAD_REHEARSE"] = "1"
         globals().update(ROUNDS=1, RELOADS=1, LENGTH=60)
@@ -221,7 +225,8 @@ def main() -> int:
             size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
             print(f"{name}: {size / 2**30:.2f} GiB of weights made in {time.monotonic() - begun:.0f} s")
             common = {"runtime": "python", "interpreter": sys.executable, "engine": f"bulkhead.engines.{ENGINES[name][0]}", "device": device,
-                      "options": {"model": str(folder), "cache_lengths": CACHES}, "deadlines": {"load": "5m", "request": "5m"}}  # fmt: skip
+                      "options": {"model": str(folder), "cache_lengths": CACHES}, "environment": QUIET,
+                      "deadlines": {"load": "5m", "request": "5m"}}  # fmt: skip
             models[name] = {**common, "graphs": "preferred" if options.rehearse else "required"}
             models[f"{name}-eager"] = {**common, "graphs": "off"}
         fleet = Path(scratch, "fleet.json")

@@ -8,6 +8,7 @@ On a machine without a GPU the same runs on the CPU, where nothing is captured: 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import unittest
@@ -16,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / folder) for folder in ("clients/python", "tests/python", "tests/python/engines")]
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # of transformers too, which reads it when it is imported
 
 import bulkhead  # noqa: E402
 import numpy  # noqa: E402

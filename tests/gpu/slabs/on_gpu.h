@@ -34,7 +34,7 @@ inline bool is_fake_cuda() {
 /// the stream it holds then ends as a failure of that test.
 class StreamGate {
 public:
-    static constexpr std::chrono::seconds bound{10};  ///< half of what tests/gpu/second gives a test
+    static constexpr std::chrono::seconds bound{10};  ///< a third of what tests/gpu/first gives a test
 
     StreamGate() = default;
     StreamGate(const StreamGate&) = delete;

@@ -41,9 +41,9 @@ public:
             tensor.lease.slab_id = input_;
             tensor.lease.offset_bytes = client.allocate(input.bytes.size()).value().offset_bytes;
             tensor.lease.size_bytes = input.bytes.size();
-            const ChannelSlabs::Place place = slabs_->input(tensor).value();
-            copy(place.bytes.data(), input.bytes.data(), input.bytes.size());
-            views.push_back({input.name, input.dtype, input.dims, place.bytes, place.on_device});
+            const ChannelSlabs::TensorBytes given = slabs_->input(tensor).value();
+            copy(given.bytes.data(), input.bytes.data(), input.bytes.size());
+            views.push_back({input.name, input.dtype, input.dims, given.bytes, given.on_device});
         }
         const config::MethodSpec& method = model_.methods().front();
         RequestOutputs outputs{slabs_, model_};

@@ -1,9 +1,11 @@
-"""Runs the GPU tests, in lanes side by side or one after another, each within a bound, and writes each result as soon as it is known.
+"""Runs the GPU tests, in lanes side by side or one after another, each within a bound, and writes each result as soon as it
+is known.
 
 The report, FOLDER/NAME.txt, has a line a test: what became of it (passed, failed, skipped, timed out), its seconds, its name and
-the reason. FOLDER is $OUT, or tests/gpu/results. FOLDER/NAME/ has failures.txt, the end of what failed tests printed, and a log of
-each lane, what all printed, up to a limit. At the end that folder becomes FOLDER/NAME.tgz, with the report. A test that fails,
-hangs or crashes stops no other. Exit status: 0; 1 where a test failed, timed out or was not begun in time; 77 where there is no GPU.
+the reason. FOLDER is $OUT, or tests/gpu/results. FOLDER/NAME/ has failures.txt, the end of what failed tests printed, and a log
+of each lane, what all printed, up to a limit. At the end that folder becomes FOLDER/NAME.tgz, with the report. A test that fails,
+hangs or crashes stops no other. Exit status: 0; 1 where a test failed, timed out or was not begun in time; 77 where there is no
+GPU.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ class Suite:
         parser = argparse.ArgumentParser(prog=name)
         parser.add_argument("--rehearse", action="store_true", help="on the fake driver, where there is no GPU")
         parser.add_argument("--bound", type=float, default=3600, metavar="S", help="no test may take longer than this")
-        parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="what has not begun by then is skipped (default %(default)s)")
+        parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S",
+                            help="what has not begun by then is skipped (default %(default)s)")  # fmt: skip
         if names:
             parser.add_argument("names", nargs="+", metavar="NAME", help=names)
         self.options = parser.parse_args()
@@ -185,7 +188,7 @@ class Suite:
         for process in processes:
             process.join()
             if process.exitcode != 0:
-                self.result("failed", 0, f"lane {process.name}", how(process.exitcode))
+                self.result("failed", 0, f"lane {process.name}", f"{how(process.exitcode)}; standard error says why")
 
     def program(self, name: str) -> str:
         return str(self.build / "bin" / name)

@@ -184,7 +184,8 @@ def reloads(client: bulkhead.Client, name: str, method: str, asked: dict[str, An
         loads.append(time.monotonic() - begun)
         in_worker(client, name, method, asked)
         rates.append(LENGTH / min(in_worker(client, name, method, asked)[0] for _ in range(2)))
-        print(f"  reload {turn} of {RELOADS}: receipt after {1000 * receipts[-1][0]:.0f} ms, load {loads[-1]:.2f} s, {rates[-1]:.1f} steps/s")
+        print(f"  reload {turn} of {RELOADS}: receipt after {1000 * receipts[-1][0]:.0f} ms, load {loads[-1]:.2f} s, "
+              f"{rates[-1]:.1f} steps/s")  # fmt: skip
     swing = (max(rates) - min(rates)) / statistics.median(rates)
     print(f"  {RELOADS} reloads: {min(rates):.1f} to {max(rates):.1f} steps/s, swing {100 * swing:.2f} %   goal 2 %")
     verified = sum(receipt["verified"] for _, receipt in receipts)

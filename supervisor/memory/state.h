@@ -55,7 +55,7 @@ struct Slot {
     [[nodiscard]] ReplicaId id() const;
     [[nodiscard]] bool is_starting() const { return phase == Phase::placed || phase == Phase::loading; }
     [[nodiscard]] bool is_going() const { return phase == Phase::draining || phase == Phase::reclaiming; }
-    /// More than the declared least: unloaded after a short idle time.
+    /// More than the declared least: unloaded after a short idle time, pinned or not.
     [[nodiscard]] bool is_surplus() const;
 };
 

@@ -171,6 +171,27 @@ TEST_F(MemoryPlacement, AReplicaWaitsForASurplusSiblingThatHoldsItsRoom) {
     EXPECT_THAT(granted(), ElementsAre("many/0"));
 }
 
+TEST_F(MemoryPlacement, ALoadWaitsForASurplusReplicaOfAPinnedModel) {
+    auto many = model("many", 4 * gib);
+    many.pin = true;
+    many.replicas_min = many.replicas_max = 2;
+    const auto other = model("other", 4 * gib);
+    declare({many, other});
+    ask("many", Asker::person);
+    ready("many", 4 * gib, 0);
+    ready("many", 4 * gib, 1);
+
+    many.replicas_min = many.replicas_max = 1;
+    declare({many, other});
+    ask("other");
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    now += 1min;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), ElementsAre("many/1"));
+    end("many", 1);
+    EXPECT_THAT(granted(), ElementsAre("other/0"));
+}
+
 TEST_F(MemoryPlacement, AReplicaWhoseTimeIsOverGoesThoughALoadOfItsModelIsRefusedThen) {
     auto brief = model("brief", 3 * gib);
     brief.keep_alive = 0ms;

@@ -314,12 +314,11 @@ class Watch:
         if place is None or self._is_own(origin, tensor):
             return
         if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
-            kept = (
-                ""
-                if tensor.dim()
-                else ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps this value"
-            )
-            self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function}){kept}", place)
+            kept, severity = "", findings.PREVENTS_CAPTURE
+            if tensor.dim() == 0:  # a kernel takes it as a number
+                kept = ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps this value"
+                severity = findings.STALE
+            self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function}){kept}", place, severity)
         else:
             what = "an argument" if origin.kind == ARGUMENT else "a tensor"
             self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place,
@@ -327,7 +326,7 @@ class Watch:
                            "beside tensors of the GPU",
                            "move it to the device before the step; --inputs is given the device")  # fmt: skip
 
-    def _born_on_cpu(self, origin: Origin, then: str, place: Place) -> None:
+    def _born_on_cpu(self, origin: Origin, then: str, place: Place, severity: str = findings.PREVENTS_CAPTURE) -> None:
         assert origin.place is not None
         made, use = origin.place, use_of(origin.place)
         remedy = remedies.cpu_tensor(
@@ -343,7 +342,7 @@ class Watch:
                 remedy = remedies.module(use, is_kept=around > 0)
                 break
         when = "is made on the CPU, before the step," if origin.kind == SETUP else "is made on the CPU"
-        self.found.add(findings.CPU_TENSOR, findings.PREVENTS_CAPTURE, made, f"`{use.text}` {when} {then}", remedy, use.kind)
+        self.found.add(findings.CPU_TENSOR, severity, made, f"`{use.text}` {when} {then}", remedy, use.kind)
 
     def pinned(self) -> None:
         place = self._here()

@@ -128,13 +128,14 @@ void Invariants::check_deadlines(const Event& event) {
         if (bound.deadline > world_.now) continue;
         const std::string& model = world_.tickets.at(ticket);
         bool all = true;
-        bool any = false;  // of its own model, enough for a channel
+        // Of its own model any is enough for a channel, also one that is beyond the count since a reload.
+        const bool any = std::ranges::any_of(
+            world_.processes, [&](const auto& one) { return one.first.model == model && has_room(one.first); });
         for (const std::string& member : unit_of(model))
             for (std::uint32_t i = 0; i < world_.declared.at(member).replicas_max; ++i) {
                 const bool has = has_room({member, i});
                 all = all && (has || i >= std::max(world_.declared.at(member).replicas_min, 1U) ||
                               world_.quarantined.contains({member, i}));
-                any = any || (has && member == model);
             }
         if (!bound.for_room || !(world_.askers.at(ticket) == Asker::channel ? any : all))
             return fail(fmt::format("ticket {} for {} waits after its deadline", ticket, model));

@@ -47,13 +47,15 @@ void read_startup(const Value& list, Fleet& fleet) {
     for (const Value& item : list.items(limits::workers_max)) {
         auto name = item.text();
         if (!name) continue;
-        const bool is_known = std::ranges::any_of(fleet.models, [&](const auto& model) { return model.name == *name; });
-        if (!is_known)
+        const auto known = std::ranges::find(fleet.models, *name, &ModelSpec::name);
+        if (known == fleet.models.end()) {
             item.refuse("name a model of this file");
-        else if (std::ranges::find(fleet.startup, *name) != fleet.startup.end())
+        } else if (std::ranges::find(fleet.startup, *name) != fleet.startup.end()) {
             item.refuse("name it once");
-        else
+        } else {
+            known->preload = true;
             fleet.startup.push_back(std::move(*name));
+        }
     }
 }
 

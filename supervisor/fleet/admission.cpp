@@ -138,6 +138,7 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
                                 : memory::Holds::reserved;
     holding.draining = was_ready && record->end_began_unix_ms != 0 && !found.exit;
     holding.device = record && !record->gpu_uuid.empty() ? record->gpu_uuid : std::string{memory::host};
+    devices_.try_emplace(holding.device, KnownDevice{holding.device});  // one that the driver did not list at this start
     if (held) {
         holding.device_bytes = held->device;
         holding.host_bytes = held->host;

@@ -48,7 +48,10 @@ void Fleet::begin(Admission::Known known, std::function<void()> begun) {
     context_.off_loop.run(
         "asking which GPUs there are", [&gpus = context_.gpus] { return gpus.read(); },
         [begin, known = std::move(known)](Result<std::vector<Gpu>> gpus) mutable {
-            if (gpus) known.gpus = std::move(*gpus);
+            if (gpus)
+                known.gpus = std::move(*gpus);
+            else
+                spdlog::error("models are planned without GPUs: {}", gpus.error().text());
             begin(std::move(known));
         });
 }

@@ -16,7 +16,7 @@ std::optional<Time> due(const Slot& slot) {
     if (slot.is_surplus()) keep = std::min(keep.value_or(Millis{limits::surplus_idle}), Millis{limits::surplus_idle});
     if (!keep) return std::nullopt;
     const Time at = slot.idle_since + *keep;
-    return std::max(at, slot.used ? slot.awaited.value_or(at) : slot.ready_at + limits::first_use_grace);
+    return std::max({at, slot.awaited.value_or(at), slot.used ? at : slot.ready_at + limits::first_use_grace});
 }
 
 }  // namespace
@@ -35,7 +35,8 @@ std::optional<Time> unload_time(const Slot& slot) {
     return last;
 }
 
-void unload_idle(State& state, Time now) {
+bool unload_idle(State& state, Time now) {
+    bool any = false;
     for (auto& [name, model] : state.models)
         for (Slot& slot : model.slots) {
             const auto at = unload_time(slot);
@@ -47,16 +48,19 @@ void unload_idle(State& state, Time now) {
             const std::string why = fmt::format("it was idle for {}", duration_text(now - slot.idle_since));
             for (Model* member : model.unit->models)
                 for (Slot& other : member->slots)
-                    if (other.phase == Phase::ready && (&other == &slot || !alone))
+                    if (other.phase == Phase::ready && (&other == &slot || !alone)) {
                         evict(state, other, cause, "", why, now);
+                        any = true;
+                    }
         }
+    return any;
 }
 
 /// Others may use half of the margin freely. Beyond that, evicts idle workers to make room.
 void relieve_pressure(State& state, Time now) {
     for (std::size_t device = 0; device < state.devices.size(); ++device) {
         const DeviceLedger& books = state.devices[device].books;
-        if (books.lost) continue;
+        if (books.lost || books.total == 0) continue;  // of the latter the driver has told nothing
         const auto used = static_cast<std::int64_t>(books.used());
         std::int64_t over = used - static_cast<std::int64_t>(books.limit);
         const auto kept = static_cast<std::int64_t>(books.margin / 2);

@@ -368,11 +368,11 @@ void settle(State& state, Time now) {
     state.next.reset();
     meet_deadlines(state, now);
     answer_waiters(state, now);
-    unload_idle(state, now);
+    (void)unload_idle(state, now);
     relieve_pressure(state, now);
     repair_placements(state, now);
     place_entries(state, now);
-    unload_idle(state, now);  // what stayed for waiters who were refused since
+    if (unload_idle(state, now)) place_entries(state, now);  // what stayed for waiters who were refused since
     relieve_pressure(state, now);
     start_surplus(state, now);
     give_grants(state);

@@ -19,7 +19,7 @@ void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter);
 /// When an idle replica, with its together group, is unloaded by time alone; empty: never.
 [[nodiscard]] std::optional<Time> unload_time(const Slot& slot);
 // Steps of `settle`, in evictions.cpp.
-void unload_idle(State& state, Time now);
+[[nodiscard]] bool unload_idle(State& state, Time now);
 void relieve_pressure(State& state, Time now);
 void answer_reclaims(State& state, Time now);
 

@@ -105,7 +105,7 @@ TEST_F(AdmissionTest, AWorkerOnAGpuThatTheDriverDoesNotListAtAStartStays) {
     supervise_anew();
     settle();
     EXPECT_EQ(replica("a").state(), WorkerState::ready);
-    const json::array devices = ledger();
+    const json::array devices = fleet_->admission().ledger();
     ASSERT_EQ(devices.size(), 2U);
     EXPECT_EQ(devices[1].at("resident").to_number<std::uint64_t>(), 2 * gb);
     machine_.remove();

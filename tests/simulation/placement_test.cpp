@@ -1,5 +1,6 @@
 /// Where models go on several devices, and what `plan` says of it.
 
+#include "supervisor/memory/limits.h"
 #include "tests/simulation/placed.h"
 #include "tests/simulation/policy_fixture.h"
 
@@ -208,6 +209,21 @@ TEST_F(MemoryPlacement, AReplicaWhoseTimeIsOverGoesThoughALoadOfItsModelIsRefuse
     ask("brief", Asker::person);
     ASSERT_EQ(all<action::Refuse>().size(), 1U) << "brief/2 is being loaded, and brief/0 never fits beside it";
     EXPECT_THAT(evicted(), ElementsAre("brief/1"));
+}
+
+TEST_F(MemoryPlacement, AChannelThatWasJustOpenedHasTimeForItsFirstRequest) {
+    auto brief = model("brief", gib);
+    brief.keep_alive = 0ms;
+    declare({brief});
+    load("brief", gib);
+    now += limits::first_use_grace - 100ms;
+    ask("brief");
+    now += 100ms;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), IsEmpty());
+    now += limits::first_use_grace;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), ElementsAre("brief/0"));
 }
 
 TEST_F(MemoryPlacement, APlanThatWaitsNamesTheDeviceAndTheVictimOfTheLoad) {

@@ -233,21 +233,6 @@ TEST_F(MemoryPolicy, UnloadsWhatWasIdleForItsKeepAlive) {
     EXPECT_THAT(evicted(), IsEmpty());
 }
 
-TEST_F(MemoryPolicy, AChannelThatWasJustOpenedHasTimeForItsFirstRequest) {
-    auto brief = model("brief", gib);
-    brief.keep_alive = 0ms;
-    declare({brief});
-    load("brief", gib);
-    now += limits::first_use_grace - 100ms;
-    ask("brief");
-    now += 100ms;
-    send(event::Tick{});
-    EXPECT_THAT(evicted(), IsEmpty());
-    now += limits::first_use_grace;
-    send(event::Tick{});
-    EXPECT_THAT(evicted(), ElementsAre("brief/0"));
-}
-
 TEST_F(MemoryPolicy, MemoryThatRanOutIsTriedOnceMoreWithMore) {
     declare({model("chat", 4 * gib), model("idle", 5 * gib)});
     load("idle", 5 * gib);

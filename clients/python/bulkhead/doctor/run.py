@@ -153,7 +153,9 @@ class _Run:
                         f"{self._report.target} was not captured: {failure.reason}",
                         failure.remedy,
                     )
-                elif failure is not None and failure.key not in {one.key for one in self._report.findings}:
+                elif failure is not None and not any(
+                    (one.file, one.line) == (failure.file, failure.line) for one in self._report.findings
+                ):
                     self._report.findings.append(failure)
 
     def _import(self) -> None:

@@ -313,17 +313,17 @@ class Watch:
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
         if place is None or self._is_own(origin, tensor):
             return
+        kept, severity = "", findings.PREVENTS_CAPTURE
+        if tensor.dim() == 0:  # a kernel takes it as a number
+            kept = ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps this value"
+            severity = findings.STALE
         if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
-            kept, severity = "", findings.PREVENTS_CAPTURE
-            if tensor.dim() == 0:  # a kernel takes it as a number
-                kept = ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps this value"
-                severity = findings.STALE
             self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function}){kept}", place, severity)
         else:
             what = "an argument" if origin.kind == ARGUMENT else "a tensor"
-            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place,
+            self.found.add(findings.HOST_COPY, severity, place,
                            f"`{use_of(place).text}` ({function}) takes {what} in host memory "
-                           "beside tensors of the GPU",
+                           f"beside tensors of the GPU{kept}",
                            "move it to the device before the step; --inputs is given the device")  # fmt: skip
 
     def _born_on_cpu(self, origin: Origin, then: str, place: Place, severity: str = findings.PREVENTS_CAPTURE) -> None:

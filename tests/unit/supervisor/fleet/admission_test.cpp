@@ -95,22 +95,6 @@ TEST_F(AdmissionTest, PeaksThatTheDriverDidNotShowAreTheAllocators) {
 
 // --- a driver that fails
 
-TEST_F(AdmissionTest, AWorkerOnAGpuThatTheDriverDoesNotListAtAStartStays) {
-    auto a = on("cuda:0", "a", 2 * gb);
-    a.other_devices = {"cpu"};
-    begin({a});
-    load("a");
-    hold(ready(1), 2 * gb);
-    set_machine("driver timeout\n");
-    supervise_anew();
-    settle();
-    EXPECT_EQ(replica("a").state(), WorkerState::ready);
-    const json::array devices = fleet_->admission().ledger();
-    ASSERT_EQ(devices.size(), 2U);
-    EXPECT_EQ(devices[1].at("resident").to_number<std::uint64_t>(), 2 * gb);
-    machine_.remove();
-}
-
 TEST_F(AdmissionTest, WhyTellsThatTheFiguresOfADriverThatFailsAreOld) {
     begin({on("cuda:0", "a", 2 * gb), on("cpu", "b", gb)});
     const auto why_after_a_look = [&] {

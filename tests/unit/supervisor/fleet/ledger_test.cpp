@@ -177,6 +177,27 @@ TEST_F(LedgerTest, MemoryThatWasSeenNotToBeBackIsNotGrantedAgain) {
     EXPECT_EQ(spawned(2).name.model, "b");
 }
 
+TEST_F(LedgerTest, AWorkerOnAGpuThatTheDriverDoesNotListAtAStartStays) {
+    auto a = on("cuda:0", "a", 2 * gb);
+    a.other_devices = {"cpu"};
+    begin({a});
+    load("a");
+    FakeWorker& worker = ready(1);
+    hold(worker, 2 * gb);
+    set_machine("driver timeout\n");
+    supervise_anew();
+    ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
+    answer(worker, true, true, 0);
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+    settle();
+    EXPECT_EQ(replica("a").state(), WorkerState::ready);
+    const json::array devices = ledger();
+    ASSERT_EQ(devices.size(), 2U);
+    std::uint64_t resident = 0;
+    for (const json::value& device : devices) resident += device.at("resident").to_number<std::uint64_t>();
+    EXPECT_EQ(resident, 2 * gb);
+}
+
 TEST_F(LedgerTest, BlanksOfTheNextSupervisorTakeThePlaceOfThoseThatItEnds) {
     declared_.blanks = {{"cuda:0", 1}};
     begin({on("cuda:0", "a", 2 * gb)});

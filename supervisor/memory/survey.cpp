@@ -79,7 +79,7 @@ std::int64_t Survey::promised_room(std::size_t device) const {
 std::int64_t Survey::returned_room(const Candidate& one, std::size_t device) const {
     Bytes bytes = 0;
     for (const Slot* slot : one.slots) {
-        const bool goes = slot->is_surplus() && (!one.pinned || slot->in_flight == 0);  // a busy one may never go
+        const bool goes = slot->is_surplus() && slot->in_flight == 0;  // one in use may never be idle
         if (slot->device == device) bytes += goes ? slot->device_bytes : state_.returned_at_ready(*slot);
         if (device == 0 && goes) bytes += slot->host_bytes;
     }

@@ -85,7 +85,7 @@ private:
     Deadline::Clock::time_point end_by_{};
     std::vector<std::function<void(const Reloaded&)>> reload_waiters_;  ///< wait for the reload under way
     enum class Phase : std::uint8_t {
-        starting,      ///< there is no fleet yet
+        starting,      ///< before it has a fleet
         serving,
         handing_over,  ///< a successor takes over once no process is being spawned
         ending,

@@ -35,7 +35,7 @@ class NotSent(Lost):
 
 
 class Gone(Error):
-    """No process listens: there is no daemon, or it has ended."""
+    """No process listens: no daemon was started, or it has ended."""
 
 
 def find_socket(given: str | os.PathLike[str] | None = None) -> str:

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with contextlib.suppress(Exception):  # a target may have closed it
                 sys.stderr.flush()
             with contextlib.suppress(OSError):
-                os.write(end, b"1")  # a target may end its process: then there is no report
+                os.write(end, b"1")  # a target that ends its process leaves no report
             os._exit(status)
     os.close(end)
     try:

@@ -41,7 +41,7 @@ def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[
 
 
 def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
-    number = next((a for a, b in zip(one.scalars, other.scalars) if a != b and not (a != a and b != b)), None)  # NaN is no change
+    number = next((a for a, b in zip(one.scalars, other.scalars) if a != b and not (a != a and b != b)), None)  # NaN equals NaN here
     if number is not None and one.place is not None:
         use = use_of(one.place)
         found.add(findings.BAKED_CONSTANT, findings.STALE, one.place,

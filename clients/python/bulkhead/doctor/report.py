@@ -61,22 +61,10 @@ def _finding(finding: Finding) -> list[str]:
         first = max(_width(source[: finding.column - 1].expandtabs()) - margin, 0)
         last = _width((source[: finding.end_column - 1] if finding.end_column else source).expandtabs()) - margin
         lines += [f"      {shown.strip()}", "      " + " " * first + "^" * max(last - first, 1)]
-    lines += textwrap.wrap(
-        finding.reason,
-        _WIDTH - 4,
-        initial_indent="    ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    lines += textwrap.wrap(
-        finding.remedy,
-        _WIDTH - 4,
-        initial_indent="    remedy: ",
-        subsequent_indent="      ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    for text, first_indent, indent in ((finding.reason, "    ", "    "), (finding.remedy, "    remedy: ", "      ")):
+        lines += textwrap.wrap(
+            text, _WIDTH - 4, initial_indent=first_indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
     if finding.path:
         lines += textwrap.wrap(
             "called by " + " > ".join(finding.path),

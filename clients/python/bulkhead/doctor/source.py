@@ -101,7 +101,7 @@ class Place:
 
 
 def line_place(file: str, line: int, function: str, path: tuple[str, ...] = ()) -> Place:
-    """A whole line of a file, from its first character that is no space."""
+    """A whole line of a file, from its first character after the indentation."""
     text = linecache.getline(file, line).rstrip()
     return Place(file, line, len(text) - len(text.lstrip()) + 1, len(text.encode()) + 1, function, path)
 

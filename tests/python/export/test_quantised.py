@@ -7,17 +7,32 @@ import tempfile
 import unittest
 from collections.abc import Container
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import family_packages
 import served
 import torch
 from bulkhead.errors import Error
-from bulkhead.export import check, make, manifest, products, quantised, source
+from bulkhead.export import check, inductor, make, manifest, products, quantised, source
 from bulkhead.export.families import Family
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TINY = Path(os.environ["BULKHEAD_BUILD"]) / "models" / "test" / "tiny_generate"
 MAKER = Path(__file__).resolve().parents[3] / "scripts" / "models" / "make_test_models.py"
 VOCABULARY = 512  #: of tiny_generate
+
+
+class _Called(TorchDispatchMode):
+    """Lists the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Any] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators.append(operator)
+        return operator(*args, **(kwargs or {}))
 
 
 def linear(weight: torch.Tensor) -> torch.nn.Linear:
@@ -56,17 +71,23 @@ class Rounding(unittest.TestCase):
                 layer = linear(torch.full((2, 32), value, dtype=dtype))
                 self.assertTrue(torch.equal(quantised.Int4Linear(layer)(torch.eye(32, dtype=dtype)), layer(torch.eye(32, dtype=dtype))), (dtype, value))
 
-    def test_sums_are_the_linear_layer(self) -> None:
-        """The form in which vectors meet the matrix, with a bias, against the one in which matrices do."""
+    def test_vectors_meet_the_linear_layer(self) -> None:
+        """The forms in which vectors meet the matrix, with a bias, against the one in which matrices do: Inductor's
+        sums where vectors are as wide as AVX-512's, else our kernel."""
         layer = torch.nn.Linear(96, 40)
-        small = quantised.Int4Linear(layer)
-        as_sum = products.rewritten("cpu", "vectors")[torch.ops.bulkhead.linear_int4.default]
-        for x in (torch.randn(96), torch.randn(1, 96), torch.randn(3, 2, 96)):
-            torch.testing.assert_close(as_sum(x, small.weight, small.scale, small.least, small.bias), small(x), rtol=1e-4, atol=1e-5)
-        wide = quantised.Int8Linear(layer)
-        as_sum = products.rewritten("cpu", "vectors")[torch.ops.bulkhead.linear_int8.default]
-        for x in (torch.randn(96), torch.randn(1, 96), torch.randn(3, 2, 96)):
-            torch.testing.assert_close(as_sum(x, wide.weight, wide.scale, wide.bias), wide(x), rtol=1e-4, atol=1e-5)
+        int4, int8 = quantised.Int4Linear(layer), quantised.Int8Linear(layer)
+        cases = (
+            (int4, torch.ops.bulkhead.linear_int4.default, torch.ops.bulkhead.product_int4.default, (int4.weight, int4.scale, int4.least)),
+            (int8, torch.ops.bulkhead.linear_int8.default, torch.ops.bulkhead.product_int8.default, (int8.weight, int8.scale)),
+        )
+        for bits in (256, 512):
+            for small, linear_of_bytes, kernel, members in cases:
+                of_vectors = products.rewritten("cpu", "vectors")[linear_of_bytes]
+                for x in (torch.randn(96), torch.randn(1, 96), torch.randn(3, 2, 96)):
+                    with mock.patch.object(inductor, "vector_bits", return_value=bits), _Called() as called:
+                        found = of_vectors(x, *members, small.bias)
+                    torch.testing.assert_close(found, small(x), rtol=1e-4, atol=1e-5)
+                    self.assertEqual(kernel in called.operators, bits == 256, kernel)
 
     def test_sums_of_8_bits_before_they_are_scaled_fit_into_16(self) -> None:
         wide = quantised.Int8Linear(linear(torch.ones(2, 4096, dtype=torch.float16)))

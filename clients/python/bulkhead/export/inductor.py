@@ -93,6 +93,13 @@ def use_toolkit() -> None:
     os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME
 
 
+def vector_bits() -> int:
+    """Width of the vectors in the code that Inductor writes for a CPU; 0 where it writes none."""
+    from torch._inductor import cpu_vec_isa
+
+    return BASELINE_VECTOR if _for_another_machine else cpu_vec_isa.pick_vec_isa().bit_width()
+
+
 def pick_vectors() -> None:
     """Makes Inductor test which vectors this CPU and compiler support, by compiling and loading for each kind; this takes seconds,
     mostly in other processes. It caches the answer. With link_libtorch=False its tests fail, and kernels would be scalar."""

@@ -2,7 +2,8 @@
 
 With few vectors, reading the matrix dominates: the product is written as plain sums, row by row, which read
 the matrix once and in order for any number of vectors, and which Inductor fuses with the code around them.
-With a prompt, arithmetic soon dominates: float32 on a CPU then uses our own kernel.
+With a prompt, arithmetic soon dominates: float32 on a CPU then uses our own kernel. So do bytes where
+vectors are narrower than AVX-512: Inductor loads eight of them by way of memory.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from . import inductor
 from .materialized import materialized
 from .product_kernel import product
 
 # : Rows that a GPU's sums are written for: both of a sequence with guidance, or of two. cuBLAS
 # would pad them to a tile, and its output could not be fused.
 FEW = 4
+
+AVX512 = 512  #: bits of its vectors
 
 # : Few vectors, a prompt, or unknown.
 Meets = Literal["vectors", "prompt", "anything"]
@@ -30,7 +34,9 @@ def rewritten(device: str, meets: Meets) -> dict[Any, Callable[..., Any]]:
     """Decompositions for a function, by what its matrices are multiplied with."""
     linear, int8, int4 = torch.ops.aten.linear.default, torch.ops.bulkhead.linear_int8.default, torch.ops.bulkhead.linear_int4.default
     if meets == "vectors":
-        return {linear: _as_sum if device == "cpu" else _as_sum_of_few, int8: _int8_as_sum, int4: _int4_as_sum}
+        if device == "cpu":
+            return {linear: _as_sum, int8: _int8_of_vectors, int4: _int4_of_vectors}
+        return {linear: _as_sum_of_few, int8: _int8_as_sum, int4: _int4_as_sum}
     if device == "cpu" and meets == "prompt":
         return {linear: _as_product, int8: _int8_as_product, int4: _int4_as_product}
     return {int8: _int8_as_linear, int4: _int4_as_linear}
@@ -64,6 +70,11 @@ def _is_one_row(x: Tensor) -> bool:
     return isinstance(rows, int) and rows == 1
 
 
+def _kernel_widens(x: Tensor) -> bool:
+    """Whether the kernel, not Inductor, widens bytes that meet few vectors."""
+    return x.dtype == torch.float32 and inductor.vector_bits() < AVX512
+
+
 def _computed(kernel: Callable[..., Tensor], x: Tensor, *matrix: Tensor, bias: Tensor | None) -> Tensor:
     done = kernel(x.reshape(-1, x.shape[-1]), *matrix).reshape(*x.shape[:-1], matrix[0].shape[0])
     return done if bias is None else done + bias
@@ -89,9 +100,13 @@ def _int8_as_sum(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None =
 _int8_product = product("Int8", ("weight", "scale"), _int8_as_linear)
 
 
+def _int8_of_vectors(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _computed(_int8_product, x, weight, scale, bias=bias) if _kernel_widens(x) else _int8_as_sum(x, weight, scale, bias)
+
+
 def _int8_as_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     if _is_one_row(x):
-        return _int8_as_sum(x, weight, scale, bias)
+        return _int8_of_vectors(x, weight, scale, bias)
     return _computed(_int8_product, x, weight, scale, bias=bias) if x.dtype == torch.float32 else _int8_as_linear(x, weight, scale, bias)
 
 
@@ -136,9 +151,13 @@ def _int4_as_sum(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: 
 _int4_product = product("Int4", ("weight", "scale", "least"), _int4_as_linear)
 
 
+def _int4_of_vectors(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _computed(_int4_product, x, weight, scale, least, bias=bias) if _kernel_widens(x) else _int4_as_sum(x, weight, scale, least, bias)
+
+
 def _int4_as_product(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
     if _is_one_row(x):
-        return _int4_as_sum(x, weight, scale, least, bias)
+        return _int4_of_vectors(x, weight, scale, least, bias)
     return _computed(_int4_product, x, weight, scale, least, bias=bias) if x.dtype == torch.float32 else _int4_as_linear(x, weight, scale, least, bias)
 
 

@@ -31,12 +31,15 @@ struct alignas(64) CacheLine {
 using Vector = at::vec::Vectorized<float>;
 using Integers = at::vec::Vectorized<int32_t>;
 constexpr int64_t lanes = Vector::size();
-// Accumulators, the vectors of a panel and one of w fit the registers: 32 with AVX-512, else 16.
-constexpr int outs_at_once = lanes == 16 ? 8 : 4;
 constexpr int vectors_most = 3;
 constexpr int64_t panel_rows = vectors_most * lanes;
-constexpr int64_t tile_outs = 16;  // whole vectors of y for each row
-static_assert(tile_outs % outs_at_once == 0 && tile_outs % lanes == 0);
+// Rows of w that meet a panel of so many vectors at once: their sums, the panel's vectors and one of w fit the registers, 32
+// with AVX-512, else 16; and they are at least 8 sums, as many as two units of four cycles each can add to.
+template <int Vectors>
+constexpr int outs_at_once = lanes == 16 || Vectors == 1 ? 8 : 12 / Vectors;
+constexpr int64_t tile_outs = lanes == 16 ? 16 : 24;  // whole vectors of y for each row
+static_assert(tile_outs % outs_at_once<1> == 0 && tile_outs % outs_at_once<2> == 0 &&
+              tile_outs % outs_at_once<vectors_most> == 0 && tile_outs % lanes == 0);
 constexpr int64_t columns_at_once = 64;  // of x, copied by one thread
 constexpr int64_t span = 32;             // of a row of w, widened at once
 constexpr int span_vectors = span / lanes;
@@ -170,11 +173,14 @@ BULKHEAD_INLINE void multiply(const float* w, const float* panel, float* tile, i
         for (int i = 0; i < Vectors; ++i) sums[out][i].store(tile + out * panel_rows + i * lanes);
 }
 
-template <int Outs>
-BULKHEAD_INLINE void multiply(const float* w, const Panel& panel, float* tile, int64_t depth) {
-    if (panel.vectors == 1) return multiply<Outs, 1>(w, panel.values, tile, depth);
-    if (panel.vectors == 2) return multiply<Outs, 2>(w, panel.values, tile, depth);
-    multiply<Outs, vectors_most>(w, panel.values, tile, depth);
+// `count` rows of w with all of a panel of Vectors vectors, to tile [count, panel_rows].
+template <int Vectors>
+BULKHEAD_INLINE void multiply_tile(const float* w, const float* panel, float* tile, int64_t count, int64_t depth) {
+    constexpr int outs = outs_at_once<Vectors>;
+    int64_t out = 0;
+    for (; out + outs <= count; out += outs)
+        multiply<outs, Vectors>(w + out * depth, panel, tile + out * panel_rows, depth);
+    for (; out < count; ++out) multiply<1, Vectors>(w + out * depth, panel, tile + out * panel_rows, depth);
 }
 
 // Uninitialised cache lines for this number of floats.
@@ -268,10 +274,9 @@ void product(const float* x, const Weights& weights, float* y, int64_t rows, int
             }
             for (int64_t number = 0; number < panels; ++number) {
                 const Panel panel(copied[0].values, number, rows, depth);
-                int64_t out = 0;
-                for (; out + outs_at_once <= count; out += outs_at_once)
-                    multiply<outs_at_once>(w + out * depth, panel, tile + out * panel_rows, depth);
-                for (; out < count; ++out) multiply<1>(w + out * depth, panel, tile + out * panel_rows, depth);
+                if (panel.vectors == 1) multiply_tile<1>(w, panel.values, tile, count, depth);
+                else if (panel.vectors == 2) multiply_tile<2>(w, panel.values, tile, count, depth);
+                else multiply_tile<vectors_most>(w, panel.values, tile, count, depth);
                 transpose(tile, panel_rows, y + number * panel_rows * outs + first, outs, count, panel.rows);
             }
         }

@@ -1,16 +1,16 @@
 # A room is a folder that is a target: what stands in it may include its own headers and those of the rooms that its link
 # line names, or that they name in turn. The linker checks calls, tests/rooms.py checks includes.
 #
-#   bulkhead_room(TARGET FOLDER [LINK room or library...] [PRIVATE library...])
+#   bulkhead_room(TARGET FOLDER [LINK room or library...] [PRIVATE library...] [INCLUDE room...])
 #
-# Sources: all of FOLDER's own .cpp. LINK is public.
+# Sources: all of FOLDER's own .cpp. LINK is public. Of the rooms in INCLUDE it has the headers alone, and links nothing.
 function(bulkhead_room target folder)
-    cmake_parse_arguments(room "" "" "LINK;PRIVATE" ${ARGN})
+    cmake_parse_arguments(room "" "" "LINK;PRIVATE;INCLUDE" ${ARGN})
     file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
     add_library(${target} STATIC ${sources})
     target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
     target_link_libraries(${target} PUBLIC ${room_LINK} PRIVATE ${room_PRIVATE} $<BUILD_INTERFACE:project_warnings>)
-    bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE})
+    bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE} ${room_INCLUDE})
 endfunction()
 
 # Writes what SCRIPT DATA prints to HEADER at configure time, and again when SCRIPT or DATA has changed: C++ made from a

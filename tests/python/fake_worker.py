@@ -71,7 +71,7 @@ class FakeWorker:
 
     def memfd(self, size: int, direction: str, seals: int | None = None) -> int:
         fd = os.memfd_create("slab", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size)
         if seals is None:
             seals = SEAL_SEAL | SEAL_SHRINK | SEAL_GROW | (SEAL_FUTURE_WRITE if direction == "output" else 0)
         self._last = mmap.mmap(fd, size)

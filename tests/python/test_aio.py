@@ -36,41 +36,6 @@ class Opened(unittest.IsolatedAsyncioTestCase):
 
 
 class Inference(Opened):
-    async def test_tasks_share_a_channel_and_get_their_own_answers(self) -> None:
-        def serve() -> None:
-            asked = [self.worker.expect("infer") for _ in range(3)]
-            for at, (head, body) in enumerate(reversed(asked)):
-                values = self.worker.floats(self.worker.tensors(body)[0])
-                self.worker.answer(head["request_id"], values, offset=64 * at, generation=at + 1)
-
-        serving = asyncio.to_thread(serve)
-        replies = await asyncio.gather(serving, *(self.channel.infer(x=[float(i)]) for i in range(3)))
-        self.assertEqual([reply["y"].tolist() for reply in replies[1:]], [[0.0], [1.0], [2.0]])
-
-    async def test_a_cancelled_task_cancels_its_request(self) -> None:
-        task = asyncio.ensure_future(self.channel.infer(x=[1.0]))
-        head, _ = await asyncio.to_thread(self.worker.expect, "infer")
-        task.cancel()
-        with self.assertRaises(asyncio.CancelledError):
-            await task
-        cancelled, _ = await asyncio.to_thread(self.worker.expect, "cancel")
-        self.assertEqual(cancelled["request_id"], head["request_id"])
-
-    async def test_the_end_of_the_worker_is_told_to_all(self) -> None:
-        tasks = [asyncio.ensure_future(self.channel.infer(x=[1.0])) for _ in range(2)]
-        await asyncio.to_thread(self.worker.expect, "infer")
-        self.worker.close()
-        for task in tasks:
-            with self.assertRaises(bulkhead.Error) as caught:
-                await task
-            self.assertEqual(caught.exception.code, "worker_lost")
-
-    async def test_a_deadline(self) -> None:
-        before, aio_channel.GRACE_SECONDS = aio_channel.GRACE_SECONDS, 0.0
-        self.addCleanup(setattr, aio_channel, "GRACE_SECONDS", before)
-        with self.assertRaises(bulkhead.Error) as caught:
-            await self.channel.infer(x=[1.0], deadline=0.01)
-        self.assertEqual(caught.exception.code, "deadline_exceeded")
 
     async def test_what_exceeds_the_requests_in_flight_waits_its_turn(self) -> None:
         serving = asyncio.ensure_future(asyncio.to_thread(self.echo, 200))
@@ -134,17 +99,6 @@ class Inference(Opened):
 
 class Streams(Opened):
     features = FEATURE["streaming"]
-
-    async def test_parts_come_as_they_are_sent(self) -> None:
-        stream = self.channel.stream(x=[1.0])
-        first = asyncio.ensure_future(anext(stream))
-        head, _ = await asyncio.to_thread(self.worker.expect, "infer")
-        for part in range(3):
-            self.worker.answer(head["request_id"], [float(part)], offset=64 * part, generation=part + 1, flags=FLAG["more"] if part < 2 else 0)
-            reply = await (first if part == 0 else anext(stream))
-            self.assertEqual(reply["y"].tolist(), [float(part)])
-        with self.assertRaises(StopAsyncIteration):
-            await anext(stream)
 
     async def test_leaving_a_stream_cancels_it_and_gives_back_what_still_comes(self) -> None:
         async def leave() -> None:

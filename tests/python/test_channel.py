@@ -23,52 +23,6 @@ class Opening(Opened):
         self.assertEqual((channel.model, channel.generation, channel.core.number), ("fake", 7, 3))
         self.assertIn("forward", channel.methods)
 
-    def test_a_refusal_is_the_error(self) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(Channel, self.worker.client_end)
-            self.worker.expect("hello")
-            self.worker.error(0, 18, "it has its one client")
-            self.refused("busy", lambda: opening.result(10))
-
-    def test_a_worker_that_dies_before_welcome(self) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(Channel, self.worker.client_end)
-            self.worker.expect("hello")
-            self.worker.close()
-            self.refused("worker_lost", lambda: opening.result(10))
-
-    def test_a_worker_that_says_nothing(self) -> None:
-        self.refused("deadline_exceeded", lambda: Channel(self.worker.client_end, deadline=0.05))
-
-    def broken(self, speak) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(Channel, self.worker.client_end)
-            self.worker.expect("hello")
-            speak()
-            self.refused("protocol_violation", lambda: opening.result(10))
-
-    def test_bad_slabs_are_refused_before_they_are_mapped(self) -> None:
-        cases = {
-            "unsealed": lambda: self.worker.offer(1, "input", fd=self.worker.memfd(4096, "input", SEAL_SEAL | SEAL_GROW), size=4096),
-            "an output that the worker's peer could write": lambda: self.worker.offer(1, "output", fd=self.worker.memfd(4096, "input"), size=4096),
-            "smaller than said": lambda: self.worker.offer(1, "input", fd=self.worker.memfd(4096, "input"), size=8192),
-            "a pipe": lambda: self.worker.offer(1, "input", fd=os.pipe()[0], size=4096),
-            "beyond the bound": lambda: self.worker.offer(1, "input", size=2 << 20),
-        }
-        for name, offer in cases.items():
-            with self.subTest(name):
-                self.worker = self.another()
-                self.broken(lambda: (self.worker.welcome(), offer()))
-
-    def test_headers_that_lie(self) -> None:
-        for member, value in {"magic": 1, "version": 9, "size_bytes": 33}.items():
-            with self.subTest(member):
-                self.worker = self.another()
-                self.broken(lambda: self.worker.send("welcome", b"", **{member: value}))
-        with self.subTest("a message before welcome"):
-            self.worker = self.another()
-            self.broken(lambda: self.worker.send("closing", layout.CLOSING.pack(code=14)))
-
     def test_descriptors_do_not_leak(self) -> None:
         gc.collect()  # what earlier tests' fake workers still map
         before = len(os.listdir("/proc/self/fd"))
@@ -186,42 +140,6 @@ class Inference(Opened):
             data, mapping, messages = core.next_packet()
             self.assertEqual((messages, mapping is not None, data), (1, left == 1, core.outgoing[0][0]))
 
-    def test_inputs_are_not_reused_while_the_worker_borrows_them(self) -> None:
-        channel = self.open()
-        first = channel.submit(x=[1.0, 2.0])
-        second = channel.submit(x=[3.0, 4.0])
-        head1, body1 = self.worker.expect("infer")
-        head2, body2 = self.worker.expect("infer")
-        offsets = [self.worker.tensors(body)[0]["lease"]["offset_bytes"] for body in (body1, body2)]
-        self.assertNotEqual(*offsets)
-        self.worker.answer(head2["request_id"], [2.0], offset=128, generation=2)
-        self.worker.answer(head1["request_id"], [1.0], generation=3)
-        self.assertEqual(channel.wait(first)["y"].tolist(), [1.0])
-        self.assertEqual(channel.wait(second)["y"].tolist(), [2.0])
-        gc.collect()
-        channel.submit(x=[5.0])
-        _, body = self.worker.expect("infer")
-        self.assertIn(self.worker.tensors(body)[0]["lease"]["offset_bytes"], offsets)
-
-    def test_a_full_input_slab_grows_and_a_refused_growth_is_told(self) -> None:
-        channel = self.open()
-
-        def grow() -> None:
-            head, body = self.worker.expect("slab_request")
-            self.worker.offer(3, "input", layout.SLAB_REQUEST.unpack(body)["size_bytes"], request_id=head["request_id"])
-
-        self.serve(grow)
-        room = channel.allocate((20_000,), "float64")
-        self.assertEqual(room.nbytes, 160_000)
-
-        def refuse() -> None:
-            head, _ = self.worker.expect("slab_request")
-            self.worker.error(head["request_id"], 19)
-
-        self.serve(refuse)
-        self.refused("resources_exhausted", lambda: channel.allocate((30_000,), "float64"))
-        self.refused("resources_exhausted", lambda: channel.allocate((1 << 30,), "float64"))
-
     def test_bad_inputs_have_one_clear_error_each(self) -> None:
         channel = self.open()
         for value in ([[1.0], [1.0, 2.0]], [1.0, [2.0]], object(), ["a"]):
@@ -238,89 +156,8 @@ class Inference(Opened):
         self.assertEqual(channel.place([]).tolist(), [])
         self.assertEqual(channel.allocate((2, 0, 3)).tolist(), [[], []])
 
-    def test_more_in_flight_than_agreed(self) -> None:
-        channel = self.open(in_flight=2)
-        channel.submit(x=[1.0])
-        channel.submit(x=[1.0])
-        self.refused("queue_full", lambda: channel.submit(x=[1.0]))
-
-    def test_the_workers_error_is_ours(self) -> None:
-        channel = self.open()
-
-        def serve() -> None:
-            head, _ = self.worker.expect("infer")
-            self.worker.error(head["request_id"], 10, "too long", "make it shorter")
-
-        self.serve(serve)
-        error = self.refused("shape_mismatch", lambda: channel.infer(x=[1.0]))
-        self.assertEqual((error.attempt, error.remedy), ("too long", "make it shorter"))
-
-    def test_streams_come_part_by_part(self) -> None:
-        channel = self.open(features=FEATURE["streaming"])
-
-        def serve() -> None:
-            head, _ = self.worker.expect("infer")
-            for part in range(3):
-                self.worker.answer(head["request_id"], [float(part)], offset=64 * part, generation=part + 1, flags=FLAG["more"] if part < 2 else 0)
-
-        self.serve(serve)
-        self.assertEqual([part["y"].tolist()[0] for part in channel.stream(channel.submit(x=[1.0]))], [0.0, 1.0, 2.0])
-
-    def test_a_stream_that_nobody_agreed_to(self) -> None:
-        channel = self.open()
-
-        self.serve(lambda: self.worker.answer_next([1.0], flags=FLAG["more"]))
-        self.refused("protocol_violation", lambda: channel.infer(x=[1.0]))
-
 
 class Deaths(Opened):
-    def test_what_was_delivered_before_the_end_is_handed_out(self) -> None:
-        channel = self.open()
-        first, second = channel.submit(x=[1.0]), channel.submit(x=[2.0])
-        self.worker.answer_next([8.0])
-        self.worker.close()
-        reply = channel.wait(first)
-        self.refused("worker_lost", lambda: channel.wait(second))
-        self.assertEqual(reply["y"].tolist(), [8.0])  # still readable
-        self.refused("worker_lost", lambda: channel.infer(x=[1.0]))
-
-    def test_what_was_delivered_is_handed_out_even_when_the_end_is_found_by_sending(self) -> None:
-        channel = self.open()
-        first, second = channel.submit(x=[1.0]), channel.submit(x=[2.0])
-        self.worker.answer_next([8.0])
-        self.worker.close()
-        channel.cancel(second)  # sends before it reads
-        self.assertEqual(channel.wait(first)["y"].tolist(), [8.0])
-        self.refused("worker_lost", lambda: channel.wait(second))
-
-    def test_outputs_that_do_not_lie_where_they_are_said_to(self) -> None:
-        for tensor in ({"dtype": 99}, {"rank": 9}, {"dims": [2]}, {"dims": [-1]}):
-            with self.subTest(tensor):
-                self.worker = self.another()
-                channel = self.open()
-
-                thread = self.serve(lambda: self.worker.answer_next([1.0], **tensor))
-                with self.assertRaises(bulkhead.Error) as caught:
-                    channel.infer(x=[1.0])
-                self.assertIn(caught.exception.code, ("protocol_violation", "shape_mismatch"))
-                thread.join()
-
-    def test_a_deadline_that_the_worker_does_not_keep(self) -> None:
-        channel = self.open()
-        request = channel.submit(x=[1.0], deadline=0.01)
-        request.until = 0.0
-        self.refused("deadline_exceeded", lambda: channel.wait(request))
-        self.worker.expect("infer")
-        self.worker.expect("cancel")
-
-    def test_closing_refuses_what_is_new_and_answers_what_is_under_way(self) -> None:
-        channel = self.open()
-        request = channel.submit(x=[1.0])
-        head, _ = self.worker.expect("infer")
-        self.worker.send("closing", layout.CLOSING.pack(code=14, deadline_ms=1000))
-        self.worker.answer(head["request_id"], [1.0])
-        self.assertEqual(channel.wait(request)["y"].tolist(), [1.0])
-        self.refused("worker_draining", lambda: channel.infer(x=[1.0]))
 
     def test_a_forked_child_does_not_keep_the_channel(self) -> None:
         channel = self.open()

@@ -35,58 +35,10 @@ class Lending(Opened):
         self.serve(lambda: self.worker.answer_next(values, **lease))
         return self.first.infer(x=[0.0])["y"]
 
-    def test_a_result_is_read_by_the_second_worker_where_the_first_wrote_it(self) -> None:
-        output = self.result([1.0, 2.0], offset=192, generation=77)
-        seen = []
-
-        def serve() -> None:
-            number, memory = self.other.borrow()
-            head, body = self.other.expect("infer")
-            (tensor,) = self.other.tensors(body)
-            seen.append((number, tensor["lease"]))
-            self.worker.slabs[2][192:196] = memory[196:200]  # what either writes, the other sees: it is the same memory
-            self.other.answer(head["request_id"], self.other.floats(tensor))
-
-        self.serve(serve)
-        self.assertEqual(self.second.infer(x=output)["y"].tolist(), [2.0, 2.0])
-        ((number, lease),) = seen
-        self.assertGreaterEqual(number, LIMITS["lent_slab_id_min"])
-        self.assertEqual((lease["slab_id"], lease["offset_bytes"], lease["size_bytes"], lease["generation"]), (number, 192, 8, 77))
-
     def borrow_once(self, count: int = 1) -> None:
         self.number, _ = self.other.borrow()
         for _ in range(count):
             self.other.answer_next()
-
-    def test_a_slab_is_lent_once_to_each_worker(self) -> None:
-        output = self.result([1.0])
-        self.serve(lambda: self.borrow_once(3))
-        for _ in range(3):
-            self.assertEqual(self.second.infer(x=output)["y"].tolist(), [1.0])
-
-    def test_the_first_worker_has_its_bytes_back_only_when_the_second_has_answered(self) -> None:
-        output = self.result([1.0], generation=5)
-        request = None
-
-        def serve() -> None:
-            self.other.borrow()
-            self.head, _ = self.other.expect("infer")
-
-        serving = self.serve(serve)
-        request = self.second.submit(x=output)
-        serving.join()
-        del output
-        gc.collect()
-        self.first.settle()
-        self.assertEqual(self.first.core.slabs._releases, type(self.first.core.slabs._releases)())
-        self.assertEqual(self.worker.released, [])
-
-        self.other.answer(self.head["request_id"], [1.0])
-        self.second.wait(request)
-        del request
-        gc.collect()
-        self.first.settle()
-        self.worker.expect("release")
 
     def test_a_loan_is_returned_once_the_first_worker_wants_the_slab_back(self) -> None:
         output = self.result([1.0])
@@ -130,19 +82,6 @@ class Lending(Opened):
         self.second.settle()
         self.assertEqual(self.other.returned(), self.number)
 
-    def test_a_worker_that_refuses_a_loan_gets_a_copy(self) -> None:
-        output = self.result([1.0])
-
-        def serve() -> None:
-            head, _ = self.other.expect("slab_lend")
-            self.other.error(head["request_id"], 19, "no more slabs")
-            for _ in range(2):
-                self.other.answer_next()
-
-        self.serve(serve)
-        for _ in range(2):
-            self.assertEqual(self.second.infer(x=output)["y"].tolist(), [1.0])
-
     def test_a_slab_that_outlives_its_loans_does_not_collect_those_who_watched_it(self) -> None:
         arena = Arena()
         self.addCleanup(arena.close)
@@ -154,30 +93,6 @@ class Lending(Opened):
         self.second.close()
         self.assertEqual((len(region._watchers), len(region._gone)), (0, 0))
         self.assertIsNotNone(lent)
-
-    def test_a_worker_that_takes_no_loans_gets_a_copy(self) -> None:
-        third = self.another()
-        channel = self.open_to(third)
-        output = self.result([1.0])
-
-        self.serve(third.answer_next)
-        self.assertEqual(channel.infer(x=output)["y"].tolist(), [1.0])
-
-    def test_a_second_worker_that_dies_with_a_loan_is_told_and_the_result_stays(self) -> None:
-        output = self.result([1.0])
-
-        def serve() -> None:
-            self.other.borrow()
-            self.other.expect("infer")
-            self.other.close()
-
-        self.serve(serve)
-        self.refused("worker_lost", lambda: self.second.infer(x=output))
-        self.assertEqual(output.tolist(), [1.0])
-
-    def test_an_acceptance_that_nobody_asked_for_ends_the_channel(self) -> None:
-        self.other.name_slab("slab_accepted", LIMITS["lent_slab_id_min"], 9)
-        self.refused("protocol_violation", lambda: self.second.infer(x=[1.0]))
 
 
 class OwnMemory(Opened):
@@ -309,22 +224,6 @@ class Returning(Opened):
 
         self.serve(serve)
         self.refused("out_of_memory", lambda: channel.results_on_gpu(4096))
-
-    def test_a_withdrawal_of_what_is_not_there_ends_the_channel(self) -> None:
-        channel = self.open(features=BOTH)
-        self.worker.name_slab("slab_withdraw", 9)
-        self.refused("protocol_violation", lambda: channel.infer(x=[1.0]))
-
-    def test_a_result_in_a_withdrawn_slab_ends_the_channel(self) -> None:
-        channel = self.open(features=BOTH)
-
-        def serve() -> None:
-            head, _ = self.worker.expect("infer")
-            self.worker.name_slab("slab_withdraw", 2)
-            self.worker.answer(head["request_id"], [1.0])
-
-        self.serve(serve)
-        self.refused("protocol_violation", lambda: channel.infer(x=[1.0]))
 
 
 class Books(unittest.TestCase):

@@ -376,7 +376,10 @@ class Slabs:
         region = self._outputs.get(slab_id)
         if dtype is None or rank > _RANK_MAX or region is None:
             raise broken(f'output "{name}" has an unknown dtype, rank or slab')
-        shape, size = _shape_and_bytes(members[at + 10 : at + 10 + rank], dtype)
+        try:
+            shape, size = _shape_and_bytes(members[at + 10 : at + 10 + rank], dtype)
+        except Error as error:
+            raise broken(f'output "{name}" is {error.attempt}') from None
         if size != lease_bytes or offset % ALIGNMENT or offset + size > region.size_bytes:
             raise broken(f'output "{name}" of {size} bytes does not lie in its slab')
         events = self.events if region.device != CPU else None

@@ -37,6 +37,14 @@ protected:
         daemon.emplace(echo_daemon->fleet_of("m", extra, device), echo_daemon->options);
         ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
     }
+    /// A second model, "n", beside "m".
+    void start_both() {
+        const auto model = [this](const char* name) {
+            return minimal_model(name, echo_daemon->worker_environment, "device: " + echo_daemon->uuid + "\n");
+        };
+        daemon.emplace(fleet({model("m"), model("n")}), echo_daemon->options);
+        for (const char* name : {"m", "n"}) ASSERT_TRUE(daemon->load(name)) << daemon->why(name);
+    }
     template <typename C = Channel>
     [[nodiscard]] C open(wire::SlabKind kind = wire::SlabKind::cuda_vmm, const std::string& model = "m") const {
         ChannelOptions options;

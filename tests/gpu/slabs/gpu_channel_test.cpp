@@ -73,25 +73,6 @@ protected:
 };
 TYPED_TEST_SUITE(GpuClients, BothClients, ClientNames);
 
-TYPED_TEST(GpuClients, TensorsGoToAndFroOnTheGpuRequestAfterRequest) {
-    this->start();
-    for (const wire::SlabKind kind : this->kinds) {
-        auto channel = this->template open<TypeParam>(kind);
-        ASSERT_FALSE(channel.why_no_gpu()) << channel.why_no_gpu()->text();
-        ASSERT_TRUE(channel.keep_outputs_on_gpu(this->count * sizeof(float)));
-        Input input = this->input_on_gpu(channel);
-        ASSERT_EQ(input.gpu(), this->gpu->device());
-        for (int round = 0; round < 20; ++round) {
-            const std::vector<float> data = this->values(static_cast<float>(round));
-            auto reply = this->echo(channel, input, data);
-            ASSERT_TRUE(reply) << reply.error().text();
-            Output& output = reply->outputs.at(0);
-            ASSERT_EQ(output.gpu(), this->gpu->device());
-            EXPECT_EQ(this->fetch(output), data) << "round " << round;
-        }
-    }
-}
-
 TYPED_TEST(GpuClients, InputsOnTheGpuAndOutputsOnTheHostMixInOneChannel) {
     this->start();
     for (const wire::SlabKind kind : this->kinds) {
@@ -261,65 +242,6 @@ TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
     auto reply = answered.get();
     ASSERT_TRUE(reply) << reply.error().text();
     EXPECT_EQ(fetch(reply->outputs.at(0)), values(7));
-}
-
-TEST_F(GpuChannel, ATensorOnTheGpuIsExportedAsOne) {
-    start();
-    Channel channel = open();
-    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
-    Input input = input_on_gpu(channel);
-    auto reply = echo(channel, input, values(1));
-    ASSERT_TRUE(reply) << reply.error().text();
-    ASSERT_TRUE(reply->outputs.at(0).read_on(stream));
-
-    const DLPackTensor output = to_dlpack(std::move(reply->outputs.at(0)));
-    DLPackTensor exported = to_dlpack(input);
-    for (const DLManagedTensorVersioned* tensor : {output.get(), exported.get()}) {
-        EXPECT_EQ(tensor->dl_tensor.device.device_type, kDLCUDA);
-        EXPECT_EQ(tensor->dl_tensor.device.device_id, gpu->device());
-    }
-
-    auto imported = from_dlpack(channel, std::move(exported));
-    ASSERT_TRUE(imported) << imported.error().text();
-    EXPECT_FALSE(imported->copied);
-    const std::array<NamedInput, 1> inputs{NamedInput{"x", &imported->input}};
-    EXPECT_TRUE(channel.infer({.inputs = inputs, .stream = stream}));
-    synchronize();
-}
-
-TEST_F(GpuChannel, SlabsOnTheGpuCountToTheChannelsBound) {
-    start("channel: {input: 1MiB, output: 1MiB, max: 8MiB}");
-    Channel channel = open();
-    const std::array<std::int64_t, 1> dims{16 << 20};
-    const auto refused = channel.allocate_on_gpu(wire::DType::uint8, dims);
-    ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code, ErrorCode::resources_exhausted);
-    EXPECT_EQ(input_on_gpu(channel).gpu(), gpu->device());
-}
-
-TEST_F(GpuChannel, AResultKeptOnTheGpuOutlivesItsWorker) {
-    start();
-    Channel channel = open();
-    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
-    Input input = input_on_gpu(channel);
-    const std::vector<float> data = values(9);
-    auto reply = echo(channel, input, data);
-    ASSERT_TRUE(reply) << reply.error().text();
-    ASSERT_TRUE(reply->outputs.at(0).read_on(stream));
-    synchronize();
-
-    ::kill(daemon->pid("m"), SIGKILL);
-
-    const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
-    Request again;
-    again.inputs = inputs;
-    again.retry_safe = true;
-    const auto lost = channel.infer(again);
-    ASSERT_FALSE(lost) << "an input on the GPU is not sent once more";
-    std::vector<float> result(count);
-    copy(result.data(), reply->outputs.at(0).bytes().data(), count * sizeof(float));
-    synchronize();
-    EXPECT_EQ(result, data);
 }
 
 TEST_F(GpuChannel, AnUnloadAsksClientsToLetGoAndTheReceiptNamesNobodyWhoDid) {

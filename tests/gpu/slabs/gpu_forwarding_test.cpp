@@ -19,20 +19,8 @@ using testing::HasSubstr;
 
 class GpuForwarding : public GpuChannel {
 protected:
-    /// A second model beside "m".
-    void start_both() {
-        const auto model = [this](const char* name) {
-            return minimal_model(name, echo_daemon->worker_environment, "device: " + echo_daemon->uuid + "\n");
-        };
-        daemon.emplace(fleet({model("m"), model("n")}), echo_daemon->options);
-        for (const char* name : {"m", "n"}) ASSERT_TRUE(daemon->load(name)) << daemon->why(name);
-    }
-    template <typename C = Channel>
-    [[nodiscard]] C open_second() const {
-        return open<C>(wire::SlabKind::cuda_vmm, "n");
-    }
-    template <typename C>
-    [[nodiscard]] static Result<Reply> forward(C& channel, const Output& output, cuda::CUstream on) {
+    [[nodiscard]] Channel open_second() const { return open(wire::SlabKind::cuda_vmm, "n"); }
+    [[nodiscard]] static Result<Reply> forward(Channel& channel, const Output& output, cuda::CUstream on) {
         const std::array<NamedInput, 1> inputs{NamedInput{"x", &output}};
         Request request;
         request.inputs = inputs;
@@ -40,31 +28,6 @@ protected:
         return channel.infer(request);
     }
 };
-
-template <typename C>
-class GpuForwardingClients : public GpuForwarding {};
-TYPED_TEST_SUITE(GpuForwardingClients, BothClients, ClientNames);
-
-TYPED_TEST(GpuForwardingClients, AnOutputOnTheGpuIsTheNextModelsInputAndNobodyWaitsForTheGpu) {
-    this->start_both();
-    auto first = this->template open<TypeParam>();
-    auto second = this->template open_second<TypeParam>();
-    for (TypeParam* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(this->count * sizeof(float)));
-    Input input = this->input_on_gpu(first);
-    const std::vector<float> data = this->values(3);
-    const PinnedFloats& source = this->pin(data);
-    StreamGate gate;
-    this->hold(gate);
-    auto given = this->echo(first, input, source);
-    ASSERT_TRUE(given) << given.error().text();
-
-    auto reply = this->forward(second, given->outputs.at(0), this->stream);
-
-    ASSERT_TRUE(reply) << "all of it is queued behind the gate: " << reply.error().text();
-    given->outputs.clear();
-    gate.let_pass();
-    EXPECT_EQ(this->fetch(reply->outputs.at(0)), data);
-}
 
 TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
     if (finds_races) GTEST_SKIP() << "the order goes through the worker, where ThreadSanitizer sees nothing of it";

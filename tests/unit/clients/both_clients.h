@@ -12,6 +12,7 @@
 #include <boost/asio/cancellation_signal.hpp>
 #include <gtest/gtest.h>
 
+#include "bulkhead/async_dlpack.h"
 #include "bulkhead/channel.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/introducing.h"
@@ -22,15 +23,21 @@ namespace bulkhead::test {
 /// An `AsyncChannel` with the calls of a `Channel`, each of which runs the loop until it is done.
 class SteppedChannel {
 public:
-    static Result<SteppedChannel> adopt(FakeWorker& worker) {
+    static Result<SteppedChannel> adopt(UniqueFd socket, const ChannelOptions& options) {
         SteppedChannel made;
-        return made.with(made.loop_->adopt(worker));
+        return made.with(made.loop_->adopt(std::move(socket), options));
     }
     static Result<SteppedChannel> open(const std::filesystem::path& socket, std::string model,
                                        const ChannelOptions& options) {
         SteppedChannel made;
         made.control_ = std::make_unique<AsyncControl>(made.loop_->context.get_executor(), socket);
         return made.with(made.loop_->open(*made.control_, std::move(model), options));
+    }
+
+    friend Result<ImportedInput> from_dlpack(SteppedChannel& channel, DLPackTensor tensor, void* stream) {
+        return channel.loop_->run<ImportedInput>([&](auto handler) {
+            async_from_dlpack(channel.channel_, std::move(tensor), stream, std::move(handler));
+        });
     }
 
     [[nodiscard]] std::string_view model() const { return channel_.model(); }
@@ -94,7 +101,10 @@ public:
         if (stream == streams_.end()) return Error{ErrorCode::input_invalid, "not in flight", {}};
         return loop_->next(stream->second.parts);
     }
-    void abandon(std::uint64_t id) { streams_.erase(id); }
+    void abandon(std::uint64_t id) {
+        streams_.erase(id);
+        turn();
+    }
     Result<> cancel(std::uint64_t id) {
         if (const auto pending = pending_.find(id); pending != pending_.end())
             pending->second.cancel->emit(boost::asio::cancellation_type::terminal);
@@ -134,11 +144,6 @@ private:
     std::map<std::uint64_t, Stream> streams_;
     std::uint64_t last_id_ = 0;
 };
-
-template <>
-inline Result<SteppedChannel> adopt<SteppedChannel>(FakeWorker& worker) {
-    return SteppedChannel::adopt(worker);
-}
 
 template <typename C>
 C opened(const std::filesystem::path& socket, const std::string& model, const ChannelOptions& options) {

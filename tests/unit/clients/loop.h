@@ -31,11 +31,14 @@ struct Loop {
         start([&](Result<T> completed) { outcome = std::move(completed); });
         return until(outcome);
     }
+    Result<AsyncChannel> adopt(UniqueFd socket, const ChannelOptions& options) {
+        return run<AsyncChannel>([&](auto handler) {
+            AsyncChannel::async_adopt(context.get_executor(), std::move(socket), options, std::move(handler));
+        });
+    }
     Result<AsyncChannel> adopt(FakeWorker& worker,
                                const ChannelOptions& options = {.client = "test", .deadline = std::chrono::seconds{10}}) {
-        return run<AsyncChannel>([&](auto handler) {
-            AsyncChannel::async_adopt(context.get_executor(), worker.client_end(), options, std::move(handler));
-        });
+        return adopt(worker.client_end(), options);
     }
     Result<AsyncChannel> open(const AsyncControl& control, std::string model = "fake",
                               const ChannelOptions& options = {.client = "test", .deadline = {}}) {

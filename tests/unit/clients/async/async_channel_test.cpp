@@ -92,32 +92,6 @@ TEST(AsyncChannel, SeveralAreInFlightAndEndAsTheAnswersCome) {
     EXPECT_THAT(order, ElementsAre(2, 0, 1));
 }
 
-TEST(AsyncChannel, ItsCancellationSlotCancelsTheRequestItself) {
-    FakeWorker worker{[](FakeWorker& w) {
-        w.greet();
-        const auto first = w.expect<channel::Infer>(), second = w.expect<channel::Infer>();
-        EXPECT_EQ(w.expect<channel::Cancel>().request_id, first.request_id);
-        w.send(channel::encode(channel::Failure{first.request_id, {ErrorCode::cancelled, "cancelled", ""}}));
-        w.answer(second.request_id, {});
-        w.await_hang_up();
-    }};
-    Loop loop;
-    AsyncChannel channel = loop.adopt(worker).value();
-    asio::cancellation_signal signal;
-    std::optional<ErrorCode> ended;
-    bool other = false;
-    channel.async_infer(
-        {}, asio::bind_cancellation_slot(signal.slot(), [&](Result<Reply> reply) { ended = reply.error().code; }));
-    channel.async_infer({}, [&](Result<Reply> reply) { other = reply.has_value(); });
-
-    signal.emit(asio::cancellation_type::terminal);
-
-    loop.context.restart(), loop.context.run();
-    EXPECT_EQ(ended, ErrorCode::cancelled);
-    EXPECT_TRUE(other);
-    signal.emit(asio::cancellation_type::terminal);  // too late: nobody waits for it
-}
-
 TEST(AsyncChannel, AFullSlabIsGrownWhileTheLoopRunsOn) {
     Gate replied;
     FakeWorker worker{[&](FakeWorker& w) {

@@ -1,7 +1,6 @@
 /// Answers that come in parts: in order, bounded, and never twice.
 
 #include <array>
-#include <future>
 #include <optional>
 #include <vector>
 
@@ -58,41 +57,6 @@ TYPED_TEST(ChannelStreaming, PartsComeInOrderAndTheLastEndsTheRequest) {
             EXPECT_EQ(part.more, token < 2);
         }
         EXPECT_EQ(channel.next(id).error().code, ErrorCode::input_invalid) << "an answer ends once";
-    }
-}
-
-TYPED_TEST(ChannelStreaming, WhoeverWaitsForTheAnswerGetsTheLastPart) {
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        for (int request = 0; request < 2; ++request) {
-            const auto id = w.expect<channel::Infer>().request_id;
-            for (int token = 0; token < 3; ++token) send_token(w, id, token, token < 2);
-        }
-        w.await_hang_up();
-    }};
-    {
-        TypeParam channel = adopt<TypeParam>(worker).value();
-        EXPECT_EQ(token_of(channel.infer({.method = "generate"}).value()), 2);
-        EXPECT_EQ(token_of(channel.infer({.method = "generate", .in_parts = true}).value()), 2);
-    }
-}
-
-TYPED_TEST(ChannelStreaming, PartsOfTwoRequestsAreToldApart) {
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        const auto first = w.expect<channel::Infer>().request_id, second = w.expect<channel::Infer>().request_id;
-        for (int token = 0; token < 4; ++token) {
-            send_token(w, second, 100 + token, token < 3);
-            send_token(w, first, token, token < 3);
-        }
-        w.await_hang_up();
-    }};
-    {
-        TypeParam channel = adopt<TypeParam>(worker).value();
-        const std::uint64_t first = channel.submit({.in_parts = true}).value();
-        const std::uint64_t second = channel.submit({.in_parts = true}).value();
-        for (const auto& [id, from] : {std::pair{first, 0}, std::pair{second, 100}})
-            for (int token = 0; token < 4; ++token) EXPECT_EQ(token_of(channel.next(id).value()), from + token);
     }
 }
 
@@ -176,27 +140,6 @@ TYPED_TEST(ChannelStreaming, ARequestWithoutAPartYetIsSentOnceMoreAndStreams) {
     }
 }
 
-TYPED_TEST(ChannelStreaming, LeavingAStreamCancelsItAndDropsWhatStillComes) {
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        const auto request = w.expect<channel::Infer>();
-        send_token(w, request.request_id, 0);
-        EXPECT_EQ(w.expect<channel::Cancel>().request_id, request.request_id);
-        send_token(w, request.request_id, 1);
-        w.send(channel::encode(channel::Failure{request.request_id, {ErrorCode::cancelled, "cancelled", ""}}));
-        w.answer(w.expect<channel::Infer>().request_id, {});
-        w.await_hang_up();
-    }};
-    {
-        TypeParam channel = adopt<TypeParam>(worker).value();
-        const std::uint64_t id = channel.submit({.in_parts = true}).value();
-        EXPECT_EQ(token_of(channel.next(id).value()), 0);
-        channel.abandon(id);
-        EXPECT_TRUE(channel.infer({})) << "the channel lives on";
-        EXPECT_EQ(channel.next(id).error().code, ErrorCode::input_invalid);
-    }
-}
-
 TYPED_TEST(ChannelStreaming, PartsThatNobodyTakesAreBounded) {
     constexpr int sent = 5000;
     static_assert(sent > limits::parts_max);
@@ -220,26 +163,6 @@ TYPED_TEST(ChannelStreaming, PartsThatNobodyTakesAreBounded) {
         for (; part; part = channel.next(id)) EXPECT_EQ(token_of(*part), static_cast<int>(taken++));
         EXPECT_EQ(taken, limits::parts_max);
         EXPECT_EQ(part.error().code, ErrorCode::resources_exhausted);
-    }
-}
-
-TYPED_TEST(ChannelStreaming, OutputsOfAPartThatNobodyWantsGoBack) {
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        const auto request = w.expect<channel::Infer>();
-        w.send(channel::encode(channel::InferResult{
-                                   .request_id = request.request_id, .more = true, .tensors = {w.output("p", {1})}})
-                   .value());
-        w.answer(request.request_id, {w.output("p", {2})});
-        EXPECT_EQ(w.expect<channel::Release>().leases.size(), 1u);
-        w.answer(w.expect<channel::Infer>().request_id, {});
-        w.await_hang_up();
-    }};
-    {
-        TypeParam channel = adopt<TypeParam>(worker).value();
-        const Reply reply = channel.infer({}).value();
-        EXPECT_EQ(reply.find("p")->as<float>()[0], 2);
-        EXPECT_TRUE(channel.infer({}));
     }
 }
 

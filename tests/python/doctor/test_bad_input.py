@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import bulkhead
 from command import HERE, doctor, line_of
@@ -190,6 +193,20 @@ class BadInput(unittest.TestCase):
             "steps.py:never_python: it did not return within 1 s, and took no signal",
             self.refused("steps.py:never_python", "--deadline", "1"),
         )
+
+    def test_the_deadline_begins_where_the_code_of_the_target_begins(self) -> None:
+        wait = select.select
+        with tempfile.NamedTemporaryFile("w+") as limits:
+
+            def waits(*arguments: Any) -> Any:
+                limits.write(f"{arguments[3]:g} ")
+                limits.flush()
+                return wait(*arguments)
+
+            with mock.patch.object(select, "select", waits):
+                self.assertEqual(doctor("steps.py:clean", "--inputs", "steps.py:inputs", "--deadline", "7").returncode, 0)
+            limits.seek(0)
+            self.assertEqual(limits.read().split(), ["600", "37"], "of PyTorch's import, then of the step and 30 s")
 
     def test_a_callable_that_crashes(self) -> None:
         self.assertIn("steps.py:kills: it ended its process by SIGSEGV", self.refused("steps.py:kills"))

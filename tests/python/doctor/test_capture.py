@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import subprocess
+import sys
 import unittest
 from collections import Counter
 from typing import Any, Iterator
@@ -201,8 +203,30 @@ class Reported(unittest.TestCase):
 
         run._elsewhere(examine, told, 0)
         self.assertEqual((KEPT, told.calls, [one.code for one in told.findings]), ([], 3, ["sync"]))
-        run._elsewhere(lambda: os._exit(0), told, 0)
-        self.assertIn("ended its process", told.error)
+        run._elsewhere(lambda: os.kill(os.getpid(), 9), told, 0)
+        self.assertEqual(told.error, "step ended its process by SIGKILL")
+
+    def test_the_fake_run_is_the_child_of_a_process_that_has_asked_no_driver(self) -> None:
+        """Such a child has no driver, and the device of an index of a fake tensor asks it: what came after was not found."""
+        ended = subprocess.run([sys.executable, "-c", inspect.getsource(asks_driver) + "asks_driver()"], capture_output=True,
+                               text=True, timeout=240)  # fmt: skip
+        self.assertIn(": refused a driver: False; on the GPU: ", ended.stdout, ended.stderr)
+
+    def test_a_process_that_has_counted_its_gpus_is_told_what_to_do(self) -> None:
+        told = Report("step")
+        with mock.patch.object(torch.cuda, "is_available", lambda: True):
+            run._elsewhere(lambda: None, told, 0)
+        self.assertIn("step was not looked at with fake tensors: this process had asked for its GPUs before", told.error)
+        self.assertIn("set PYTORCH_NVML_BASED_CUDA_CHECK=1", told.remedy)
+
+    def test_what_ended_the_fake_run_is_told_beside_what_the_gpu_refused(self) -> None:
+        def raises(x: torch.Tensor) -> None:
+            raise ValueError("on two devices")
+
+        told = self.captured(raises, Cuda(), "raises ended its process by SIGKILL")
+        self.assertRegex(
+            told.error, r"^raises ended its process by SIGKILL; on the GPU: raises raised ValueError at \S+: on two devices$"
+        )
 
     def test_a_module_that_was_imported_is_moved_before_it_is_captured(self) -> None:
         moved = torch.nn.Linear(2, 2)
@@ -239,9 +263,10 @@ class Reported(unittest.TestCase):
             r"(?s)not captured: .*test_capture\.py:\d+ holds the host for [\d.]+ ms in a call.* less\n",
         )
 
-    def captured(self, step: Any, cuda: Cuda) -> Report:
+    def captured(self, step: Any, cuda: Cuda, error: str = "") -> Report:
+        told = Report(step.__name__, error=error)
         with mock.patch.object(run, "DEVICE", "cpu"), mock.patch.object(torch, "cuda", cuda):
-            examined = run._Run(step, lambda device: (torch.ones(4, device=device),), None, False, Report(step.__name__))
+            examined = run._Run(step, lambda device: (torch.ones(4, device=device),), None, False, told)
             examined.on_gpu()
         return examined._report
 
@@ -291,6 +316,16 @@ class Reported(unittest.TestCase):
 def waits(x: torch.Tensor) -> Iterator[Any]:
     yield x.sum().item()
     torch.cuda.synchronize()
+
+
+def asks_driver() -> None:
+    import torch
+    from bulkhead.doctor import diagnose
+
+    def refused(x: torch.Tensor) -> None:
+        raise ValueError(f"refused a driver: {torch._C._cuda_isInBadFork()}")
+
+    print(diagnose(lambda x: refused(x), lambda device: torch.ones(1, device=device), gpu=True).error)
 
 
 def quiet_step(x: torch.Tensor) -> torch.Tensor:

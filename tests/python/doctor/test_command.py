@@ -44,6 +44,13 @@ class Reports(unittest.TestCase):
         self.assertEqual((shown[at + 1].index("^"), shown[at + 1].count("^")), (shown[at].index("x.any()"), len("x.any()")))
         self.assertIn("torch.where(~(x.any()), a, b)", " ".join(" ".join(shown).split()))
 
+    def test_two_reads_of_a_line_are_two_findings(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "sums.py"
+            file.write_text("def step(x, lengths):\n    return x.sum().item() + x.max().item()\n")
+            found = json.loads(doctor(f"{file}:step", "--inputs", "steps.py:inputs", "--json").stdout)["findings"]
+        self.assertEqual([(one["line"], one["column"], one["end_column"]) for one in found], [(2, 12, 26), (2, 29, 43)])
+
     def test_columns_count_characters(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "tabs.py"
@@ -275,6 +282,17 @@ class Library(unittest.TestCase):
             for name in ("pinned_and_waited", "pinned_part_not_waited")
         ]
         self.assertEqual([[one.severity for one in each] for each in found], [["prevents_capture"], ["stale"]])
+
+    def test_a_cpu_tensor_without_dimensions_prevents_capture_where_it_is_copied(self) -> None:
+        from bulkhead.doctor import diagnose
+        from findings import imported
+
+        module = imported(HERE / "corpus/host_tensors.py")
+        names = ("scaled_by_host_scalar", "chosen_or_zero", "written_where_indexed", "split_by_tensor")
+        found = [diagnose(getattr(module, name), module.CASES[name]).findings for name in names]
+        self.assertEqual([[(one.code, one.severity) for one in each] for each in found],
+                         [[("cpu_tensor", severity)] for severity in ("stale", "prevents_capture", "prevents_capture", "stale")]
+                         )  # fmt: skip
 
     def test_a_generator_that_is_registered_with_a_graph_is_no_finding(self) -> None:
         import steps

@@ -13,14 +13,16 @@ import signal
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from ..errors import Error
 from . import baseline  # nothing here imports PyTorch, whose absence is reported
 from .findings import Report
 from .report import sarif, text
 
-_GRACE_SECONDS = 30.0  #: after the deadline, which begins when PyTorch and the target are imported
+_START_SECONDS = 600.0  #: for which Python may take to import PyTorch
+_GRACE_SECONDS = 30.0  #: after the deadline, for a callable that comes back to Python late, or takes no signal
+_BEGUN, _ENDED = b"b", b"e"  #: what the child says: the target's code begins (twice with --gpu), the report is printed
 DONE, FOUND, FAILED = 0, 1, 2
 
 
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):
                     stream.reconfigure(errors="backslashreplace")  # a report may have what the terminal cannot show
-            status = _told(options)
+            status = _told(options, lambda: os.write(end, _BEGUN))
             sys.stdout.flush()
         except BaseException as error:
             _refuse(options, Error("input_invalid", f"looking at {options.target}: {type(error).__name__}: {error}", ""))
@@ -89,21 +91,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with contextlib.suppress(Exception):  # a target may have closed it
                 sys.stderr.flush()
             with contextlib.suppress(OSError):
-                os.write(end, b"1")  # a target that ends its process leaves no report
+                os.write(end, _ENDED)  # a target that ends its process leaves no report
             os._exit(status)
     os.close(end)
     try:
-        if not select.select([ended], [], [], options.deadline + _GRACE_SECONDS)[0]:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return _refuse(options, Error("deadline_exceeded", f"looking at {options.target}: it did not return within "
-                                                               f"{options.deadline:g} s, and took no signal",
-                                          "give a longer --deadline, or smaller inputs"))  # fmt: skip
-        has_reported = os.read(ended, 1)
+        said = _said(ended, child, options)
         how = os.waitpid(child, 0)[1]
+    except Error as error:
+        return _refuse(options, error)
     except KeyboardInterrupt:  # the child gets it too
         return 130
-    if has_reported and os.WIFEXITED(how):
+    if said == _ENDED and os.WIFEXITED(how):
         return os.WEXITSTATUS(how)
     by = signal.Signals(os.WTERMSIG(how)).name if os.WIFSIGNALED(how) else f"exit({os.WEXITSTATUS(how)})"
     return _refuse(
@@ -114,6 +112,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "call it with these inputs on the CPU first: it must return",
         ),
     )
+
+
+def _said(ended: int, child: int, options: argparse.Namespace) -> bytes:
+    """The last that the child says. Errors: deadline_exceeded, counted from where the target's code begins; the child is killed."""
+    error = Error("deadline_exceeded", f"looking at {options.target}: PyTorch was not imported within {_START_SECONDS:g} s",
+                  f"try `import torch` with {sys.executable}")  # fmt: skip
+    limit = _START_SECONDS
+    while select.select([ended], [], [], limit)[0]:
+        if (said := os.read(ended, 1)) != _BEGUN:
+            return said
+        limit = options.deadline + _GRACE_SECONDS
+        error = Error("deadline_exceeded", f"looking at {options.target}: it did not return within {options.deadline:g} s, and took "
+                                           "no signal", "give a longer --deadline, or smaller inputs")  # fmt: skip
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise error
 
 
 def _of_fleet(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -130,9 +144,9 @@ def _of_fleet(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     os.execv(program, [program, "doctor", *arguments])
 
 
-def _told(options: argparse.Namespace) -> int:
+def _told(options: argparse.Namespace, begin: Callable[[], Any]) -> int:
     try:
-        return examine(options)
+        return examine(options, begin)
     except Error as error:
         return _refuse(options, error)
     except BrokenPipeError:  # such as `| head`
@@ -153,11 +167,11 @@ def _refuse(options: argparse.Namespace, error: Error) -> int:
     return FAILED
 
 
-def examine(options: argparse.Namespace) -> int:
+def examine(options: argparse.Namespace, begin: Callable[[], Any] = lambda: None) -> int:
     accepted = [] if options.baseline is None else baseline.read(options.baseline)
     with _output_to_stderr(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = _report(options)
+        report = _report(options, begin)
     if options.write_baseline is not None and (report.findings or not report.error):
         try:
             baseline.write(options.write_baseline, report.findings)
@@ -194,13 +208,15 @@ def _print(options: argparse.Namespace, report: Report, accepted: int = 0) -> No
         print(text(report, accepted), end="")
 
 
-def _report(options: argparse.Namespace) -> Report:
+def _report(options: argparse.Namespace, begin: Callable[[], Any]) -> Report:
+    if options.gpu:  # otherwise a process that has asked whether there is a GPU leaves its children without a driver
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         import torch
     except ImportError:
         raise Error("input_invalid", f"looking at {options.target}: PyTorch is missing in {sys.prefix}",
                     "run the doctor in the model's environment, or name it with --python") from None  # fmt: skip
-    if not torch.cuda.is_available() and not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+    if not hasattr(torch._C, "_ensureCUDADeviceGuardSet") and not torch.cuda.is_available():
         raise Error("input_invalid",
                     f"looking at {options.target} without a GPU: fake tensors of PyTorch {torch.__version__} need a driver",
                     "use PyTorch 2.10 or newer, or a machine with a GPU")  # fmt: skip
@@ -224,6 +240,7 @@ def _report(options: argparse.Namespace) -> Report:
         gpu=options.gpu,
         deadline=options.deadline,
         name=options.target,
+        begin=begin,
     )
 
 

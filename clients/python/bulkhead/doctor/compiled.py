@@ -57,7 +57,7 @@ def tell(found: Findings, said: list[Said], target: Place) -> list[Note]:
         if known:
             one = next((one for one in known if one.code == code), known[0])
             if told not in one.reason:
-                found.change(one.code, place, reason=f"{one.reason}. {told}")
+                found.change(one, reason=f"{one.reason}. {told}")
         else:
             before = notes.get((place.file, place.line))
             if before is None or told not in before.reason:

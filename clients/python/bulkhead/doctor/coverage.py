@@ -56,14 +56,14 @@ class Executed(defaultdict[str, set[int]]):
     def nodes(self, file: str) -> list[tuple[ast.AST, str]]:
         """All nodes of a file, each with its function's name; empty at module level."""
         if file not in self._nodes:
-            self._nodes[file] = list(_named(tree(file), ""))
+            self._nodes[file] = list(named(tree(file), ""))
         return self._nodes[file]
 
 
-def _named(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str]]:
+def named(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str]]:
     for child in ast.iter_child_nodes(node):
         inner = function
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             inner = f"{function}.{child.name}" if function else child.name
         yield child, inner
-        yield from _named(child, inner)
+        yield from named(child, inner)

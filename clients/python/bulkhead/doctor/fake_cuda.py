@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from .source import Place, here
 Observe = Callable[..., None]  #: (what happened, the call's name, its place if not here)
 
 SYNCHRONIZE, SEED, STREAM_NOT_FORKED, STATE_READ, LAUNCHED = "synchronize", "seed", "stream_not_forked", "rng_state", "launched"
+OTHER_THREAD = "other_thread"
 
 _PROPERTIES = SimpleNamespace(
     name="a GPU that is not there", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30, is_integrated=False,
@@ -164,13 +166,22 @@ class _Recorded:
 
 
 class Streams:
-    """The current stream, and what each stream waits for. A capture reaches a stream through an event of a
+    """Each thread's current stream, and what each stream waits for. A capture reaches a stream through an event of a
     stream it has already reached; the main stream must wait for that stream's last operator."""
 
     def __init__(self, observe: Observe) -> None:
         self.main, self.default = Stream(), Stream()  #: a capture runs on its own stream
         self._observe, self._call = observe, 0
+        self._own = threading.local()  #: .stream
         self.begin_call()
+
+    @property
+    def current(self) -> Stream:
+        return getattr(self._own, "stream", self.default)  # a thread begins with the default stream
+
+    @current.setter
+    def current(self, stream: Stream) -> None:
+        self._own.stream = stream
 
     def begin_call(self) -> None:
         self.current = self.main
@@ -184,12 +195,15 @@ class Streams:
         self.current = stream
         self._of(stream).entered = here()
 
-    def work(self) -> None:
-        """Counts an operator of the step on the current stream."""
+    def work(self, is_read: bool) -> None:
+        """Counts an operator of the step on the current stream. What another thread reads is a finding by itself."""
         work = self._of(self.current)
+        if is_read and self._is_threads_own(self.current, work):
+            return
         work.count += 1
         if not work.is_captured and work.count == 1:
-            self._observe(STREAM_NOT_FORKED, "torch.cuda.stream", work.entered)
+            self._observe(OTHER_THREAD if self._is_threads_own(self.current, work) else STREAM_NOT_FORKED, "torch.cuda.stream",
+                          work.entered)  # fmt: skip
 
     def recorded(self, stream: Stream) -> _Recorded:
         work = self._of(stream)
@@ -210,8 +224,14 @@ class Streams:
         return [
             work.entered
             for stream, work in self._work.values()
-            if stream is not self.main and work.count > awaited.get(id(stream), 0)
+            if stream is not self.main
+            and not self._is_threads_own(stream, work)
+            and work.count > awaited.get(id(stream), 0)
         ]
+
+    def _is_threads_own(self, stream: Stream, work: _Work) -> bool:
+        """Whether another thread has worked there because it has entered no stream."""
+        return stream is self.default and work.entered is None
 
 
 class _Use(contextlib.AbstractContextManager):  # type: ignore[type-arg]

@@ -34,6 +34,16 @@ SEVERITIES = {
 }
 
 
+_OF_A_LINE = (PYTHON_STATE, HIDDEN_SETTING, DUCK_TYPED_CACHE)  #: found twice in a line, by what runs and by its source
+
+Key = tuple[str, int, str, int]
+
+
+def key(code: str, file: str, line: int, column: int) -> Key:
+    """What is one finding: an expression for most codes."""
+    return file, line, code, 0 if code in _OF_A_LINE else column
+
+
 @dataclass(frozen=True)
 class Finding:
     """``line`` and ``column`` count from 1; ``path`` is the chain of calls to the place, outermost first."""
@@ -51,8 +61,8 @@ class Finding:
     use: str = ""  #: what the value was used for
 
     @property
-    def key(self) -> tuple[str, int, str]:
-        return self.file, self.line, self.code
+    def key(self) -> Key:
+        return key(self.code, self.file, self.line, self.column)
 
     def document(self) -> dict[str, Any]:
         document = asdict(self)
@@ -104,8 +114,8 @@ class Findings:
     """Collects findings; keeps the first one for each place and code."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int, str], Finding] = {}
-        self.seen: set[tuple[str, int, str]] = set()  #: keys of all findings added since this was cleared
+        self._found: dict[Key, Finding] = {}
+        self.seen: set[Key] = set()  #: keys of all findings added since this was cleared
 
     def add(self, code: str, severity: str, place: Place, reason: str, remedy: str, use: str = "") -> None:
         column, end = place.columns
@@ -113,15 +123,14 @@ class Findings:
         self._found.setdefault(finding.key, finding)
         self.seen.add(finding.key)
 
-    def drop(self, key: tuple[str, int, str]) -> None:
-        del self._found[key]
+    def drop(self, one: Finding) -> None:
+        del self._found[one.key]
 
     def at(self, code: str, place: Place) -> Finding | None:
-        return self._found.get((place.file, place.line, code))
+        return self._found.get(key(code, place.file, place.line, place.columns[0]))
 
-    def change(self, code: str, place: Place, **changes: Any) -> None:
-        key = place.file, place.line, code
-        self._found[key] = replace(self._found[key], **changes)
+    def change(self, one: Finding, **changes: Any) -> None:
+        self._found[one.key] = replace(one, **changes)
 
     def sorted(self) -> list[Finding]:
         return sorted(self._found.values(), key=lambda finding: (finding.file, finding.line, finding.column, finding.code))

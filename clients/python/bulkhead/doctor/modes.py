@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -29,6 +31,9 @@ _READING_KERNELS = frozenset((
     "linalg_matrix_exp",  # the norm decides the degree on the host: LinearAlgebra.cpp, mexp_impl
 ))  # fmt: skip
 _INDEX_PUTS = ("index_put", "index_put_", "_index_put_impl_")
+#: Operators that copy a CPU tensor without dimensions to the GPU, where others take it as a number: TensorCompare.cpp,
+#: where_self_out, and TensorAdvancedIndexing.cpp.
+_COPYING = ("where", *_INDEX_PUTS)
 _LIST_ELEMENTS_MAX = 1 << 24  #: of a list that stands in for unknown values
 _STAND_IN_ROWS = 2  #: of a result whose number of rows is unknown
 _TEXTS = frozenset(("__repr__", "__format__", "__str__"))
@@ -62,6 +67,10 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 return is_pinned(first)
             if name == "record_stream":
                 return None
+            if name == "__reduce_ex__" and first is not None:
+                return self._pickled(first, args[1])
+            if name == "tensor_split" and first is not None and first.device.type == "cuda":
+                args, kwargs = self._split(args, kwargs)
             if name == "__deepcopy__" and first is not None:
                 return args[1].setdefault(id(first), first.clone())
             if name == "data_ptr" and first is not None:
@@ -96,7 +105,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
     def _same_device(self, name: str, args: Any, kwargs: Any) -> Any:
         window = kwargs.get("window")
         if isinstance(window, torch.Tensor) and window.device != args[0].device:
-            self._watch.met(window if window.device.type == "cpu" else args[0], name)
+            self._watch.met(window if window.device.type == "cpu" else args[0], name, is_number=False)
             outside = getattr(torch.overrides, "_no_torch_function_mode", contextlib.nullcontext)
             with outside():
                 kwargs = {**kwargs, "window": torch.empty_like(window, device=args[0].device)}
@@ -111,24 +120,31 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
             return format(item, args[1])
         return f"tensor(…, size={tuple(tensor.shape)})"
 
-    def _array(self, tensor: Any, args: Any) -> Any:
-        import numpy
-
+    def _pickled(self, tensor: Any, protocol: int) -> Any:
+        """What `pickle` and `torch.save` take of a tensor: its values, or a zero for all of them."""
+        if _is_copied_shallowly():
+            return torch.ops.aten.alias.default, (tensor,)
         if tensor.device.type == "cuda":
             self._watch.read()
         value = values.known(tensor)
-        if value is not None:
-            array = values.ask(
-                lambda one: one.detach().to(torch.float32 if one.dtype == torch.bfloat16 else one.dtype).numpy().copy(), value
-            )
-        else:
-            dtype = _numpy_dtype(tensor.dtype)
-            # This takes the memory of one element.
-            array = numpy.broadcast_to(numpy.full((), numpy.issubdtype(dtype, numpy.integer), dtype), tuple(tensor.shape))
-            if tensor.numel() <= values.ELEMENTS_MAX:
-                array = array.copy()
-                if array.ndim and array.dtype != bool:
-                    array[..., 1:2] = 1  # so that the greatest has number 1, as an unknown whole number is 1
+        with no_dispatch():
+            real = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape) if value is None else value
+            return torch.Tensor.__reduce_ex__(real, protocol)
+
+    def _split(self, args: Any, kwargs: Any) -> Any:
+        """Of `tensor_split` by a tensor, which lies on the CPU: by its values."""
+        rest = dict(kwargs)
+        at = args[1] if len(args) > 1 else rest.pop("tensor_indices_or_sections", None)
+        if not isinstance(at, torch.Tensor) or at.device.type != "cpu":
+            return args, kwargs
+        if _read_before(at) is None:  # of others the finding is the read
+            self._watch.met(at, "tensor_split", is_number=True)
+        return (args[0], self._list(at), *args[2:]), rest
+
+    def _array(self, tensor: Any, args: Any) -> Any:
+        if tensor.device.type == "cuda":
+            self._watch.read()
+        value, array = values.known(tensor), values.array(tensor)
         if _is_of_gpu(tensor):
             self._watch.not_taken(array, value is not None and not values.is_assumed(tensor), _read_before(tensor))
         return array.astype(args[1], copy=False) if len(args) > 1 and args[1] is not None else array
@@ -251,9 +267,11 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             origin = getattr(leaf, "_doctor_origin", None)
             if leaf.dim() == 0 and origin is not None and origin.kind == INTERNAL and literal:
                 if name in _INDEX_PUTS and not _fills_mask(args):
-                    self._watch.written()
+                    self._watch.written(
+                        "through a tensor of indices", "x.index_fill_(dim, index, value) takes the number as it is"
+                    )
                 return leaf
-            self._watch.met(leaf, name)
+            self._watch.met(leaf, name, leaf.dim() == 0 and name not in _COPYING)
             if leaf.dim() == 0:
                 return leaf
             # This mode does not see it: it is not on the stack here.
@@ -386,12 +404,12 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _after(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
         watch = self._watch
-        if watch.step and any(
-            leaf.device.type == "cuda" for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor)
-        ):
-            watch.streams.work()
         if watch.step:
-            watch.devices.update(leaf.device.type for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
+            made = {leaf.device.type for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
+            devices = {leaf.device.type for leaf in tensors} | made
+            watch.devices |= devices
+            if "cuda" in devices:
+                watch.streams.work(is_read="cuda" not in made)
         values.follow(function, args, kwargs, result)
         if function.is_view and tensors and is_pinned(tensors[0]):
             for view in tree_leaves(result):
@@ -399,21 +417,21 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         place = here() if watch.step or not tensors else None
         origins = [one._doctor_origin for one in tensors if hasattr(one, "_doctor_origin") and one.device.type == "cpu"]
         origin = min(origins, key=lambda one: one.kind in (FOLLOWS, INTERNAL), default=None)
-        for made in tree_leaves(result):
-            if isinstance(made, torch.Tensor) and made.device.type == "cpu" and not hasattr(made, "_doctor_origin"):
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor) and one.device.type == "cpu" and not hasattr(one, "_doctor_origin"):
                 if any(tensor.device.type == "cuda" for tensor in tensors):
-                    made._doctor_origin = Origin(READ, place)
+                    one._doctor_origin = Origin(READ, place)
                 elif origin is not None:
-                    made._doctor_origin = origin
+                    one._doctor_origin = origin
                 elif not tensors:
-                    watch.born(made, place)
+                    watch.born(one, place)
         if watch.recording:
             place = place or watch.target
             scalars = tuple(
                 leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
             )
             shapes = tuple(tuple(leaf.shape) for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
-            watch.trace.append(Kernel(name, scalars, shapes, place))
+            watch.ran(Kernel(name, scalars, shapes, place))
             if name == "cat":
                 result._doctor_cat = Concatenation(place, tuple(id(one) for one in tensors))
 
@@ -432,6 +450,12 @@ def _kernel_reads(name: str, function: Any, args: Any, kwargs: Any) -> bool:
         return isinstance(given.get("std"), torch.Tensor)
     if name == "histc":  # bounds that are equal are those of the values: SummaryOps.cu
         return bool(given.get("min", 0) == given.get("max", 0))
+    if name.startswith(("masked_fill", "index_fill")):  # takes it with item(): masked_fill__cuda, index_fill_; pytorch#190512
+        return isinstance(value := given.get("value"), torch.Tensor) and value.device.type == "cuda"
+    if name == "isin":  # sorts what is unique of both, for many: TensorCompare.cpp, isin_Tensor_Tensor_out
+        elements, tested = given["elements"], given["test_elements"]
+        is_tensor = isinstance(elements, torch.Tensor) and isinstance(tested, torch.Tensor) and elements.numel() > 0
+        return is_tensor and not given.get("assume_unique") and tested.numel() >= int(10.0 * elements.numel() ** 0.145)
     return name in _READING_KERNELS or given.get("check_errors") is True  # of `torch.linalg.inv_ex` and its like
 
 
@@ -465,5 +489,9 @@ def is_pinned(tensor: Any) -> bool:
     return bool(getattr(tensor, "_doctor_pinned", False))
 
 
-def _numpy_dtype(dtype: Any) -> Any:
-    return str(dtype).split(".")[1].replace("bfloat16", "float32")
+def _is_copied_shallowly() -> bool:
+    """Whether it is `copy.copy` that asks: nothing is read."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in (__file__, torch._tensor.__file__, torch.overrides.__file__):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == copy.__file__

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
+import inspect
 import os
+import re
 import sys
 import types
-from typing import Any, Callable, ContextManager, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Collection, ContextManager, Iterator, Mapping, Sequence
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from . import findings
-from .calls import called
+from .calls import Step, called
+from .coverage import named
 from .draws import Draws
 from .findings import Findings
-from .source import is_users, use_of
+from .source import absolute, is_users, tree, use_of
 from .watch import Kernel, Watch
 
 _NUMBERS_MAX = 32  #: maximum of varied numbers, each in its own call
+_DEPTH_MAX = 4  #: of objects within objects
+_ARGUMENT = "comes from an argument"
+#: Parameters of sampling and guidance, which users change from call to call wherever they keep them.
+_SAMPLING = frozenset(
+    "temperature top_p top_k min_p typical_p repetition_penalty presence_penalty frequency_penalty length_penalty "
+    "guidance_scale cfg_scale cfg_weight exaggeration strength noise_scale length_scale".split()
+)
+_FIXED = re.compile(r"(^|_)(eps|epsilon|dim|dims|size|theta)$|^(d|n|num)_")  #: of a model, also in a configuration that is given
 _NUDGE = 1.0625
 _VALUE = "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)"
 _POSITION = (
@@ -49,29 +62,24 @@ def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
                   _POSITION if one.name in ("slice", "select") else _VALUE, use.kind)
 
 
-def vary(
-    found: Findings,
-    watch: Watch,
-    draws: Draws,
-    step: Any,
-    args: Any,
-    kwargs: Any,
-    earlier: Sequence[Kernel],
-    last: Sequence[Kernel],
-) -> None:
-    """Makes one more call for each number among the arguments, with that number changed. A number that changes
+def vary(found: Findings, watch: Watch, draws: Draws, call: Step, variables: Mapping[str, Any], files: Collection[str],
+         earlier: Sequence[Kernel], last: Sequence[Kernel]) -> None:  # fmt: skip
+    """Makes one more call for each number that a caller may change, with that number changed. A number that changes
     shapes, or the count of operators, only selects a graph. Shapes and numbers that differ between the first two
-    calls (a growing cache) are ignored."""
+    calls (a growing cache) are ignored.
+
+    ``variables``: what the step can reach beside its arguments. ``files``: those of the user that ran."""
     if [one.where for one in earlier] != [one.where for one in last]:
         earlier = last
-    given = list(_numbers(args, kwargs))
-    if len(given) > _NUMBERS_MAX:
+    step, args, kwargs = call
+    numbers = [*_given(step, args, kwargs), *_kept(variables, args, kwargs, files)]
+    if len(numbers) > _NUMBERS_MAX:
         watch.skipped.append(
-            f"the arguments have {len(given)} numbers: whether a kernel takes one was asked of the first {_NUMBERS_MAX}"
+            f"the arguments have {len(numbers)} numbers: whether a kernel takes one was asked of the first {_NUMBERS_MAX}"
         )
-    for number, changed in given[:_NUMBERS_MAX]:
-        for other in _others(number):
-            with changed(other) as (new_args, new_kwargs):
+    for number in numbers[:_NUMBERS_MAX]:
+        for other in _others(number.value):
+            with number.changed(other) as (new_args, new_kwargs):
                 changed_run = trace(watch, draws, step, new_args, new_kwargs)
             if changed_run is None:
                 continue
@@ -80,24 +88,112 @@ def vary(
                 two.where == new.where and new.shapes == two.shapes for one, two, new in runs if one.shapes == two.shapes
             ):
                 for one, two, new in runs:
-                    if one.scalars == two.scalars and not (_is_whole(number) and two.name in _COMPARISONS):
-                        _tell(found, two, new, "comes from an argument")
+                    if one.scalars == two.scalars and not (_is_whole(number.value) and two.name in _COMPARISONS):
+                        _tell(found, two, new, number.why)
             break
 
 
-_Changed = Callable[[Any], ContextManager[tuple[Any, Any]]]  #: the arguments, while one number is changed
+@dataclass(frozen=True)
+class _Number:
+    """``changed`` gives the arguments of a call for which the number is another one."""
+
+    value: Any
+    why: str
+    changed: Callable[[Any], ContextManager[tuple[Any, Any]]]
 
 
-def _numbers(args: Any, kwargs: Any) -> Iterator[tuple[Any, _Changed]]:
-    """The numbers of the arguments, and of objects among them."""
+def _given(step: Any, args: Any, kwargs: Any) -> Iterator[_Number]:
+    """The numbers among the arguments, and those of their defaults that are parameters of a sampler."""
     leaves, spec = tree_flatten((args, kwargs))
     for index, leaf in enumerate(leaves):
         if _is_number(leaf):
-            yield leaf, functools.partial(_in_place_of, leaves, index, spec)
-        elif isinstance(leaf, types.SimpleNamespace) or is_of_user(leaf):
-            for name, value in vars(leaf).items():
-                if _is_number(value):
-                    yield value, functools.partial(_with, vars(leaf), name, (args, kwargs))
+            yield _Number(leaf, _ARGUMENT, functools.partial(_in_place_of, leaves, index, spec))
+    with contextlib.suppress(TypeError, ValueError):  # of a builtin
+        signature = inspect.signature(step.forward if isinstance(step, torch.nn.Module) else step)
+        bound = signature.bind(*args, **kwargs).arguments
+        for name, default in ((one.name, one.default) for one in signature.parameters.values() if one.name not in bound):
+            if name in _SAMPLING and _is_number(default):
+                yield _Number(default, _ARGUMENT, functools.partial(_beside, args, kwargs, name))
+
+
+def _kept(variables: Mapping[str, Any], args: Any, kwargs: Any, files: Collection[str]) -> Iterator[_Number]:
+    """The numbers that a caller may change in objects: those among the arguments, and those that the step keeps."""
+    assigned = frozenset[str]().union(*(_assigned_in(file) for file in files if "-packages" + os.sep not in file))
+    seen: set[int] = set()
+    for is_given, roots in ((True, tree_leaves((args, kwargs))), (False, variables.values())):
+        waiting = [(root, is_given, 0) for root in roots]
+        for owner, is_given, depth in waiting:  # which grows
+            if id(owner) in seen or depth > _DEPTH_MAX or not _has_parts(owner, depth):
+                continue
+            seen.add(id(owner))
+            is_given = is_given and not isinstance(owner, torch.nn.Module)
+            for name, value in _parts(owner):
+                if not _is_number(value):
+                    waiting.append((value, is_given, depth + 1))
+                elif _may_change(owner, name, is_given, assigned):
+                    why = _ARGUMENT if is_given else f"is kept in `{name}`, which a caller may change"
+                    yield _Number(value, why, functools.partial(_with, owner, name, (args, kwargs)))
+
+
+def _has_parts(owner: Any, depth: int) -> bool:
+    """Whether it is a container, or an object of the user's class. What an installed package keeps is fixed with the model."""
+    if isinstance(owner, (list, tuple, dict)):
+        return depth > 0  # the arguments' own are gone through by their leaves
+    return isinstance(owner, (types.SimpleNamespace, torch.nn.Module)) or is_of_user(owner)
+
+
+def _parts(owner: Any) -> list[tuple[Any, Any]]:
+    if isinstance(owner, dict):
+        return [(name, value) for name, value in owner.items() if isinstance(name, str)]
+    if isinstance(owner, (list, tuple)):
+        return [("", one) for one in owner if not _is_number(one)]
+    named_slots = [vars(kind).get("__slots__", ()) for kind in type(owner).__mro__]
+    slots = [name for names in named_slots if not isinstance(names, str) for name in names if hasattr(owner, name)]
+    modules = owner._modules.items() if isinstance(owner, torch.nn.Module) else ()
+    return [*getattr(owner, "__dict__", {}).items(), *((name, getattr(owner, name)) for name in slots), *modules]
+
+
+def _may_change(owner: Any, name: Any, is_given: bool, assigned: Collection[str]) -> bool:
+    """Whether a caller may change the number from call to call; others, such as eps, a dimension or a scale, are the model's."""
+    if name in _SAMPLING:
+        return "attention" not in type(owner).__name__.lower()
+    if is_given:
+        return _FIXED.search(name) is None
+    return not isinstance(owner, dict) and is_of_user(owner) and (name in assigned or name in _set_by_methods(type(owner)))
+
+
+@functools.lru_cache(maxsize=None)
+def _assigned_in(file: str) -> frozenset[str]:
+    """The attributes that a file assigns of what has a name of its own: `model.scale = …`, unless an `__init__` does."""
+    return frozenset(
+        node.attr
+        for node, function in named(tree(file), "")
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
+        and node.value.id not in ("self", "cls") and not function.endswith("__init__")
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=None)
+def _set_by_methods(kind: type) -> frozenset[str]:
+    """The attributes that methods of the class are there to set: `set_scale`, and setters of properties."""
+    found: set[str] = set()
+    for one in kind.__mro__:
+        codes = [value.__code__ for value in vars(one).values() if inspect.isfunction(value)]
+        file = absolute(codes[0].co_filename) if codes else ""
+        for node in ast.walk(tree(file)) if file and is_users(file) else ():
+            if isinstance(node, ast.ClassDef) and node.name == one.__name__:
+                methods = [method for method in node.body if isinstance(method, ast.FunctionDef) and _is_setter(method)]
+                found |= {
+                    part.attr
+                    for method in methods
+                    for part in ast.walk(method)
+                    if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
+                }
+    return frozenset(found)
+
+
+def _is_setter(method: ast.FunctionDef) -> bool:
+    return method.name.startswith("set_") or any(ast.unparse(one).endswith(".setter") for one in method.decorator_list)
 
 
 @contextlib.contextmanager
@@ -106,22 +202,33 @@ def _in_place_of(leaves: list[Any], index: int, spec: Any, other: Any) -> Iterat
 
 
 @contextlib.contextmanager
-def _with(attributes: dict[str, Any], name: str, given: tuple[Any, Any], other: Any) -> Iterator[tuple[Any, Any]]:
-    before, attributes[name] = attributes[name], other
+def _beside(args: Any, kwargs: Any, name: str, other: Any) -> Iterator[tuple[Any, Any]]:
+    yield args, {**kwargs, name: other}
+
+
+@contextlib.contextmanager
+def _with(owner: Any, name: str, given: tuple[Any, Any], other: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(owner, dict):
+        change = functools.partial(owner.__setitem__, name)
+        before = owner[name]
+    else:
+        change = functools.partial(object.__setattr__, owner, name)  # one that is frozen too
+        before = getattr(owner, name)
+    change(other)
     try:
         yield given
     finally:
-        attributes[name] = before
+        change(before)
 
 
 def is_of_user(leaf: Any) -> bool:
-    """Whether the object's class is the user's, not an installed package's: a package's configuration is fixed with the model."""
-    file = getattr(sys.modules.get(type(leaf).__module__), "__file__", None) or ""
+    """Whether the object's class is the user's, not an installed package's."""
+    name = type(leaf).__module__
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
     return (
-        hasattr(leaf, "__dict__")
-        and not isinstance(leaf, (torch.nn.Module, type))
-        and is_users(file)
-        and "-packages" + os.sep not in file
+        (hasattr(leaf, "__dict__") or hasattr(type(leaf), "__slots__"))
+        and not isinstance(leaf, type)
+        and (is_users(file) and "-packages" + os.sep not in file if file else name == "__main__" or name not in sys.modules)
     )
 
 
@@ -155,6 +262,7 @@ def trace(watch: Watch, draws: Draws, step: Any, args: Any, kwargs: Any) -> list
     watch.step = watch.recording = True
     try:
         called(step, args, kwargs)
+        watch.end_call()
     except Exception:
         return None
     finally:

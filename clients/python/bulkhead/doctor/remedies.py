@@ -58,6 +58,10 @@ def host_read(use: Use, function: str = "") -> str:
         )
     if use.kind == "assert":
         return f"check it before the step, or on the device: torch._assert_async({condition(use)})"
+    if called.startswith(("masked_fill", "index_fill")):
+        return f"{called} takes its value with item(): torch.where(mask, value, x) takes a tensor of the device as it is"
+    if called in ("save", "dump", "dumps"):
+        return "return the tensor, and write it after the replay, outside the step"
     if use.kind in ("print", "f-string"):
         return "return the tensor, and write it after the replay, outside the step"
     if use.kind == "slice":

@@ -27,9 +27,10 @@ from . import calls, capture, compiled, exported, fake_cuda, findings, numbers, 
 from .calls import Step
 from .coverage import Executed
 from .draws import Draws
-from .findings import Findings, Report
+from .findings import Finding, Findings, Report
 from .modes import Functions, Operators
 from .source import code_of, is_users, one_line, place_of, place_of_target, short, use_of
+from .threads import Threads
 from .watch import Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare; the second and third are compared
@@ -45,46 +46,67 @@ class Expired(BaseException):
 
 
 def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, options: Mapping[str, Any] | None = None,
-             compiler: bool = False, gpu: bool = False,
-             deadline: float = 0, name: str = "") -> Report:  # fmt: skip
+             compiler: bool = False, gpu: bool = False, deadline: float = 0, name: str = "",
+             begin: Callable[[], None] = lambda: None) -> Report:  # fmt: skip
     """Calls ``target`` with what ``factory("cuda")`` returns: a tuple of arguments, a dictionary of named ones, or one
     argument. For a class the factory returns (arguments of the constructor, arguments of the call).
 
     ``target`` may also be an ``exported.Program``, or an engine's class if ``options`` is not None. ``gpu`` also
     captures the step on this machine's GPU; ``compiler`` adds torch.compile's findings. ``deadline`` is in seconds, 0
-    for none; it works on the main thread. Computes and allocates nothing but small tensors.
+    for none; it works on the main thread, and ``begin`` is called where it begins, before any code of the target's.
+    Computes and allocates nothing but small tensors.
     """
     report = Report(name or getattr(target, "__qualname__", type(target).__name__))
     run = _Run(target, factory, options, compiler, report)
-    _warm_up()
     if gpu:
-        _elsewhere(run.all, report, deadline)
-    with _kept_settings(), _kept_process(), _quiet(), _deadline(deadline):
+        _elsewhere(run.all, report, deadline, begin)
+    else:
+        _warm_up()
+    with _kept_settings(), _kept_process(), _quiet(), _deadline(deadline, begin):
         run.on_gpu() if gpu else run.all()
     return report
 
 
-def _elsewhere(examine: Callable[[], None], report: Report, deadline: float) -> None:
+def _elsewhere(examine: Callable[[], None], report: Report, deadline: float, begin: Callable[[], None] = lambda: None) -> None:
     """Runs in a child process, before CUDA starts here: the capture must not meet fake tensors kept in globals."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException), open(writing, "wb") as answer:
-            with _kept_settings(), _kept_process(), _quiet(), _deadline(deadline):
-                examine()
+            try:
+                _hide_gpu(report.target)
+                _warm_up()
+                with _kept_settings(), _kept_process(), _quiet(), _deadline(deadline, begin):
+                    examine()
+            except BaseException as error:
+                report.error, report.remedy = described(error, report.target)
             pickle.dump(vars(report), answer)
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as answer:
         told = answer.read()
-    os.waitpid(child, 0)
+    how = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if told:
         vars(report).update(pickle.loads(told))
     else:
         report.error, report.remedy = (
-            f"{report.target} ended its process",
+            f"{report.target} ended its process by {signal.Signals(-how).name if how < 0 else f'exit({how})'}",
             "call it with these inputs on the CPU first: it must return",
         )
+
+
+def _hide_gpu(target: str) -> None:
+    """Fake tensors then ask no driver: one that this process's parent has started refuses a child, even the device of an index.
+    Errors: input_invalid if the parent has counted its GPUs, as `torch.cuda.is_available()` does."""
+    if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):  # older fake tensors need the driver
+        return
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if torch.cuda.is_available():
+        raise Error("input_invalid",
+                    f"{target} was not looked at with fake tensors: this process had asked for its GPUs before, and a child of it "
+                    "then has no driver",
+                    "set PYTORCH_NVML_BASED_CUDA_CHECK=1 before Python starts, or use `python -m bulkhead.doctor --gpu`"
+                    )  # fmt: skip
 
 
 def _warm_up() -> None:
@@ -108,9 +130,11 @@ class _Run:
         settings.environment(self._found)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad():
-            functions = Functions(self._watch)
+            functions, threads = Functions(self._watch), Threads(self._watch, fake)
+            self._watch.end_call = threads.end_call
             with (
                 settings.watched(self._found),
+                threads.followed(),
                 fake,
                 Operators(self._watch),
                 functions,
@@ -131,6 +155,10 @@ class _Run:
             self._report.remedy = (
                 "make the arguments, and what the function keeps, on the device that the function of --inputs is given"
             )
+        if not self._report.error and self._watch.unwatched:
+            names = ", ".join(sorted(self._watch.unwatched))
+            self._report.error = f"{self._report.target} uses tensors in threads that run since before it ({names}): not all was seen"
+            self._report.remedy = "start them in the step, or in what makes it: the command line imports the file itself"
         self._report.skipped += self._watch.skipped
         with self._guarded():
             for executed in (self._setup, self._executed, self._again):
@@ -140,7 +168,14 @@ class _Run:
         self._report.findings = self._found.sorted()
 
     def on_gpu(self) -> None:
-        found = list(self._report.findings)
+        report, found = self._report, list(self._report.findings)
+        before, remedy = report.error, report.remedy
+        report.error = ""
+        self._capture(found)
+        if before and before != report.error:  # what the fake run could not do hides nothing, and is not hidden
+            report.error, report.remedy = f"{before}; on the GPU: {report.error or 'it ran'}", remedy
+
+    def _capture(self, found: list[Finding]) -> None:
         with self._guarded(), torch.no_grad():
             self._import()
             for step, args, kwargs in self._made():
@@ -240,13 +275,14 @@ class _Run:
                 again = numbers.trace(self._watch, draws, step, args, kwargs)
             traces.append(traces[-1] if again is None else again)
         numbers.tell_differences(self._found, traces[-2], traces[-1], "differs from call to call")
-        numbers.vary(self._found, self._watch, draws, step, args, kwargs, *traces[-2:])
+        files = {*self._setup, *self._executed}
+        numbers.vary(self._found, self._watch, draws, (step, args, kwargs), roots(step, args, kwargs), files, *traces[-2:])
 
     def _drop_warm_up(self, keys: set[Any]) -> None:
         """Drops findings of the first call alone in functions that ask whether they are captured."""
         for one in self._found.sorted():
             if one.key in keys and (one.file, one.function) in self._watch.asks_capture:
-                self._found.drop(one.key)
+                self._found.drop(one)
 
     def _call(self, step: Any, args: Any, kwargs: Any, again: bool) -> Any:
         self._watch.begin_call()
@@ -254,6 +290,7 @@ class _Run:
         try:
             with self._again if again else self._executed:
                 result = calls.called(step, args, kwargs)
+                self._watch.end_call()
         finally:
             self._watch.step = self._watch.recording = False
         self._report.calls += 1
@@ -436,7 +473,8 @@ def _without_cudnn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
+def _deadline(seconds: float, begin: Callable[[], None]) -> Iterator[None]:
+    begin()
     if seconds <= 0 or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -121,6 +122,7 @@ def short(file: str) -> str:
 
 
 _told: list[Place] = []
+_thread = threading.local()  #: .place: where this thread, or its work, was started; None of the step's own
 
 
 @contextlib.contextmanager
@@ -133,17 +135,28 @@ def as_if(place: Place) -> Iterator[None]:
         _told.pop()
 
 
+@contextlib.contextmanager
+def started_at(place: Place | None) -> Iterator[None]:
+    """Attributes what runs meanwhile in this thread, and comes from no line of the user's, to the place that started it."""
+    before, _thread.place = getattr(_thread, "place", None), place
+    try:
+        yield
+    finally:
+        _thread.place = before
+
+
 def here(frame: FrameType | None = None) -> Place | None:
     """The innermost place of user code on the stack, or from ``frame`` outwards; None if there is none."""
     if _told:
         return _told[-1]
-    users = frames(frame)
+    users, started = frames(frame), getattr(_thread, "place", None)
     if not users:
-        return None
+        return started
     inner = users[0]
     line, column, end = tested(inner.f_code.co_filename, *position(inner.f_code, inner.f_lasti, inner.f_lineno))
     outer = [f"{short(one.f_code.co_filename)}:{one.f_lineno} {name_of(one.f_code)}" for one in users[1:_PATH_LENGTH_MAX]]
-    return Place(absolute(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), tuple(reversed(outer)))
+    before = (*started.path, f"{started} {started.function}") if started is not None else ()
+    return Place(absolute(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), (*before, *reversed(outer)))
 
 
 def frames(frame: FrameType | None = None) -> list[FrameType]:

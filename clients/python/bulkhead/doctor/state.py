@@ -107,7 +107,7 @@ def _is_plain_object(value: Any) -> bool:
 
 
 #: Modules whose objects are not examined further.
-_OTHERS = ("torch", "builtins", "threading", "logging", "re", "itertools", "random")
+_OTHERS = ("torch", "builtins", "threading", "concurrent", "logging", "re", "itertools", "random")
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,22 @@ def ask(question: Any, value: Any) -> Any:
         return question(value)
 
 
+def array(tensor: Any) -> Any:
+    """The value as numpy's array. An unknown one takes the memory of one element, if it is large."""
+    import numpy
+
+    value = known(tensor)
+    if value is not None:
+        return ask(lambda one: one.detach().to(torch.float32 if one.dtype == torch.bfloat16 else one.dtype).numpy().copy(), value)
+    dtype = str(tensor.dtype).split(".")[1].replace("bfloat16", "float32")
+    made = numpy.broadcast_to(numpy.full((), numpy.issubdtype(dtype, numpy.integer), dtype), tuple(tensor.shape))
+    if tensor.numel() <= ELEMENTS_MAX:
+        made = made.copy()
+        if made.ndim and made.dtype != bool:
+            made[..., 1:2] = 1  # so that the greatest has number 1, as an unknown whole number is 1
+    return made
+
+
 def forget(tensor: Any) -> None:
     value = getattr(tensor, _NAME, None)
     if value is not None:

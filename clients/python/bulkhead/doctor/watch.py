@@ -6,9 +6,10 @@ import ast
 import contextlib
 import re
 import sys
+import threading
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
@@ -84,19 +85,54 @@ class Watch:
         self.step = False
         self.recording = False
         self.skipped: list[str] = []
-        self.trace: list[Kernel] = []
+        self.unwatched: set[str] = set()  #: threads that used a fake tensor without the modes
+        self.end_call: Callable[[], None] = lambda: None  #: waits for the threads of a call
+        self._lanes: list[list[Kernel]] = [[]]  #: the operators of the step, then those of each thread that it has started
+        self._own = threading.local()  #: of each thread: .functions that it is in, and its .lane
         self.devices: set[str] = set()  #: of the tensors of all calls, and of their arguments
         self.used: set[int] = set()  #: ids of the tensors that operators of this call took
         self._reads: dict[tuple[str, int, int], Any] = {}  #: what the n-th read at a line gave
         self._counts: dict[tuple[str, int], int] = {}
-        self._functions: list[tuple[str, Any]] = []
+
+    @property
+    def _functions(self) -> list[tuple[str, Any]]:
+        if not hasattr(self._own, "functions"):
+            self._own.functions = []
+        return self._own.functions  # type: ignore[no-any-return]
+
+    @property
+    def trace(self) -> list[Kernel]:
+        """The operators of the call, those of each thread together, so that the order does not depend on when a thread runs."""
+        return [kernel for lane in self._lanes for kernel in lane]
+
+    def ran(self, kernel: Kernel) -> None:
+        getattr(self._own, "lane", self._lanes[0]).append(kernel)
+
+    def new_lane(self) -> list[Kernel]:
+        self._lanes.append([])
+        return self._lanes[-1]
+
+    @contextlib.contextmanager
+    def in_lane(self, lane: list[Kernel]) -> Iterator[None]:
+        before = getattr(self._own, "lane", None)
+        self._own.lane = lane
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._own.lane
+            else:
+                self._own.lane = before
+
+    def skip(self, told: str) -> None:
+        self.skipped += [] if told in self.skipped else [told]
 
     def _here(self) -> Place | None:
         """None outside the step. An event without a user line belongs to the target."""
         return (here() or self.target) if self.step else None
 
     def begin_call(self) -> None:
-        self.trace = []
+        self._lanes = [[]]
         self.used = set()
         self._counts = {}
         self._call += 1
@@ -133,8 +169,7 @@ class Watch:
         if place is None:
             return
         if what == fake_cuda.LAUNCHED:
-            told = f"Triton kernel {name} at {place}: it is not launched, and what it writes is not known"
-            self.skipped += [] if told in self.skipped else [told]
+            self.skip(f"Triton kernel {name} at {place}: it is not launched, and what it writes is not known")
             return
         if what == fake_cuda.SYNCHRONIZE:
             self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
@@ -144,6 +179,12 @@ class Watch:
             self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
                            "work goes to a stream that does not wait for the one that is captured",
                            "side.wait_stream(torch.cuda.current_stream()) before `with torch.cuda.stream(side)`")  # fmt: skip
+        elif what == fake_cuda.OTHER_THREAD:
+            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
+                           "another thread's work goes to that thread's own current stream, which is not the one that is "
+                           "captured: the graph lacks it",
+                           "do it in the thread of the step; or ask for torch.cuda.current_stream() before, and do the work "
+                           "within `with torch.cuda.stream(it)`")  # fmt: skip
         elif what == fake_cuda.SEED:
             self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place,
                            f"{name} sets a seed within the step: a capture refuses it",
@@ -234,9 +275,7 @@ class Watch:
                 "assert": "",
                 "match": "; the other cases were not run",
             }[use.kind]
-            self.found.change(
-                findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}"
-            )
+            self.found.change(found, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}")
         elif use.kind in ("value", "argument", "loop") and (later := tested_later(place)) is not None:
             name, test, line = later
             statement = statement_of(place)
@@ -247,8 +286,7 @@ class Watch:
             )
             decides = f"`{name}` is {told}; it decides" if itself else f"it is {told}; `{name}` follows from it, and decides"
             self.found.change(
-                findings.HOST_READ,
-                place,
+                found,
                 reason=f"{found.reason}{_CHOSEN}{decides} `{test}` in line {line}, of which one way was run",
             )
 
@@ -256,6 +294,9 @@ class Watch:
         """Reports a copy of a CPU tensor to the GPU. The host waits for it unless it is ``non_blocking``."""
         place = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
+        if origin.kind == INTERNAL and tensor.dim() == 0 and self._functions and self._functions[-1][0] == "__setitem__":
+            self.written("to one element", "x[i : i + 1] = value fills a slice with the number as it is")
+            return
         if place is None or self._is_own(origin, tensor) or (origin.kind == LITERAL and tensor.numel() == 0):
             return
         use = use_of(place)
@@ -295,27 +336,27 @@ class Watch:
             )
         self.found.add(findings.HOST_COPY, severity, place, reason, remedy, use.kind)
 
-    def written(self) -> None:
-        """Reports a number that is written through a tensor of indices."""
+    def written(self, where: str, remedy: str) -> None:
+        """Reports a number that is written through a tensor of indices, or to one element."""
         place = self._here()
         if place is not None:
             use = use_of(place)
             self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place,
-                           f"`{use.text}` writes a number through a tensor of indices: the number "
+                           f"`{use.text}` writes a number {where}: the number "
                            "becomes a tensor in host memory, which is copied to the GPU in the step (pageable memory)",
-                           "x.index_fill_(dim, index, value) takes the number as it is; or write a tensor of the device: "
-                           "torch.full((), value, device=x.device)",
+                           f"{remedy}; or write a tensor of the device: torch.full((), value, device=x.device)",
                            use.kind)  # fmt: skip
 
-    def met(self, tensor: Any, function: str) -> None:
-        """Reports a CPU tensor among GPU tensors as arguments."""
+    def met(self, tensor: Any, function: str, is_number: bool) -> None:
+        """Reports a CPU tensor among GPU tensors as arguments. ``is_number``: a kernel takes its value, or values, as it is."""
         place = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
         if place is None or self._is_own(origin, tensor):
             return
         kept, severity = "", findings.PREVENTS_CAPTURE
-        if tensor.dim() == 0:  # a kernel takes it as a number
-            kept = ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps this value"
+        if is_number:
+            kept = ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps "
+            kept += "this value" if tensor.dim() == 0 else "these values"
             severity = findings.STALE
         if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
             self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function}){kept}", place, severity)

@@ -326,6 +326,26 @@ def extended_copy(x, lengths):
     return x * len(lengths)
 
 
+def slices_and_rows_written(x, mask):
+    x[:1] = 0.5
+    x[1:] = x[0]
+    mask[0] = True
+    x.masked_fill_(mask[0], 0.0)
+    return x.masked_fill(mask[1], float("-inf"))
+
+
+def one_of_few(tokens, stops):
+    return torch.isin(tokens, stops)
+
+
+def split_by_list(x):
+    return x.tensor_split([2, 5], dim=-1)[0] * 2
+
+
+def copied_shallowly(x):
+    return copy.copy(x) * 2
+
+
 def masked_by_kind_of_cache(x, past_key_values):
     return x.tril() if hasattr(past_key_values, "is_sliding") else x
 
@@ -377,6 +397,10 @@ CASES = {
     "banned_by_index_fill": lambda device: (torch.randn(2, 8, device=device), torch.tensor([0, 3], device=device)),
     "written_by_tensor_through_indices": lambda device: (torch.randn(2, 8, device=device), torch.tensor([0, 3], device=device), torch.zeros((), device=device)),
     "DrawnBeforeTheStep": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "slices_and_rows_written": lambda device: (torch.randn(3, device=device), torch.zeros(2, 3, dtype=torch.bool, device=device)),
+    "one_of_few": lambda device: (torch.arange(4, device=device), torch.arange(3, device=device)),
+    "split_by_list": lambda device: (torch.randn(2, 8, device=device),),
+    "copied_shallowly": lambda device: (torch.randn(2, 8, device=device),),
     "masked_by_kind_of_cache": lambda device: (torch.randn(4, 4, device=device), []),
     "extended_copy": lambda device: (torch.randn(2, 8, device=device), []),
 }

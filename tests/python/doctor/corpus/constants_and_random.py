@@ -1,6 +1,7 @@
 """Python numbers that a captured graph keeps, and generators that no graph knows."""
 
 import random
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -50,6 +51,97 @@ def tempered_by_object(logits, sampling):
     return (logits / sampling.temperature).softmax(dim=-1)  # finds: baked_constant
 
 
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    repeated: float = 1.2
+
+
+@dataclass
+class Request:
+    penalty: Penalty = field(default_factory=Penalty)
+    options: dict = field(default_factory=lambda: {"boost": 1.5})
+    norm_eps: float = 1e-5
+    num_heads: int = 2
+
+
+def within_a_request(logits, request):
+    logits = logits / logits.norm(dim=-1, keepdim=True).clamp(min=request.norm_eps)
+    logits = logits / request.penalty.repeated  # finds: baked_constant
+    return logits * request.options["boost"]  # finds: baked_constant
+
+
+def tempered_by_default(logits, temperature=0.8, eps=1e-6):
+    return logits / (temperature + eps)  # finds: baked_constant
+
+
+class Sampler(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.temperature = 0.8
+        self.eps = 1e-6
+        self.scale = dim**-0.5
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        logits = self.linear(x) * self.scale / (x.norm() + self.eps)
+        return logits / self.temperature  # finds: baked_constant
+
+
+class Generator:
+    def __init__(self, dim, device):
+        self.sampler = Sampler(dim).to(device)
+        self.options = {"guidance_scale": 3.0, "gamma": 0.5}
+
+    def __call__(self, x):
+        y = self.sampler(x)
+        y = y + y * self.options["gamma"]
+        return x + self.options["guidance_scale"] * (y - x)  # finds: baked_constant
+
+
+class Mixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self._wet, self.dry, self.tone, self.width = 0.3, 0.7, 0.5, 0.9
+
+    @property
+    def wet(self):
+        return self._wet
+
+    @wet.setter
+    def wet(self, wet):
+        self._wet = wet
+
+    def set_tone(self, tone):
+        self.tone = tone
+
+    def forward(self, x):
+        y = x * self.dry
+        y = y + x.flip(-1) * self._wet  # finds: baked_constant
+        y = y * self.tone  # finds: baked_constant
+        return y * self.width  # finds: baked_constant
+
+
+MIXER = Mixer()
+
+
+def widened(mixer, width):
+    mixer.width = width
+    return mixer
+
+
+def mixed(x):
+    return MIXER(x) if isinstance(MIXER, Mixer) else widened(MIXER, x)
+
+
+class ScaledAttention(nn.Module):
+    def __init__(self, temperature):
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, q, k):
+        return (q / self.temperature) @ k
+
+
 def guided_by_numpy(x, scale):
     return x * scale  # finds: baked_constant
 
@@ -95,6 +187,12 @@ CASES = {
     "seeded_each_step": lambda device: (torch.randn(2, 8, device=device),),
     "tempered_by_object": lambda device: (torch.randn(2, 8, device=device), Sampling(0.7)),
     "ninth_number": lambda device: (torch.randn(2, 8, device=device), *range(8), 0.5),
+    "within_a_request": lambda device: (torch.randn(2, 8, device=device), Request()),
+    "tempered_by_default": lambda device: (torch.randn(2, 8, device=device),),
+    "Sampler": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "Generator": lambda device: ((8, device), (torch.randn(2, 8, device=device),)),
+    "mixed": lambda device: (torch.randn(2, 8, device=device),),
+    "ScaledAttention": lambda device: ((2.0,), (torch.randn(2, 8, device=device), torch.randn(8, 2, device=device))),
     "guided_by_numpy": lambda device: (torch.randn(2, 8, device=device), np.float32(3.0)),
     "jittered": lambda device: (torch.randn(2, 8, device=device),),
     "layers_dropped": lambda device: (torch.randn(2, 8, device=device),),

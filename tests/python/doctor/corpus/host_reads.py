@@ -1,7 +1,9 @@
 """Values of device tensors that the host reads, openly or hidden."""
 
+import io
 import logging
 import math
+import pickle
 
 import numpy as np
 import torch
@@ -289,6 +291,25 @@ def chosen_by_cond(x):
 
 
 
+def filled_with_a_tensor(x, mask):
+    x = x.masked_fill(mask, x.amin())  # finds: host_read
+    x.masked_fill_(mask, x.amax())  # finds: host_read
+    return x.index_fill(0, torch.zeros(1, dtype=torch.long, device=x.device), x.mean())  # finds: host_read
+
+
+def one_of_many(tokens, stops):
+    return torch.isin(tokens, stops)  # finds: host_read
+
+
+def saved(x):
+    torch.save({"x": x, "half": [x / 2]}, io.BytesIO())  # finds: host_read
+    return x * 2
+
+
+def pickled(x):
+    return x, len(pickle.dumps(x.sum()))  # finds: host_read
+
+
 def inverted_and_checked(x):
     return torch.linalg.inv_ex(x, check_errors=True).inverse  # finds: host_read
 
@@ -358,5 +379,9 @@ CASES = {
     "copied_out_and_waited": lambda device: (torch.randn(4, device=device), torch.empty(4, pin_memory=True)),
     "copied_out_pageable": lambda device: (torch.randn(4, device=device), torch.empty(4)),
     "chosen_by_cond": lambda device: (torch.ones(5000, device=device),),
+    "filled_with_a_tensor": lambda device: (torch.randn(4, device=device), torch.ones(4, dtype=torch.bool, device=device)),
+    "one_of_many": lambda device: (torch.arange(4, device=device), torch.arange(20, device=device)),
+    "saved": lambda device: (torch.randn(4, device=device),),
+    "pickled": lambda device: (torch.randn(4, device=device),),
     "inverted_and_checked": lambda device: (torch.eye(4, device=device),),
 }

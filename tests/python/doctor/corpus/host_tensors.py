@@ -134,7 +134,37 @@ def written_through_indices(x, banned):
     return x
 
 
+def one_element_written(x, mask):
+    x[0] = 0.5  # finds: host_copy
+    mask[1, 2] = True  # finds: host_copy
+    return x, mask
+
+
+def written_where_indexed(x, at):
+    x[:, at] = torch.tensor(0.0)  # finds: cpu_tensor
+    return x
+
+
+def split_by_argument(x, at):
+    return torch.cat([part * 2 for part in x.tensor_split(at, dim=-1)], dim=-1)  # finds: host_copy
+
+
+def split_by_tensor(x):
+    at = torch.tensor([1, 3])  # finds: cpu_tensor
+    low, _, _ = torch.tensor_split(x, tensor_indices_or_sections=at, dim=1)
+    return low
+
+
+def split_by_lengths_of_gpu(x, lengths):
+    return x.tensor_split(lengths.cumsum(0).cpu())  # finds: host_read
+
+
 CASES = {
+    "one_element_written": lambda device: (torch.randn(4, device=device), torch.zeros(2, 3, dtype=torch.bool, device=device)),
+    "written_where_indexed": lambda device: (torch.randn(2, 8, device=device), torch.tensor([0, 3], device=device)),
+    "split_by_argument": lambda device: (torch.randn(2, 8, device=device), torch.tensor([2, 5])),
+    "split_by_tensor": lambda device: (torch.randn(2, 8, device=device),),
+    "split_by_lengths_of_gpu": lambda device: (torch.randn(8, device=device), torch.tensor([2, 5], device=device)),
     "counted_without_device": lambda device: (torch.randn(2, 4, device=device),),
     "scaled_by_host_scalar": lambda device: (torch.randn(2, 4, device=device),),
     "zeros_moved": lambda device: (torch.randn(2, 4, device=device),),

@@ -75,6 +75,7 @@ void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
         executor_, page_, model, spec,
         generation::StepLoop::Events{
             .settled = [this] { settle(); },
+            .ran_out = [this] { note_out_of_memory(); },
             .overrun = [this](milliseconds running) { events_.overrun(generation::method_name, running); }});
 }
 
@@ -122,9 +123,16 @@ void Dispatcher::finished() {
     durations_.add(request->ended - request->received);
     if (request->answered) request->outputs.reset();  // the next request may need the room
     start_next();
+    if (request->ran_out_of_memory()) note_out_of_memory();
     if (!request->complete()) ++errors_;
     request->let_go();
     settle();
+}
+
+/// Before the answer: a client that sends it again at once finds the daemon informed.
+void Dispatcher::note_out_of_memory() {
+    ++out_of_memory_;
+    events_.ran_out();
 }
 
 void Dispatcher::answer_early(const Error& error) {

@@ -33,6 +33,7 @@ public:
         std::function<void()> busy;     ///< the first request is in flight
         std::function<void()> idle;     ///< no request for `limits::idle_after`
         std::function<void()> settled;  ///< the last one in flight has ended
+        std::function<void()> ran_out;  ///< a request failed for want of memory
         /// At most once: an inference exceeds the model's request deadline. The listener must end this process.
         std::function<void(std::string_view method, std::chrono::milliseconds running)> overrun;
     };
@@ -65,6 +66,8 @@ public:
     }
     [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
     [[nodiscard]] std::uint64_t errors() const noexcept { return errors_ + (steps_ ? steps_->errors() : 0); }
+    /// Requests that failed for want of memory.
+    [[nodiscard]] std::uint64_t out_of_memory() const noexcept { return out_of_memory_; }
     /// From arrival to result, for requests that the executor ran.
     [[nodiscard]] const LatestDurations& durations() const noexcept { return durations_; }
     /// Null unless the model generates.
@@ -77,6 +80,7 @@ private:
     void answer_early(const Error& error);  ///< answers `running_`
     void end_queued(RequestPtr request, const Error& error);
     void settle();
+    void note_out_of_memory();
     [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines();
     [[nodiscard]] std::optional<Clock::time_point> idle_due();
 
@@ -94,6 +98,7 @@ private:
     Clock::time_point settled_at_;
     std::uint64_t requests_ = 0;
     std::uint64_t errors_ = 0;
+    std::uint64_t out_of_memory_ = 0;
     LatestDurations durations_;
     Alarm deadlines_;
     Alarm idle_;

@@ -4,6 +4,15 @@
 
 namespace bulkhead::worker {
 
+bool Request::ran_out_of_memory() {
+    if (result || result.error().code != ErrorCode::out_of_memory) return false;
+    Error error = result.error();
+    error.remedy = "send it again: on a device under `limits` the daemon makes more room for this model; if that fails, " +
+                   error.remedy;
+    result = std::move(error);
+    return true;
+}
+
 bool Request::complete(boost::json::object values) {
     using std::chrono::duration_cast, std::chrono::microseconds;
     if (answered) return true;

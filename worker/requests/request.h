@@ -65,6 +65,8 @@ struct Request {
     Clock::time_point started;
     Clock::time_point ended;
 
+    /// Returns whether memory ran out for it. Its error then says first that it may be sent again.
+    bool ran_out_of_memory();
     /// Answers the request with its result, unless it was answered before. `values`: results that
     /// are not tensors. False: it was answered with an error.
     bool complete(boost::json::object values = {});

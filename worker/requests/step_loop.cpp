@@ -192,6 +192,7 @@ void StepLoop::ended(Said::End& end) {
     start_more();
     if (end.ending) {
         request->ended = Clock::now();
+        if (request->ran_out_of_memory()) events_.ran_out();
         if (!request->complete(values_of(*end.ending, *request))) ++errors_;
     }
     request->let_go();

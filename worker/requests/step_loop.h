@@ -29,6 +29,7 @@ class StepLoop : private Batcher::Listener {
 public:
     struct Events {
         std::function<void()> settled;  ///< some requests have ended, maybe all
+        std::function<void()> ran_out;  ///< a request failed for want of memory
         /// At most once: a turn exceeds the model's request deadline.
         std::function<void(std::chrono::milliseconds running)> overrun;
     };

@@ -68,6 +68,7 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                                  {.busy = [this] { say_activity(); },
                                   .idle = [this] { say_activity(); },
                                   .settled = [this] { finish_drain_if_done(); },
+                                  .ran_out = [this] { say_statistics(); },
                                   .overrun =
                                       [this](std::string_view method, milliseconds running) {
                                           spdlog::error("method \"{}\" runs for {} ms, its budget is {} ms", method,
@@ -267,6 +268,7 @@ void Server::say_statistics() {
     }
     worker_link::Statistics statistics{.requests = dispatcher_.requests(),
                                        .errors = dispatcher_.errors(),
+                                       .out_of_memory = dispatcher_.out_of_memory(),
                                        .in_flight = dispatcher_.in_flight(),
                                        .queued = dispatcher_.queued(),
                                        .channels = sessions_.size(),

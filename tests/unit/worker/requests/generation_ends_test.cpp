@@ -96,6 +96,7 @@ TEST_F(GenerationEnds, WhateverAStepThrowsEndsItsSequencesAlone) {
         const Heard heard = listen(client, 1)[request];
         ASSERT_TRUE(heard.error);
         EXPECT_EQ(heard.error->attempt, attempt);
+        await_statistics("out_of_memory", 1);
     }
     ask(client, ++request, {1, 2}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
     EXPECT_EQ(listen(client, 1)[request].streamed, expected({1, 2}, 3));

@@ -227,8 +227,11 @@ TEST_F(RequestQueue, WhateverAModelThrowsWhileTheCoverRunsTheLoopFailsItsRequest
         log->gate.await_arrivals(static_cast<int>(request));
         await_statistics("in_flight", 1);  // which the cover says
         log->gate.let_one_pass();
-        EXPECT_EQ(client.expect_error(request, code).attempt, attempt);
+        const Error error = client.expect_error(request, code);
+        EXPECT_EQ(error.attempt, attempt);
+        EXPECT_EQ(error.remedy.starts_with("send it again: "), code == ErrorCode::out_of_memory) << error.remedy;
     }
+    await_statistics("out_of_memory", 1);
     client.infer(++request, "echo", {client.tensor({1})});
     client.expect_result(request);
 }

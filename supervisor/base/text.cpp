@@ -26,6 +26,11 @@ std::string count_text(std::uint64_t count) {
     return text;
 }
 
+std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash) {
+    for (const unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
+    return hash;
+}
+
 std::int64_t unix_ms() {
     using namespace std::chrono;
     return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();

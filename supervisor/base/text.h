@@ -14,6 +14,9 @@ namespace bulkhead::supervisor {
 /// "81,234"
 [[nodiscard]] std::string count_text(std::uint64_t count);
 
+/// FNV-1a: the same in every release.
+[[nodiscard]] std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325);
+
 /// Milliseconds since 1970: `time` on every surface.
 [[nodiscard]] std::int64_t unix_ms();
 

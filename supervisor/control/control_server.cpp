@@ -93,7 +93,7 @@ void ControlServer::admit(UniqueFd socket) {
                                            connections_.size(), of_this_user, peer.uid),
                                "close one, or try again later"});
     const auto connection = std::make_shared<ControlConnection>(
-        io_, std::move(socket), rpc::Peer{peer.pid, peer.uid}, methods_,
+        io_, std::move(socket), rpc::Peer{peer.pid, peer.uid, ++last_connection_}, methods_,
         [this](const std::shared_ptr<ControlConnection>& closed) { connections_.erase(closed); });
     connections_.insert(connection);
     connection->start();

@@ -30,6 +30,7 @@ private:
     boost::asio::posix::stream_descriptor listener_;
     rpc::MethodTable methods_;
     std::set<std::shared_ptr<ControlConnection>> connections_;
+    std::uint64_t last_connection_ = 0;
     UniqueFd reserve_;  ///< closed for a moment to accept a client, which is told that descriptors have run out
     Deadline pause_;
     Deadline flush_deadline_;

@@ -18,7 +18,7 @@ void load(Fleet& fleet, rpc::Call call) {
     (void)rpc::flag(call.params, "again");
     auto answer = rpc::answer_of<std::vector<LoadedReplica>>(
         call, [](const auto& loaded) { return json::object{{"models", to_json(loaded)}}; });
-    fleet.load(models, deadline, std::move(answer), call.client_left.get());
+    fleet.load(models, deadline, std::move(answer), call.client_left.get(), call.peer.connection);
 }
 
 void pin(Fleet& fleet, const rpc::Call& call) {
@@ -39,9 +39,10 @@ void unload(Fleet& fleet, rpc::Call call) {
 
 void restart(Fleet& fleet, rpc::Call call) {
     const Fleet::Models models = selected_models(call.params, fleet);
-    fleet.restart(models, rpc::answer_of<Fleet::Restarted>(call, [](const Fleet::Restarted& restarted) {
+    auto answer = rpc::answer_of<Fleet::Restarted>(call, [](const Fleet::Restarted& restarted) {
         return json::object{{"models", to_json(restarted.loaded)}, {"receipts", to_json(restarted.receipts)}};
-    }));
+    });
+    fleet.restart(models, std::move(answer), call.peer.connection);
 }
 
 /// `why` is asked about trouble: the first replica that does not serve speaks for the model.
@@ -102,7 +103,7 @@ void open(Fleet& fleet, rpc::Call call) {
         told.fds.push_back(std::move(opened.client_end));
         return told;
     });
-    fleet.open_channel(model, {client, call.peer.pid, call.peer.uid}, deadline, std::move(answer),
+    fleet.open_channel(model, {client, call.peer.pid, call.peer.uid, call.peer.connection}, deadline, std::move(answer),
                        call.client_left.get());
 }
 

@@ -59,6 +59,7 @@ struct Answer {
 struct Peer {
     std::int64_t pid = 0;
     std::int64_t uid = 0;
+    std::uint64_t connection = 0;  ///< its number
 };
 
 struct Call {

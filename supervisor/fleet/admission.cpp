@@ -56,6 +56,13 @@ Admission::~Admission() { context_.gate = nullptr; }
 
 memory::ReplicaId Admission::id_of(const Replica& replica) { return {replica.spec().name, replica.index()}; }
 
+const memory::Footprint* Admission::footprint_of(const std::string& model, const memory::DeviceId& device) const {
+    const auto known = devices_.find(device);
+    return known == devices_.end()
+               ? nullptr
+               : policy_->footprints().find(memory::footprint_key(key_of(model), known->second.kind));
+}
+
 std::string Admission::key_of(const std::string& model) const {
     const auto found = keys_.find(model);
     return found == keys_.end() ? "" : found->second;
@@ -76,13 +83,16 @@ void Admission::begin(const config::Fleet& fleet, std::optional<LogStore> logs, 
     files_ = std::move(known.files);
     logs_ = std::move(logs);
     keys_ = std::move(known.keys);
-    devices_[std::string{memory::host}] = {"cpu", read_machine_memory().total, fleet.limits.contains("cpu")};
+    KnownDevice& on_host = devices_[std::string{memory::host}];
+    on_host = {"cpu", read_machine_memory().total, fleet.limits.contains("cpu")};
+    on_host.kind = memory::kind_of_host;
     event::Declared declared;
     for (const Gpu& gpu : known.gpus) {
         if (gpu.uuid.empty()) continue;
         const std::string text = fmt::format("cuda:{}", gpu.index);
         devices_[gpu.uuid] = {text, gpu.total_bytes.value_or(0),
                               fleet.limits.contains(text) || fleet.limits.contains(gpu.uuid)};
+        if (!gpu.name.empty()) devices_[gpu.uuid].kind = gpu.name;
     }
     for (const auto& [name, limit] : fleet.limits)
         for (const auto& [id, device] : devices_)
@@ -94,12 +104,20 @@ void Admission::begin(const config::Fleet& fleet, std::optional<LogStore> logs, 
         if (devices.empty() || (!is_limited && !asks_for_a_plan(spec))) continue;
         planned_[spec.name] = &spec;
         auto one = declaration_of(spec, key_of(spec.name), std::move(devices));
+        one.preload = spec.preload || std::ranges::find(fleet.startup, spec.name) != fleet.startup.end();
         if (const auto facts = files_.find(spec.name); facts != files_.end()) one.package = facts->second.estimate;
         declared.models.push_back(std::move(one));
     }
     if (planned_.empty()) return;
+    for (const auto& [name, spec] : planned_) {
+        if (!spec->group || spec->group->kind != config::GroupKind::together) continue;
+        std::uint64_t hash = fnv1a(spec->group->name);
+        for (const auto& [other, of] : planned_)
+            if (of->group == spec->group) hash = fnv1a(' ' + other, hash);
+        groups_[name] = hash;
+    }
     tell(std::move(declared));
-    for (const auto& [id, device] : devices_) tell(event::Device{id, device.total});
+    for (const auto& [id, device] : devices_) tell(event::Device{id, device.total, false, device.kind});
     work();
     fleet.blanks.empty() ? watch_others() : look([this] { watch_others(); });
 }
@@ -156,7 +174,14 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
         adopted.ready_for = since(record->ready_unix_ms);
         if (record->used_unix_ms != 0) adopted.idle_for = since(record->used_unix_ms);
     }
+    const bool stays = holding.holds != memory::Holds::reclaiming && !holding.draining;
     tell(std::move(adopted));
+    const auto group = groups_.find(found.name.model);
+    if (!stays || group == groups_.end() || !record || record->group == group->second) return;
+    // A reload has made or changed its group: what is not loaded of it is loaded as by a person's load.
+    ask(found.name.model, memory::Asker::person, "reload", {}, [model = found.name.model](const Result<Replica*>& served) {
+        if (!served) spdlog::warn("model={}: the rest of its group is not loaded: {}", model, served.error().text());
+    });
 }
 
 // --- questions

@@ -97,6 +97,7 @@ public:
     void adopted(Replica& replica) override;
     void channels_changed(Replica& replica) override;
     [[nodiscard]] std::optional<HeldMemory> held(const Replica& replica) const override;
+    [[nodiscard]] std::uint64_t group(const Replica& replica) const override;
     void reclaimed(Replica& replica, const std::optional<Receipt>& receipt) override;
     [[nodiscard]] std::optional<std::uint64_t> bound(const Replica& replica) const override;
 
@@ -113,6 +114,7 @@ private:
         bool was_seen = false;  ///< what other programs use of it is known
         memory::Time seen_at{};
         std::string trouble{};  ///< why its figures are old; empty: they are as of the last look
+        std::string kind{memory::unnamed_gpu};  ///< of its footprints
     };
     /// What the allocator of a worker on a GPU said when it became ready.
     struct ToldReady {
@@ -124,10 +126,8 @@ private:
     [[nodiscard]] static memory::ReplicaId id_of(const Replica& replica);
     [[nodiscard]] std::vector<memory::DeviceId> devices_of(const config::ModelSpec& spec) const;
     [[nodiscard]] std::string key_of(const std::string& model) const;
-    /// Null: never measured on such a device.
-    [[nodiscard]] const memory::Footprint* footprint_of(const std::string& model, bool on_gpu) const {
-        return policy_->footprints().find(memory::footprint_key(key_of(model), on_gpu));
-    }
+    /// Null: never measured on a device of this kind.
+    [[nodiscard]] const memory::Footprint* footprint_of(const std::string& model, const memory::DeviceId& device) const;
     [[nodiscard]] bool serves(const std::string& model) const;
     /// Publishes that the waiter has left the queue, if its place was published.
     void tell_it_left(Ticket ticket, const Waiter& waiter, std::string_view how);
@@ -161,6 +161,7 @@ private:
     std::optional<LogStore> logs_;
     std::map<std::string, const config::ModelSpec*> planned_;
     std::map<std::string, std::string> keys_;
+    std::map<std::string, std::uint64_t> groups_;  ///< hashes of together groups, by model
     std::map<std::string, FileFacts> files_;
     std::map<memory::DeviceId, KnownDevice> devices_;
     std::deque<memory::Event> events_;
@@ -180,6 +181,11 @@ private:
     std::map<memory::ReplicaId, memory::Time> ended_;        ///< ended, without a receipt yet
     std::map<memory::ReplicaId, Error> failures_;            ///< of failed loads whose processes are still ending
     std::map<memory::ReplicaId, ToldReady> told_ready_;
+    struct ToldOut {
+        std::uint64_t generation = 0;
+        std::uint64_t requests = 0;
+    };
+    std::map<memory::ReplicaId, ToldOut> told_out_;  ///< requests that ran out of memory, as told the policy
     memory::Footprints saved_;
     std::shared_ptr<char> alive_ = std::make_shared<char>();
 };

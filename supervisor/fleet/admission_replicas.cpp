@@ -84,7 +84,8 @@ void Admission::measured(Replica& replica) {
     if (reserved > 0) device.load_peak = std::max(device.load_peak, told.beside + peak);
     memory::Footprint footprint{device, host};
     footprint.device.serving_peak = footprint.host.serving_peak = 0;  // it may have served nothing yet
-    const memory::Footprint* known = footprint_of(who.model, on_gpu);
+    const memory::DeviceId id = on_gpu ? process->device.uuid : memory::DeviceId{memory::host};
+    const memory::Footprint* known = footprint_of(who.model, id);
     if (known != nullptr) footprint.load = known->load;  // the start of an adopted process is unknown
     if (process->spawned_at)
         footprint.load =
@@ -112,14 +113,25 @@ std::optional<HeldMemory> Admission::held(const Replica& replica) const {
                       holding->mapped_bytes};
 }
 
+std::uint64_t Admission::group(const Replica& replica) const {
+    const auto found = groups_.find(replica.spec().name);
+    return found == groups_.end() ? 0 : found->second;
+}
+
 void Admission::counted(Replica& replica) {
     const memory::ReplicaId who = id_of(replica);
     const auto& process = replica.process();
     const auto told = told_ready_.find(who);
     const bool was_told = told != told_ready_.end() && told->second.generation == process->name.generation;
     if (process->device.is_gpu() && was_told) measured(replica);  // its allocator's peaks have come
-    if (!plans(who.model) || replica.state() != WorkerState::busy) return;
+    if (!plans(who.model)) return;
     const auto& now = process->statistics;
+    ToldOut& told_out = told_out_[who];
+    if (told_out.generation != process->name.generation)  // what an adopted one counts was told another supervisor
+        told_out = {process->name.generation, process->spawned_at ? 0 : now.out_of_memory};
+    if (now.out_of_memory > std::exchange(told_out.requests, now.out_of_memory) && is_serving(replica.state()))
+        tell(event::RanOut{who, unix_ms()});
+    if (replica.state() != WorkerState::busy) return;
     tell(event::InFlight{who, static_cast<std::uint32_t>(std::max<std::uint64_t>(now.in_flight + now.queued, 1))});
 }
 
@@ -148,9 +160,10 @@ void Admission::reclaimed(Replica& replica, const std::optional<Receipt>& receip
 
 std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
     const config::ModelSpec& spec = replica.spec();
-    const memory::Footprint* known = footprint_of(spec.name, false);
-    std::uint64_t bytes = spec.declared_bytes.value_or(0);
     const memory::DeviceId on_host{memory::host};
+    const memory::Footprint* known = footprint_of(spec.name, on_host);
+    const bool is_measured = known != nullptr && known->count > 0;
+    std::uint64_t bytes = spec.declared_bytes.value_or(0);
     const auto host = devices_.find(on_host);
     const bool is_limited = host != devices_.end() && host->second.limited;
     if (is_limited && known != nullptr) bytes = std::max(bytes, policy_->need(spec.name, on_host).device);
@@ -161,10 +174,11 @@ std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
     }
     if (bytes == 0) return std::nullopt;
     // Pages of mapped files are charged too: without room for them, the kernel would read them again at every step.
+    // What was read is charged as well, but no longer needed: a runtime that copies its weights needs no room for it.
     const auto file = files_.find(spec.name);
-    const std::uint64_t mapped = std::max<std::uint64_t>(known != nullptr ? known->device.mapped : 0,
-                                                         file == files_.end() ? 0 : file->second.bytes);
-    return bytes + limits::memory_bound_margin + mapped;
+    const bool copies = spec.runtime == config::Runtime::torchscript;
+    const std::uint64_t may_map = copies || file == files_.end() ? 0 : file->second.bytes;
+    return bytes + limits::memory_bound_margin + (is_measured ? known->device.mapped : may_map);
 }
 
 }  // namespace bulkhead::supervisor

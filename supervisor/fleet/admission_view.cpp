@@ -56,13 +56,16 @@ json::object Admission::footprint(const Replica& replica) const {
     const config::ModelSpec& spec = replica.spec();
     const auto devices = devices_of(spec);
     const auto holding = policy_->holding(id_of(replica));
-    const bool on_gpu = holding ? holding->device != memory::host : !devices.empty() && devices.front() != memory::host;
+    const memory::DeviceId device = holding            ? holding->device
+                                    : devices.empty() ? memory::DeviceId{memory::host}
+                                                      : devices.front();
+    const bool on_gpu = device != memory::host;
     const auto file = files_.find(spec.name);
     if (file != files_.end() && file->second.estimate)
         result["estimated"] = on_gpu ? file->second.estimate->on_gpu : file->second.estimate->on_host;
     else if (plans(spec.name) && spec.declared_bytes)
         result["estimated"] = *spec.declared_bytes;
-    if (const memory::Footprint* known = footprint_of(spec.name, on_gpu); known != nullptr && known->count > 0)
+    if (const memory::Footprint* known = footprint_of(spec.name, device); known != nullptr && known->count > 0)
         result["measured"] = json::object{{"device", json_codec::encode(known->device)},
                                           {"host", json_codec::encode(known->host)},
                                           {"load_ms", known->load.count()},
@@ -195,8 +198,10 @@ void Admission::begin_look() {
                     const bool in_trouble = !gpu.trouble.empty();
                     known->second.trouble = gpu.trouble;
                     if (!in_trouble && gpu.total_bytes) known->second.total = *gpu.total_bytes;
+                    if (!gpu.name.empty()) known->second.kind = gpu.name;
                     tell(memory::event::Device{gpu.uuid, known->second.total,
-                                               in_trouble || context_.gpu_quarantine.reason(gpu.uuid)});
+                                               in_trouble || context_.gpu_quarantine.reason(gpu.uuid),
+                                               known->second.kind});
                     if (!in_trouble && gpu.total_bytes && gpu.free_bytes)
                         foreign(gpu.uuid, *gpu.total_bytes - *gpu.free_bytes);
                     if (gpu.lost) lose_workers_on(gpu);

@@ -120,33 +120,51 @@ std::vector<NearCandidate> Fleet::near_candidates() const {
     return all;
 }
 
+namespace {
+
+bool was_found(const Model& model) {
+    return std::ranges::any_of(model.replicas, [](const auto& replica) { return replica->was_found(); });
+}
+
+std::string asker_of(std::uint64_t connection) { return fmt::format("connection {}", connection); }
+
+}  // namespace
+
 /// Starts those of `startup` one after the other, even if one fails; then the others.
 void Fleet::start_next(std::size_t index) {
     if (stopping_) return;
-    const auto was_found = [](const Model& model) {
-        return std::ranges::any_of(model.replicas, [](const auto& replica) { return replica->was_found(); });
-    };
     if (index < declared_.startup.size()) {
         Model* model = *find(declared_.startup[index]);
-        if (was_found(*model)) return start_next(index + 1);
+        const auto next = [this, index] { start_next(index + 1); };
+        if (admission_.plans(model->spec.name)) return preload_planned(*model, next);
+        if (was_found(*model)) return next();
         for (const auto& replica : model->replicas) replica->keep_running();
-        const auto next = [this, index](const auto&) { start_next(index + 1); };
-        if (!admission_.plans(model->spec.name)) return load({model}, {}, next);
-        // Bounded: the models after it must not wait for room that never comes.
-        return (void)load_planned(*model, {}, next, model->spec.deadlines.load);
+        return load({model}, {}, [next](const auto&) { next(); });
     }
     for (const auto& model : models_) {
         const bool is_started = std::ranges::find(declared_.startup, model->spec.name) != declared_.startup.end();
         if (!model->spec.preload || is_started) continue;
         if (admission_.plans(model->spec.name)) {
-            if (was_found(*model)) continue;
-            for (std::uint32_t i = 0; i < model->spec.replicas_min; ++i) model->replicas[i]->keep_running();
-            load({model.get()}, {}, [](const auto&) { /* told by the log */ });
+            preload_planned(*model, [] {});
         } else {
             for (const auto& replica : model->replicas)
                 if (!replica->was_found()) replica->preload();
         }
     }
+}
+
+void Fleet::preload_planned(const Model& model, std::function<void()> then) {
+    const auto still_loads = [](const auto& replica) {
+        const auto& process = replica->process();
+        return process && !process->ready_at && !process->exit;
+    };
+    if (was_found(model) && std::ranges::none_of(model.replicas, still_loads)) return then();
+    for (std::uint32_t i = 0; i < model.spec.replicas_min; ++i) model.replicas[i]->keep_running();
+    admission_.ask(model.spec.name, memory::Asker::preload, "preload", {},
+                   [&model, then = std::move(then)](const Result<Replica*>& served) {
+                       if (!served) spdlog::warn("model={} is not preloaded: {}", model.spec.name, served.error().text());
+                       then();
+                   });
 }
 
 void Fleet::retire(const config::Fleet& next, std::function<void()> retired) {
@@ -213,7 +231,7 @@ Result<> Fleet::refuse_when_stopping() const {
 }
 
 void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded,
-                 ClientLeft* client_left) {
+                 ClientLeft* client_left, std::uint64_t connection) {
     if (const auto may = refuse_when_stopping(); !may) return loaded(may.error());
     if (models.empty()) return loaded(std::vector<LoadedReplica>{});
     using Loaded = std::vector<LoadedReplica>;
@@ -228,7 +246,7 @@ void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> 
     std::vector<Admission::Ticket> tickets;
     for (std::size_t i = 0; i < models.size(); ++i) {
         if (admission_.plans(models[i]->spec.name)) {
-            tickets.push_back(load_planned(*models[i], deadline, all->slot(i)));
+            tickets.push_back(load_planned(*models[i], deadline, all->slot(i), connection));
             continue;
         }
         const auto& replicas = models[i]->replicas;
@@ -244,11 +262,11 @@ void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> 
 }
 
 Admission::Ticket Fleet::load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
-                                      OnLoaded loaded, std::optional<std::chrono::milliseconds> room_within) {
+                                      OnLoaded loaded, std::uint64_t connection) {
     for (const auto& replica : model.replicas)
         if (replica->state() == WorkerState::quarantined) replica->clear_crashes();  // a person asked for this load
     return admission_.ask(
-        model.spec.name, memory::Asker::person, "load", deadline,
+        model.spec.name, memory::Asker::person, asker_of(connection), deadline,
         [&model, loaded = std::move(loaded), began = Deadline::Clock::now()](const Result<Replica*>& served) {
             if (!served) return loaded(served.error());
             const auto took =
@@ -258,8 +276,7 @@ Admission::Ticket Fleet::load_planned(const Model& model, std::optional<std::chr
                 if (is_serving(replica->state()))
                     all.push_back({replica->process()->name, replica->state(), replica->process()->pid, took});
             loaded(std::move(all));
-        },
-        room_within);
+        });
 }
 
 void Fleet::unload(const Models& models, OnUnloaded unloaded, bool again) {
@@ -295,15 +312,16 @@ void Fleet::unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded un
     }
 }
 
-void Fleet::restart(const Models& models, std::function<void(Result<Restarted>)> restarted) {
+void Fleet::restart(const Models& models, std::function<void(Result<Restarted>)> restarted, std::uint64_t connection) {
     if (const auto may = refuse_when_stopping(); !may) return restarted(may.error());
-    unload(models, [this, models, restarted = std::move(restarted)](Result<std::vector<Receipt>> receipts) {
+    unload(models, [this, models, connection, restarted = std::move(restarted)](Result<std::vector<Receipt>> receipts) {
         if (!receipts) return restarted(receipts.error());
         for (Replica* replica : replicas_of(models)) replica->clear_crashes();
-        load(models, {}, [receipts = std::move(*receipts), restarted](Result<std::vector<LoadedReplica>> loaded) {
+        const auto answer = [receipts = std::move(*receipts), restarted](Result<std::vector<LoadedReplica>> loaded) {
             if (!loaded) return restarted(loaded.error());
             restarted(Restarted{std::move(*loaded), receipts});
-        });
+        };
+        load(models, {}, answer, nullptr, connection);
     });
 }
 
@@ -324,7 +342,7 @@ void Fleet::open_channel(Model& model, const Client& client, std::optional<std::
         !replica.is_being_replaced() && !admission_.is_evicting(replica))
         return opened(replica.open_channel(client));  // refuses: a reconnecting client does not undo an unload
     if (admission_.plans(model.spec.name) && replica.state() != WorkerState::quarantined) {
-        const auto ticket = admission_.ask(model.spec.name, memory::Asker::channel, fmt::format("{}", client.pid),
+        const auto ticket = admission_.ask(model.spec.name, memory::Asker::channel, asker_of(client.connection),
                                            deadline, [client, opened](const Result<Replica*>& served) {
                                                if (!served) return opened(served.error());
                                                opened((*served)->open_channel(client));

@@ -54,12 +54,13 @@ public:
     [[nodiscard]] Result<Model*> find(const std::string& name) const;
 
     /// Answers when all replicas are ready, or at the first failure.
+    /// `connection`  number of the control connection that asks: a client of its own among those that wait
     void load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded,
-              ClientLeft* client_left = nullptr);
+              ClientLeft* client_left = nullptr, std::uint64_t connection = 0);
     /// `again`: the caller's former call was lost with a supervisor. A model that was unloaded since
     /// then answers with the receipt of that unload.
     void unload(const Models& models, OnUnloaded unloaded, bool again = false);
-    void restart(const Models& models, std::function<void(Result<Restarted>)> restarted);
+    void restart(const Models& models, std::function<void(Result<Restarted>)> restarted, std::uint64_t connection = 0);
     /// Opens a channel to the least busy ready replica; loads the model if none is ready. While the
     /// client waits for room, `client_left` ends that wait.
     void open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
@@ -92,7 +93,9 @@ private:
     [[nodiscard]] std::vector<Replica*> replicas_of(const Models& models) const;
     [[nodiscard]] Replica* replica_of(const std::string& name, std::uint32_t replica) const;
     Admission::Ticket load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
-                                   OnLoaded loaded, std::optional<std::chrono::milliseconds> room_within = {});
+                                   OnLoaded loaded, std::uint64_t connection);
+    /// Calls `then` when it is loaded, or will not be before its first request.
+    void preload_planned(const Model& model, std::function<void()> then);
     void start_next(std::size_t index);
     void unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again);
     [[nodiscard]] Result<> refuse_when_stopping() const;

@@ -10,6 +10,7 @@ namespace bulkhead::supervisor::memory {
 
 enum class EvictCause : std::uint8_t {
     room,        ///< for a load, or for a member of the same exclusive group
+    group,       ///< a reload has put it beside another member of its exclusive group
     keep_alive,  ///< idle for its `keep_alive`
     surplus,     ///< an idle replica beyond the minimum
     pressure,    ///< other programs took the margin, or a limit was lowered

@@ -44,6 +44,7 @@ struct Declaration {
     std::optional<Bytes> memory{};  ///< as declared
     int priority = 0;               ///< higher goes first
     bool pin = false;
+    bool preload = false;                ///< loads at the start: no other preload evicts it
     std::optional<Millis> keep_alive{};  ///< idle time until unload; empty: forever
     Millis min_resident{0};              ///< from ready on; no eviction earlier
     std::optional<Group> group{};

@@ -17,7 +17,8 @@ using Ticket = std::uint64_t;
 
 enum class Asker : std::uint8_t {
     channel,  ///< wants to use one ready replica
-    person,   ///< `load`, `preload`, the startup order: wants all replicas of the minimum, and of the group
+    person,   ///< `load`: wants all replicas of the minimum, and of the group
+    preload,  ///< the start: as a person, but refused where it had to evict another preload or what is in use
     restart,  ///< the restart policy, after a crash
 };
 
@@ -33,6 +34,7 @@ struct Device {
     DeviceId id;
     Bytes total = 0;
     bool lost = false;
+    std::string kind{};  ///< name of the GPU's model; empty: not known, or as told before
 };
 /// Memory that other programs use: all used memory minus what our workers hold.
 struct Foreign {
@@ -71,6 +73,11 @@ struct Measured {
     ReplicaId who;
     Usage device;
     Usage host;
+};
+/// A request of a serving worker failed for want of memory, and the worker goes on.
+struct RanOut {
+    ReplicaId who;
+    std::int64_t unix_ms = 0;  ///< dates a corrected figure
 };
 /// A replica drains or ends, but not by order of the policy: an unload, a restart, a changed declaration.
 struct Ending {
@@ -121,7 +128,7 @@ struct Tick {};
 
 using Event =
     std::variant<event::Declared, event::Device, event::Foreign, event::LoadAsked, event::Left, event::InFlight,
-                 event::Channels, event::Ready, event::Measured, event::Ending, event::Ended, event::Receipt,
+                 event::Channels, event::Ready, event::Measured, event::RanOut, event::Ending, event::Ended, event::Receipt,
                  event::Adopted, event::Quarantined, event::Pin, event::ReclaimAsked, event::Tick>;
 
 }  // namespace bulkhead::supervisor::memory

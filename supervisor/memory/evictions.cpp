@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -54,6 +55,71 @@ bool unload_idle(State& state, Time now) {
                     }
         }
     return any;
+}
+
+/// A reload may declare two models that run on one device members of one exclusive group. The one stays that the rule
+/// for victims would choose last; the others go when that rule lets them, those in use at the latest after their turn.
+void part_exclusive_groups(State& state, Time now) {
+    std::optional<Survey> survey;
+    const auto stays = [](const Slot& slot) { return slot.phase == Phase::ready || slot.phase == Phase::loading; };
+    for (std::size_t device = 0; device < state.devices.size(); ++device) {
+        std::vector<const Model*> apart;  // one of each group that has several here
+        state.each_slot([&](const Slot& slot) {
+            const Slot* other = stays(slot) && slot.device == device ? company_of(state, slot) : nullptr;
+            const auto is_of_group = [&](const Model* one) { return exclude_each_other(*one, *slot.model); };
+            if (other != nullptr && std::ranges::find(apart, slot.model) == apart.end() &&
+                std::ranges::none_of(apart, is_of_group))
+                apart.push_back(slot.model);
+        });
+        for (const Model* of_group : apart) {
+            if (!survey) survey.emplace(state, now);
+            struct Member {
+                const Model* model;
+                bool pinned;
+                int use;
+                bool guarded;
+                int priority;
+                Time idle_since;
+                [[nodiscard]] auto rank() const { return std::tuple{pinned, use, guarded, priority, idle_since}; }
+            };
+            std::vector<Member> members;
+            std::vector<std::pair<const Candidate*, const Model*>> here;
+            for (const Candidate& one : survey->candidates()) {
+                const Slot& slot = *one.slots.front();
+                const bool is_of_group = slot.model == of_group || exclude_each_other(*slot.model, *of_group);
+                if (!is_of_group || slot.device != device || !stays(slot)) continue;
+                here.emplace_back(&one, slot.model);
+                const Member mine{slot.model,
+                                  one.pinned,
+                                  one.starting ? 2 : survey->use_of(one),
+                                  one.protected_until > now,
+                                  one.priority,
+                                  one.idle_since};
+                const auto known = std::ranges::find(members, slot.model, &Member::model);
+                if (known == members.end())
+                    members.push_back(mine);
+                else if (known->rank() < mine.rank())
+                    *known = mine;
+            }
+            if (members.size() < 2) continue;  // the others are going
+            const Member kept = *std::ranges::max_element(members, {}, &Member::rank);
+            for (const auto& [one, model] : here) {
+                if (model == kept.model || one->pinned || one->starting) continue;
+                Time when = std::max(one->protected_until, now);
+                if (one->in_use_until > now && one->priority >= kept.priority)
+                    when = std::max(when, std::min(one->turn_until, one->in_use_until));
+                if (when > now) {
+                    state.wake_at(when);
+                    continue;
+                }
+                const std::string& name = kept.model->declared.model;
+                evict(state, *state.find(one->slots.front()->id()), EvictCause::group, name,
+                      fmt::format("{} runs on {}, of the same exclusive group", name,
+                                  device_text(state.devices[device].books.id)),
+                      now);
+            }
+        }
+    }
 }
 
 /// Others may use half of the margin freely. Beyond that, evicts idle workers to make room.

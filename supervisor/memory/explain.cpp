@@ -46,8 +46,14 @@ std::string state_text(const State& state, const Slot& slot, Time now) {
                                     ? fmt::format("has {} in flight", slot.in_flight)
                                     : fmt::format("has been idle for {}", duration_text(now - slot.idle_since));
         const auto until = unload_time(slot);
-        return fmt::format("{} holds {} on {} and {}{}", slot.id().text(), bytes, where, use,
-                           until ? fmt::format("; it goes in {}", duration_text(std::max(*until, now) - now)) : "");
+        std::string text =
+            fmt::format("{} holds {} on {} and {}{}", slot.id().text(), bytes, where, use,
+                        until ? fmt::format("; it goes in {}", duration_text(std::max(*until, now) - now)) : "");
+        const Slot* company = company_of(state, slot);
+        if (company == nullptr || company->is_going()) return text;
+        return text + fmt::format("; {} of its exclusive group is there too{}", company->id().text(),
+                                  slot.model->pinned && company->model->pinned ? ", and both are pinned"
+                                                                               : ", and one of them goes");
     }
     case Phase::draining: return fmt::format("{} on {} ends", slot.id().text(), where);
     case Phase::reclaiming:
@@ -56,8 +62,22 @@ std::string state_text(const State& state, const Slot& slot, Time now) {
     return "";
 }
 
-bool may_run_on_host(const Declaration& declared) {
-    return std::ranges::find(declared.devices, DeviceId{host}) != declared.devices.end();
+/// What is told of a device of a model, or of all its GPUs where that is the same.
+struct Told {
+    std::string where;
+    std::string text;
+};
+template <typename TextOf>
+std::vector<Told> by_device(const State& state, const Declaration& declared, TextOf text_of) {
+    std::vector<Told> all;
+    std::vector<Told> on_host;
+    for (const DeviceId& id : declared.devices)
+        if (const auto device = state.device_of(id))
+            (*device == 0 ? on_host : all).push_back({device_text(id), text_of(*device)});
+    if (std::ranges::all_of(all, [&](const Told& one) { return one.text == all.front().text; }) && !all.empty())
+        all = {{"a GPU", all.front().text}};
+    all.insert(all.end(), on_host.begin(), on_host.end());
+    return all;
 }
 
 /// "2.0 GiB (declared)"
@@ -78,31 +98,57 @@ std::string load_text(const Declaration& declared, const Need& need, bool on_gpu
     return text;
 }
 
+/// "a/0 needs 5.0 GiB (declared) on a GPU, 4.0 GiB (declared) on the host"; adds the devices to `devices`.
+std::string needs_text(const State& state, const Piece& piece, std::vector<std::size_t>& devices) {
+    const Declaration& declared = piece.slot->model->declared;
+    const auto add = [&](std::size_t device) {
+        if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
+    };
+    const auto told = by_device(state, declared, [&](std::size_t device) {
+        const Bytes beside = piece.need(device).host;
+        if (beside > 0) add(0);
+        return need_text(piece.need(device)) +
+               (beside > 0 ? fmt::format(" and {} of the host", bytes_text(beside)) : std::string{});
+    });
+    for (const DeviceId& id : declared.devices)
+        if (const auto device = state.device_of(id)) add(*device);
+    std::vector<std::string> sizes;
+    for (const Told& one : told)
+        sizes.push_back(one.text + (told.size() > 1 ? fmt::format(" on {}", one.where) : std::string{}));
+    return fmt::format("{} needs {}", piece.slot->id().text(),
+                       sizes.empty() ? need_text({}) : fmt::format("{}", fmt::join(sizes, ", ")));
+}
+
 /// Says what a load takes, for each kind of device that the model may run on.
 std::string loads_text(const State& state, const Model& model) {
-    const bool on_host = may_run_on_host(model.declared);
-    const bool on_gpu = !on_host || model.declared.devices.size() > 1;
-    const Need gpu = state.need_of(model, 1);
-    const Need cpu = state.need_of(model, 0);
-    const auto text_of = [&](const Need& need, bool of_gpu) {
+    const auto told = by_device(state, model.declared, [&](std::size_t device) {
+        const Need need = state.need_of(model, device);
         return need.basis == Basis::unknown ? "what it needs is not known: its first load gets all that is idle"
-                                            : "a load takes " + load_text(model.declared, need, of_gpu);
-    };
-    if (on_gpu && on_host) return fmt::format("on a GPU {}; on the host {}", text_of(gpu, true), text_of(cpu, false));
-    return text_of(on_gpu ? gpu : cpu, on_gpu);
+                                            : "a load takes " + load_text(model.declared, need, device != 0);
+    });
+    if (told.empty()) return "none of its devices is there";
+    if (told.size() == 1) return told.front().text;
+    std::vector<std::string> texts;
+    for (const Told& one : told) texts.push_back(fmt::format("on {} {}", one.where, one.text));
+    return fmt::format("{}", fmt::join(texts, "; "));
 }
 
 /// "on a GPU it held 3.0 GiB when it was ready, at most 3.5 GiB while it loaded"; empty if it was not measured on one.
 std::string peaks_text(const State& state, const Model& model) {
-    constexpr std::size_t any_gpu = 1;
-    const Footprint* known = state.footprint_of(model, any_gpu);
-    if (known == nullptr || known->count == 0) return {};
-    const Usage& gpu = known->device;
-    std::string text = fmt::format("on a GPU it held {} when it was ready, at most {} while it loaded",
-                                   bytes_text(gpu.at_ready), bytes_text(std::max(gpu.load_peak, gpu.at_ready)));
-    if (gpu.serving_peak > 0) text += fmt::format(" and {} while it served", bytes_text(gpu.serving_peak));
-    if (gpu.graph_pools > 0) text += fmt::format(", {} of it for graphs", bytes_text(gpu.graph_pools));
-    return text;
+    const auto told = by_device(state, model.declared, [&](std::size_t device) -> std::string {
+        const Footprint* known = state.footprint_of(model, device);
+        if (device == 0 || known == nullptr || known->count == 0) return {};
+        const Usage& gpu = known->device;
+        std::string text = fmt::format("it held {} when it was ready, at most {} while it loaded",
+                                       bytes_text(gpu.at_ready), bytes_text(std::max(gpu.load_peak, gpu.at_ready)));
+        if (gpu.serving_peak > 0) text += fmt::format(" and {} while it served", bytes_text(gpu.serving_peak));
+        if (gpu.graph_pools > 0) text += fmt::format(", {} of it for graphs", bytes_text(gpu.graph_pools));
+        return text;
+    });
+    std::vector<std::string> texts;
+    for (const Told& one : told)
+        if (!one.text.empty()) texts.push_back(fmt::format("on {} {}", one.where, one.text));
+    return fmt::format("{}", fmt::join(texts, "; "));
 }
 
 /// ", for about 2.4 s"; empty if not known.
@@ -116,6 +162,7 @@ std::string remaining(const Entry& entry, Time now) {
 std::string_view to_string(EvictCause cause) {
     switch (cause) {
     case EvictCause::room: return "room";
+    case EvictCause::group: return "group";
     case EvictCause::keep_alive: return "keep_alive";
     case EvictCause::surplus: return "surplus";
     case EvictCause::pressure: return "pressure";
@@ -141,21 +188,7 @@ std::string device_text(const DeviceId& id) { return id == host ? "the host" : i
 Error never_fits(const State& state, const std::vector<Piece>& pieces) {
     std::string needs;
     std::vector<std::size_t> devices;
-    for (const Piece& piece : pieces) {
-        const Declaration& declared = piece.slot->model->declared;
-        const bool on_host = may_run_on_host(declared);
-        const bool on_gpu = !on_host || declared.devices.size() > 1;
-        std::string size = on_gpu ? need_text(piece.on_gpu) : need_text(piece.on_host);
-        if (on_gpu && piece.on_gpu.host > 0) {
-            size += fmt::format(" and {} of the host", bytes_text(piece.on_gpu.host));
-            if (std::ranges::find(devices, std::size_t{0}) == devices.end()) devices.push_back(0);
-        }
-        if (on_gpu && on_host) size += fmt::format(" on a GPU, {} on the host", need_text(piece.on_host));
-        needs += fmt::format("{}{} needs {}", needs.empty() ? "" : ", ", piece.slot->id().text(), size);
-        for (const DeviceId& id : piece.slot->model->declared.devices)
-            if (const auto device = state.device_of(id); device && std::ranges::find(devices, *device) == devices.end())
-                devices.push_back(*device);
-    }
+    for (const Piece& piece : pieces) needs += (needs.empty() ? "" : ", ") + needs_text(state, piece, devices);
     std::vector<std::string> sizes;
     for (const std::size_t device : devices)
         sizes.push_back(state.devices[device].books.lost
@@ -173,7 +206,7 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
                 fmt::format("loading {}: {}", pieces.front().slot->model->declared.model, fmt::join(sizes, "; ")),
                 "`bulkhead gpus` says why; a quarantine is lifted by `bulkhead gpus --lift UUID`"};
     const bool is_corrected = std::ranges::any_of(pieces, [](const Piece& piece) {
-        return piece.on_gpu.basis == Basis::corrected || piece.on_host.basis == Basis::corrected;
+        return std::ranges::any_of(piece.needs, [](const Need& need) { return need.basis == Basis::corrected; });
     });
     std::string pinned;
     state.each_slot([&](const Slot& slot) {
@@ -186,6 +219,30 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
         (is_corrected ? "declare its `memory`, " : "") +
             (pinned.empty() ? "use a smaller type such as int4, another device, or a larger share in `limits`"
                             : fmt::format("unpin {}, use a smaller type such as int4, or another device", pinned))};
+}
+
+Error not_preloaded(const State& state, const Survey& survey, const std::vector<Piece>& pieces) {
+    std::string needs;
+    std::vector<std::size_t> devices;
+    for (const Piece& piece : pieces) needs += (needs.empty() ? "" : ", ") + needs_text(state, piece, devices);
+    std::vector<std::string> rooms;
+    for (const std::size_t device : devices) {
+        const std::int64_t room = std::min(survey.room(device), state.claims[device].value_or(survey.room(device)));
+        std::string text = state.devices[device].books.lost
+                               ? fmt::format("{} cannot be used", device_text(state.devices[device].books.id))
+                               : fmt::format("{} has {} free", device_text(state.devices[device].books.id),
+                                             bytes_text(static_cast<Bytes>(std::max<std::int64_t>(room, 0))));
+        if (state.claims[device]) text += " beside what others wait for";
+        for (const Candidate& one : survey.candidates())
+            for (const Slot* slot : one.slots)
+                if (slot->device == device && exclude_each_other(*slot->model, *pieces.front().slot->model))
+                    text += fmt::format(" and runs {} of the same exclusive group", slot->id().text());
+        rooms.push_back(std::move(text));
+    }
+    return {ErrorCode::out_of_memory,
+            fmt::format("preloading {}: {}; {}", pieces.front().slot->model->declared.model, needs,
+                        fmt::join(rooms, "; ")),
+            "it loads at the first request"};
 }
 
 std::string waits_for(const Survey& survey, const Option& option, Time now) {
@@ -258,7 +315,8 @@ Plan Policy::plan(const std::string& model, Time now) const {
     }
     const Survey survey{*state_, now};
     const std::vector<Piece> pieces = pieces_of(*state_, missing);
-    const int priority = entry == nullptr ? priority_of(*known->unit) : state_->priority_of(*entry, now);
+    const int priority = entry == nullptr || entry->is_preload() ? priority_of(*known->unit)
+                                                                 : state_->priority_of(*entry, now);
     const auto fill = [&](const Option& option) {
         for (std::size_t i = 0; i < pieces.size(); ++i) {
             const Need& need = pieces[i].need(option.device[i]);

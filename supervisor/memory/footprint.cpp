@@ -47,8 +47,8 @@ std::string_view to_string(Basis basis) {
     return "unknown";
 }
 
-std::string footprint_key(const std::string& declaration, bool on_gpu) {
-    return declaration + (on_gpu ? "@gpu" : "@host");
+std::string footprint_key(const std::string& declaration, std::string_view kind) {
+    return declaration + '@' + std::string{kind};
 }
 
 const Footprint* Footprints::find(const std::string& key) const {

@@ -88,8 +88,11 @@ struct Need {
     [[nodiscard]] Bytes part(bool beside) const { return beside ? host : device; }
 };
 
-/// Returns the key for a GPU or for the host: figures of one do not apply to the other.
-[[nodiscard]] std::string footprint_key(const std::string& declaration, bool on_gpu);
+/// Returns the key for devices of one kind: figures of one kind do not apply to another.
+/// `kind`  `kind_of_host`, or what the driver calls the GPU; `unnamed_gpu` where it tells no name
+[[nodiscard]] std::string footprint_key(const std::string& declaration, std::string_view kind);
+inline constexpr std::string_view kind_of_host = "host";
+inline constexpr std::string_view unnamed_gpu = "gpu";
 
 /// All footprints, by `footprint_key`.
 class Footprints {

@@ -7,21 +7,38 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
-/// Different models of one exclusive group.
+bool contains(const std::vector<std::size_t>& all, std::size_t one) { return std::ranges::find(all, one) != all.end(); }
+
+}  // namespace
+
 bool exclude_each_other(const Model& a, const Model& b) {
     const auto& group = a.declared.group;
     return &a != &b && group && group->kind == GroupKind::exclusive && b.declared.group == group;
 }
 
-bool contains(const std::vector<std::size_t>& all, std::size_t one) { return std::ranges::find(all, one) != all.end(); }
-
-}  // namespace
+const Slot* company_of(const State& state, const Slot& slot) {
+    for (const auto& [name, model] : state.models) {
+        if (!exclude_each_other(model, *slot.model)) continue;
+        for (const Slot& other : model.slots)
+            if (other.phase != Phase::none && other.phase != Phase::placed && other.device == slot.device)
+                return &other;
+    }
+    return nullptr;
+}
 
 std::vector<Piece> pieces_of(const State& state, const std::vector<Slot*>& slots) {
     std::vector<Piece> pieces;
-    constexpr std::size_t any_gpu = 1;  // all GPUs share one figure
-    for (const Slot* slot : slots)
-        pieces.push_back({slot, state.need_of(*slot->model, any_gpu), state.need_of(*slot->model, 0)});
+    for (const Slot* slot : slots) {
+        Piece piece{slot, {}};
+        if (!pieces.empty() && pieces.back().slot->model == slot->model) {
+            piece.needs = pieces.back().needs;
+        } else {
+            piece.needs.resize(state.devices.size());
+            for (const DeviceId& id : slot->model->declared.devices)
+                if (const auto device = state.device_of(id)) piece.needs[*device] = state.need_of(*slot->model, *device);
+        }
+        pieces.push_back(std::move(piece));
+    }
     return pieces;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -18,6 +17,7 @@ struct Candidate {
     const Unit* unit = nullptr;
     int priority = 0;
     bool pinned = false;
+    bool preload = false;
     bool starting = false;   ///< at least one of them is not ready yet
     Time protected_until{};  ///< by `min_resident`
     Time in_use_until{};     ///< `Time::max()`: busy now
@@ -31,16 +31,16 @@ struct Candidate {
 /// Which victims a search considers: those that may go now, in bounded time, or ever.
 enum class Reach : std::uint8_t { now, bounded, ever };
 
-/// Below every model's priority: such a request evicts only what is not in use.
-inline constexpr int lowest_priority = std::numeric_limits<int>::min();
-inline constexpr int undeclared_priority = lowest_priority + 1;  ///< workers whose model a reload has removed
+/// Different models of one exclusive group.
+[[nodiscard]] bool exclude_each_other(const Model& a, const Model& b);
+/// Another member of its exclusive group that has memory on its device; null: there is none.
+[[nodiscard]] const Slot* company_of(const State& state, const Slot& slot);
 
 /// A replica to be placed.
 struct Piece {
     const Slot* slot = nullptr;
-    Need on_gpu;
-    Need on_host;
-    [[nodiscard]] const Need& need(std::size_t device) const { return device == 0 ? on_host : on_gpu; }
+    boost::container::small_vector<Need, 4> needs;  ///< by device, where it may run
+    [[nodiscard]] const Need& need(std::size_t device) const { return needs[device]; }
     /// At least one where the need is unknown.
     [[nodiscard]] std::int64_t bytes(std::size_t device) const {
         return need(device).basis == Basis::unknown ? 1 : static_cast<std::int64_t>(need(device).device);
@@ -77,12 +77,13 @@ public:
 
     /// Returns the best way to place all pieces together for a caller of this priority.
     [[nodiscard]] std::optional<Option> place(const std::vector<Piece>& pieces, int priority, Reach reach) const;
-    /// The victims that free `bytes` more on the device at once.
+    /// The victims that free `bytes` more on the device at once; `but`: none of this unit.
     struct Victims {
         std::vector<std::size_t> candidates;  ///< the fewest that suffice; if none do, all
         bool enough = false;
     };
-    [[nodiscard]] Victims victims_for(std::size_t device, std::int64_t bytes, int priority) const;
+    [[nodiscard]] Victims victims_for(std::size_t device, std::int64_t bytes, int priority,
+                                      const Unit* but = nullptr) const;
     /// Busy with a higher priority than the caller's: stays until it is idle.
     [[nodiscard]] static bool is_behind(const Candidate& one, int priority) {
         return one.in_use_until == Time::max() && priority < one.priority;

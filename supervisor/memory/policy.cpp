@@ -97,6 +97,7 @@ void apply(State& state, const event::Declared& event, Time now) {
         model.declared.min_resident = Millis{0};
         model.declared.keep_alive.reset();
         model.declared.group.reset();
+        model.declared.preload = false;
         make_slots(model, 0);
     }
     std::erase_if(state.models, [](const auto& one) { return !one.second.known && one.second.slots.empty(); });
@@ -117,6 +118,7 @@ void apply(State& state, const event::Device& event, Time /*now*/) {
     Device& device = state.devices[state.device_or_new(event.id)];
     device.books.total = std::min(event.total, limits::bytes_max);
     device.books.lost = event.lost;
+    if (!event.kind.empty()) device.kind = event.kind;
     state.apply_limit(device);
 }
 
@@ -245,7 +247,7 @@ void ran_out(State& state, Slot& slot, const event::Ended& event, Time now) {
     const bool loading = slot.phase == Phase::loading;
     const bool beside = event.of_host && slot.device != 0;
     const Bytes had = beside ? slot.host_bytes : slot.device_bytes;
-    state.correct(slot, beside, event.unix_ms);
+    state.correct(slot, beside, true, event.unix_ms);
     state.note(model,
                fmt::format("{} ran out of {}memory with {} {}; from now on it gets {}{}", slot.id().text(),
                            beside ? "the host's " : "", bytes_text(had), loading ? "reserved" : "resident",
@@ -265,6 +267,37 @@ void ran_out(State& state, Slot& slot, const event::Ended& event, Time now) {
           "declare its `memory`, use a smaller type such as int4, or choose another device"});
 }
 
+/// Makes the room that the corrected figure asks for, as far as what is idle makes it: the client may send it again.
+void apply(State& state, const event::RanOut& event, Time now) {
+    Slot* slot = state.find(event.who);
+    if (slot == nullptr || slot->phase != Phase::ready || !slot->model->known) return;
+    const Bytes had = slot->device_bytes;
+    state.correct(*slot, false, false, event.unix_ms);
+    slot->ran_out = true;
+    slot->estimated = false;
+    const Bytes figure = state.need_of(*slot->model, slot->device).device;
+    state.note(*slot->model,
+               fmt::format("a request of {} ran out of memory with {} held; from now on it gets {} (if it needs more, "
+                           "declare its `memory`)",
+                           event.who.text(), bytes_text(had), bytes_text(figure)),
+               now);
+    if (figure <= had) return;
+    const Survey survey{state, now};
+    std::int64_t room = std::max<std::int64_t>(survey.room(slot->device), 0);
+    const auto wanted = static_cast<std::int64_t>(figure - had);
+    if (wanted > room) {
+        const auto victims = survey.victims_for(slot->device, wanted - room, lowest_priority, slot->model->unit);
+        for (const std::size_t victim : victims.candidates) {
+            if (!victims.enough) break;
+            room = wanted;
+            for (const Slot* one : survey.candidates()[victim].slots)
+                evict(state, *state.find(one->id()), EvictCause::room, event.who.model,
+                      fmt::format("a request of {} ran out of memory", event.who.text()), now);
+        }
+    }
+    state.hold(*slot, had + static_cast<Bytes>(std::min(room, wanted)), slot->host_bytes, slot->mapped_bytes);
+}
+
 void apply(State& state, const event::Ended& event, Time now) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr) return;
@@ -282,7 +315,7 @@ void apply(State& state, const event::Ended& event, Time now) {
     case Phase::draining:
         if (event.out_of_memory)
             ran_out(state, *slot, event, now);
-        else if (slot->used && !slot->estimated)
+        else if (slot->used && !slot->estimated && !slot->ran_out)
             state.footprints.served_well(state.key_of(*slot->model, slot->device));
         break;
     case Phase::none:

@@ -101,9 +101,11 @@ void repair_placements(State& state, Time now) {
                 continue;
             }
         }
-        const auto victims =
-            survey.victims_for(device, -survey.room(device),
-                               std::max(priority_of(*last->model->unit), last->lent.value_or(lowest_priority)));
+        const Entry* entry = state.entry_of(*last->model->unit);
+        const int priority = entry != nullptr && entry->is_preload()
+                                 ? preload_priority
+                                 : std::max(priority_of(*last->model->unit), last->lent.value_or(lowest_priority));
+        const auto victims = survey.victims_for(device, -survey.room(device), priority);
         if (victims.enough && !is_lost) {
             for (const std::size_t victim : victims.candidates)
                 for (const Slot* slot : survey.candidates()[victim].slots)
@@ -116,24 +118,13 @@ void repair_placements(State& state, Time now) {
     }
 }
 
-bool has_company(const State& state, const Slot& slot) {
-    const auto& group = slot.model->declared.group;
-    if (!group || group->kind != GroupKind::exclusive) return false;
-    for (const auto& [name, model] : state.models) {
-        if (&model == slot.model || model.declared.group != group) continue;
-        for (const Slot& other : model.slots)
-            if (other.phase != Phase::none && other.phase != Phase::placed && other.device == slot.device) return true;
-    }
-    return false;
-}
-
 void give_grants(State& state) {
     std::vector<Slot*> placed = placed_slots(state);
     std::ranges::sort(placed, {}, &Slot::placed_as);
     std::vector<std::int64_t> before(state.devices.size());  // bytes of earlier slots in this order
     for (Slot* slot : placed) {
         const auto free_on = [&](std::size_t device) { return state.devices[device].books.free() - before[device]; };
-        bool fits = !has_company(state, *slot);
+        bool fits = company_of(state, *slot) == nullptr;
         if (slot->basis == Basis::unknown) {  // all that is free, once every ending worker is gone
             bool somebody_goes = false;
             state.each_slot([&](const Slot& other) {
@@ -255,6 +246,46 @@ void tell_positions(State& state, Entry& entry, std::size_t position, Time now) 
 
 enum class Settled { as_it_was, others_went, refused };
 
+/// A preload that has no room now waits only for preloads before it, which hold more while they load than afterwards.
+/// It closes its devices to preloads after it, so that the order is kept.
+Settled keep_or_refuse_preload(State& state, const Survey& survey, Entry& entry, const std::vector<Piece>& pieces,
+                               bool ending) {
+    constexpr std::int64_t closed = -1;
+    std::vector<bool> touched(state.devices.size());
+    for (const Piece& piece : pieces)
+        for (const DeviceId& id : piece.slot->model->declared.devices)
+            if (const auto device = state.device_of(id)) {
+                touched[*device] = true;
+                touched[0] = touched[0] || piece.need(*device).host > 0;
+            }
+    const auto is_in_the_way = [&](const Slot& slot) {
+        return slot.is_starting() && (touched[slot.device] || (touched[0] && slot.host_bytes > 0));
+    };
+    bool waits = ending;
+    for (std::size_t device = 0; device < touched.size(); ++device)
+        waits = waits || (touched[device] && state.claims[device] == closed);
+    for (const Entry& other : state.entries)
+        waits = waits || (other.unit != entry.unit && other.has_preload() && other.unit->any(is_in_the_way));
+    if (!waits) {
+        if (!survey.place(pieces, priority_of(*entry.unit), Reach::ever)) {
+            fail(state, entry, never_fits(state, pieces));
+            return Settled::refused;
+        }
+        std::vector<Model*> models;
+        for (const Waiter& one : entry.waiters) models.push_back(one.model);
+        const Error error = not_preloaded(state, survey, pieces);
+        fail(state, entry, error);
+        for (Model* one : models)
+            one->last = fmt::format("not preloaded: {}; {}", error.attempt.substr(error.attempt.find(": ") + 2), error.remedy);
+        return Settled::refused;
+    }
+    for (std::size_t device = 0; device < touched.size(); ++device)
+        if (touched[device]) state.claims[device] = closed;
+    entry.expected.reset();
+    entry.why = ending ? "waits until its former worker has ended" : "waits until preloads before it are ready";
+    return Settled::as_it_was;
+}
+
 /// Places the entry, or notes what it waits for.
 Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Time now) {
     const std::vector<Slot*> missing = state.missing(*entry.unit);
@@ -272,6 +303,7 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
         survey.emplace(state, now);
         return at_once->victims.empty() ? Settled::as_it_was : Settled::others_went;
     }
+    if (entry.is_preload()) return keep_or_refuse_preload(state, *survey, entry, pieces, ending);
     const Wait wait = wait_for(state, *survey, pieces, priority, ending, now);
     if (!wait.option) {
         fail(state, entry, never_fits(state, pieces));
@@ -369,6 +401,7 @@ void settle(State& state, Time now) {
     meet_deadlines(state, now);
     answer_waiters(state, now);
     (void)unload_idle(state, now);
+    part_exclusive_groups(state, now);
     relieve_pressure(state, now);
     repair_placements(state, now);
     place_entries(state, now);
@@ -398,7 +431,7 @@ Wait wait_for(const State& state, const Survey& survey, const std::vector<Piece>
 void claim_for_those_before(State& state, const Survey& survey, const Unit& unit, Time now) {
     const Entry* own = state.entry_of(unit);
     const std::uint64_t number = own == nullptr ? state.number_last + 1 : own->number;
-    const int rank = own == nullptr ? priority_of(unit) : state.priority_of(*own, now);
+    const int rank = own == nullptr || own->is_preload() ? priority_of(unit) : state.priority_of(*own, now);
     state.claims.assign(state.devices.size(), std::nullopt);
     state.queued_for = {};
     for (const Entry& entry : state.entries) {

@@ -21,6 +21,7 @@ void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter);
 // Steps of `settle`, in evictions.cpp.
 [[nodiscard]] bool unload_idle(State& state, Time now);
 void relieve_pressure(State& state, Time now);
+void part_exclusive_groups(State& state, Time now);
 void answer_reclaims(State& state, Time now);
 
 void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_whom, const std::string& why, Time now);
@@ -41,6 +42,8 @@ void claim_for_those_before(State& state, const Survey& survey, const Unit& unit
 
 /// Says why the pieces can never be placed under the present limits: sizes, and a remedy.
 [[nodiscard]] Error never_fits(const State& state, const std::vector<Piece>& pieces);
+/// Says why a preload has no room now.
+[[nodiscard]] Error not_preloaded(const State& state, const Survey& survey, const std::vector<Piece>& pieces);
 /// Names the workers in the way, for `why` and `Queued`.
 [[nodiscard]] std::string waits_for(const Survey& survey, const Option& option, Time now);
 /// Time from now until the pieces are ready, if placed like this.

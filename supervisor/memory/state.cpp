@@ -40,6 +40,7 @@ std::optional<std::size_t> State::device_of(const DeviceId& id) const {
 std::size_t State::device_or_new(const DeviceId& id) {
     if (const auto known = device_of(id)) return *known;
     devices.emplace_back().books.id = id;
+    devices.back().kind = id == host ? kind_of_host : unnamed_gpu;
     return devices.size() - 1;
 }
 
@@ -79,6 +80,7 @@ Entry* State::entry_of(const Unit& unit) {
 }
 
 int State::priority_of(const Entry& entry, Time now) const {
+    if (entry.is_preload()) return preload_priority;
     const int own = memory::priority_of(*entry.unit);
     return now < entry.since + limits::patience ? own : std::max(own, highest_priority);
 }
@@ -119,7 +121,7 @@ void State::enter(Slot& slot, Phase phase) {
     if (phase == Phase::none) {
         slot.device_bytes = slot.host_bytes = slot.mapped_bytes = 0;
         slot.in_flight = slot.channels = 0;
-        slot.used = slot.estimated = slot.is_presumed_busy = false;
+        slot.used = slot.ran_out = slot.estimated = slot.is_presumed_busy = false;
         slot.awaited.reset();
     }
     book(slot, true);
@@ -194,13 +196,13 @@ Bytes State::alone_on(std::size_t device, const Model& model) const {
     return static_cast<Bytes>(std::max<std::int64_t>(room, 0));
 }
 
-void State::correct(const Slot& slot, bool beside, std::int64_t unix_ms) {
+void State::correct(const Slot& slot, bool beside, bool ended, std::int64_t unix_ms) {
     const Model& model = *slot.model;
     const std::string key = key_of(model, slot.device);
-    if (slot.phase != Phase::loading) footprints.forget_peaks(key, slot.peak_before, slot.host_peak_before);
+    if (ended && slot.phase != Phase::loading) footprints.forget_peaks(key, slot.peak_before, slot.host_peak_before);
     const Bytes alone = alone_on(beside ? 0 : slot.device, model);
     Bytes figure = alone;
-    if (slot.basis != Basis::unknown || beside) {
+    if (slot.basis != Basis::unknown || beside || !ended) {
         const auto percent = [](Bytes bytes, int by) { return bytes / 100 * static_cast<Bytes>(by); };
         const Bytes had = beside ? std::max(slot.host_bytes, Bytes{limits::workspace_of_host}) : slot.device_bytes;
         const Bytes known = uncorrected_need_of(model, slot.device).part(beside);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <list>
 #include <map>
 #include <optional>
@@ -23,6 +24,11 @@ enum class Phase : std::uint8_t {
     draining,    ///< ending, by us or by others
     reclaiming,  ///< ended, without a receipt
 };
+
+/// Below every model's priority: such a request evicts only what is not in use, of a preload also no other preload.
+inline constexpr int preload_priority = std::numeric_limits<int>::min();
+inline constexpr int lowest_priority = preload_priority + 1;
+inline constexpr int undeclared_priority = lowest_priority + 1;  ///< workers whose model a reload has removed
 
 struct Model;
 
@@ -50,6 +56,7 @@ struct Slot {
     bool is_presumed_busy = false;  ///< adopted, and `in_flight` is not known yet
     std::uint32_t channels = 0;
     bool used = false;            ///< had a request since it became ready
+    bool ran_out = false;         ///< a request of it failed for want of memory
     std::optional<Time> awaited;  ///< until when the first request of a new channel is awaited
 
     [[nodiscard]] ReplicaId id() const;
@@ -103,6 +110,15 @@ struct Entry {
     bool retried = false;  ///< second try, after memory ran out
     std::optional<Time> expected;
     std::string why;
+
+    [[nodiscard]] bool has_preload() const {
+        return std::ranges::any_of(waiters, [](const Waiter& one) { return one.asker == Asker::preload; });
+    }
+    /// Nobody else waits for it.
+    [[nodiscard]] bool is_preload() const {
+        return has_preload() &&
+               std::ranges::all_of(waiters, [](const Waiter& one) { return one.asker == Asker::preload; });
+    }
 };
 
 /// A reclaim under way.
@@ -124,6 +140,7 @@ struct Device {
     Bytes promise = 0;  ///< of all reclaims, at the time of the last request
     Bytes foreign_at_promise = 0;
     std::optional<Time> promise_until;
+    std::string kind;  ///< of its footprints
 };
 
 struct State {
@@ -155,7 +172,8 @@ struct State {
     [[nodiscard]] Slot* find(const ReplicaId& who);
     [[nodiscard]] Model* find(const std::string& model);
     [[nodiscard]] Entry* entry_of(const Unit& unit);
-    /// Returns the priority of its models, or the highest of all once it has waited for `limits::patience`.
+    /// Returns the priority of its models, or the highest of all once it has waited for `limits::patience`; a
+    /// preload's is below all.
     [[nodiscard]] int priority_of(const Entry& entry, Time now) const;
     /// A unit with waiters whose load is under way: its ready parts stay until it is complete.
     [[nodiscard]] bool is_being_loaded(const Unit& unit) const;
@@ -172,8 +190,8 @@ struct State {
     void hold(Slot& slot, Bytes device_bytes, Bytes host_bytes, Bytes mapped_bytes);
 
     // For a model on this device.
-    [[nodiscard]] static std::string key_of(const Model& model, std::size_t device) {
-        return footprint_key(model.declared.key, device != 0);
+    [[nodiscard]] std::string key_of(const Model& model, std::size_t device) const {
+        return footprint_key(model.declared.key, devices[device].kind);
     }
     [[nodiscard]] const Footprint* footprint_of(const Model& model, std::size_t device) const {
         return footprints.find(key_of(model, device));
@@ -183,7 +201,8 @@ struct State {
     [[nodiscard]] Need uncorrected_need_of(const Model& model, std::size_t device) const;
     /// Memory ran out: gives the model a quarter more than its figure, but no more than its device can give.
     /// `beside`  the host's memory of a worker on a GPU ran out
-    void correct(const Slot& slot, bool beside, std::int64_t unix_ms);
+    /// `ended`   so did its process: what it took may have been a leak
+    void correct(const Slot& slot, bool beside, bool ended, std::int64_t unix_ms);
     /// Returns what the load of a starting replica gives back when it is ready: of an unknown size all but a byte.
     [[nodiscard]] Bytes returned_at_ready(const Slot& slot) const;
     /// Returns what the device can give once all other models are unloaded that are not pinned.

@@ -17,6 +17,7 @@ void add(Candidate& to, const Slot& slot, const State& state, Time now) {
     if (slot.lent && (slot.is_starting() || now < slot.turn_until)) priority = std::max(priority, *slot.lent);
     to.slots.push_back(&slot);
     to.pinned = to.pinned || model.pinned;
+    to.preload = to.preload || model.declared.preload;
     to.priority = to.slots.size() == 1 ? priority : std::max(to.priority, priority);
     add(to, slot.device, slot.device_bytes);
     add(to, 0, slot.host_bytes);
@@ -92,7 +93,7 @@ int Survey::use_of(const Candidate& one) const {
 
 /// A worker in use goes at once for a higher priority, after its turn for an equal one, never for a lower one.
 std::optional<Time> Survey::may_go(const Candidate& one, int priority, Reach reach) const {
-    if (one.pinned) return std::nullopt;
+    if (one.pinned || (priority == preload_priority && one.preload)) return std::nullopt;
     Time when = std::max(one.protected_until, now_);
     if (one.starting) {
         if (reach == Reach::now || (reach == Reach::bounded && priority < one.priority)) return std::nullopt;
@@ -163,10 +164,11 @@ bool Survey::choose(std::vector<std::size_t>& listed, const std::vector<std::int
     return true;
 }
 
-Survey::Victims Survey::victims_for(std::size_t device, std::int64_t bytes, int priority) const {
+Survey::Victims Survey::victims_for(std::size_t device, std::int64_t bytes, int priority, const Unit* but) const {
     Victims victims;
     for (const std::size_t i : on_device_[device])
-        if (may_go(candidates_[i], priority, Reach::now)) victims.candidates.push_back(i);
+        if (candidates_[i].unit != but && may_go(candidates_[i], priority, Reach::now))
+            victims.candidates.push_back(i);
     std::vector<std::int64_t> short_by(room_.size());
     short_by[device] = bytes;
     victims.enough = choose(victims.candidates, short_by);

@@ -31,6 +31,8 @@ public:
     virtual void channels_changed(Replica& replica) = 0;
     /// Returns the books' entry for the process, to be kept in its record; empty: no entry.
     [[nodiscard]] virtual std::optional<HeldMemory> held(const Replica& replica) const = 0;
+    /// Returns a hash of its together group, whose members change it; 0: it has none.
+    [[nodiscard]] virtual std::uint64_t group(const Replica& replica) const = 0;
     /// Called when the memory of an ended process is back, or the receipt names who holds it; empty: there was no
     /// process.
     virtual void reclaimed(Replica& replica, const std::optional<Receipt>& receipt) = 0;

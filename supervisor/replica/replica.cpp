@@ -309,7 +309,10 @@ ReplicaRecord Replica::record() const {
     record.has_cgroup = process.cgroups != nullptr;
     record.host_bytes = process.memory.host_bytes;
     record.gpu_free_before = process.memory.gpu_free_before;
-    if (context_.gate != nullptr) record.held = context_.gate->held(*this);
+    if (context_.gate != nullptr) {
+        record.held = context_.gate->held(*this);
+        record.group = context_.gate->group(*this);
+    }
     record.end_began_unix_ms = unix_of(process.end_began);
     if (!is_of_present) return record;  // only its memory is awaited
 

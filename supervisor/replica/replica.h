@@ -31,6 +31,7 @@ struct Client {
     std::string name;  ///< for logs
     std::int64_t pid = 0;
     std::int64_t uid = 0;
+    std::uint64_t connection = 0;  ///< number of its control connection
 };
 
 /// The client's end of a channel; the worker has the other end.

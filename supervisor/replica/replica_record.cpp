@@ -17,17 +17,13 @@
 #include "ipc/links/keeper_link.h"
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
+#include "supervisor/base/text.h"
 
 namespace bulkhead::supervisor {
 namespace {
 
 /// Raised when a member changes its meaning; unknown members are ignored.
 constexpr std::uint64_t record_version = 1;
-
-std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325) {
-    for (const unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
-    return hash;
-}
 
 /// No time that a record names lies before 1970.
 template <typename T>

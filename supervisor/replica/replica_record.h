@@ -95,6 +95,7 @@ struct ReplicaRecord : ReplicaPart {
     std::optional<std::uint64_t> host_bytes;  ///< last sample before its end was requested
     std::optional<std::uint64_t> gpu_free_before;
     std::optional<HeldMemory> held;  ///< empty: its memory is not planned
+    std::uint64_t group = 0;         ///< hash of its together group, if its memory is planned; 0: none
     std::int64_t used_unix_ms = 0;   ///< last use, if its memory is planned; may be a second old
     std::uint32_t adoptions_tried = 0;  ///< supervisors that died while they adopted it
 
@@ -119,6 +120,7 @@ struct ReplicaRecord : ReplicaPart {
         visit("end_ms", self.end_began_unix_ms, false);
         visit("abort", self.aborted, false);
         visit("used_ms", self.used_unix_ms, false);
+        visit("group", self.group, false);
         visit("tried", self.adoptions_tried, false);
         visit("keep", self.keep_running, false);
         visit("restarts", self.restarts, false);

@@ -43,6 +43,38 @@ TEST_F(MemoryFigures, OfAGpuDoNotPlanALoadOnTheHost) {
                                                 "9.0 GiB (measured); on a GPU it held 4.0 GiB when it was ready"));
 }
 
+TEST_F(MemoryFigures, OfOneKindOfGpuAreThoseOfAllOfItsKindAndOfNoOther) {
+    auto one = model("a", 6 * gib);
+    one.devices = {"GPU-0", "GPU-1", "GPU-2"};
+    send(event::Device{"GPU-0", 10 * gib, false, "Small"});
+    send(event::Device{"GPU-1", 10 * gib, false, "Small"});
+    send(event::Device{"GPU-2", 40 * gib, false, "Large"});
+    declare({one});
+    measure(4 * gib, 0);
+    EXPECT_EQ(policy.need("a", "GPU-0").device, 4 * gib);
+    EXPECT_EQ(policy.need("a", "GPU-1").device, 4 * gib);
+    EXPECT_EQ(policy.need("a", "GPU-2").basis, Basis::declared);
+    EXPECT_THAT(policy.why("a", now),
+                HasSubstr("on GPU-0 a load takes 4.0 GiB (measured), 6.0 GiB were declared; on GPU-1 a load takes 4.0 "
+                          "GiB (measured), 6.0 GiB were declared; on GPU-2 a load takes 6.0 GiB (declared)"));
+    send(event::Device{"GPU-0", 10 * gib, true});
+    ask("a");
+    ASSERT_THAT(granted(), ElementsAre("a/0"));
+    EXPECT_EQ(all<action::Grant>()[0].device, "GPU-1") << "it moved";
+    EXPECT_EQ(all<action::Grant>()[0].device_bytes, 4 * gib);
+    end("a");
+
+    send(event::Device{"GPU-1", 10 * gib, true});
+    ask("a");
+    EXPECT_EQ(all<action::Grant>().at(0).device, "GPU-2");
+    EXPECT_EQ(all<action::Grant>().at(0).device_bytes, 6 * gib);
+    Policy next{Footprints::from_json(policy.footprints().to_json())};
+    (void)next.on(event::Device{"another", 10 * gib, false, "Small"}, now);
+    one.devices = {"another"};
+    (void)next.on(event::Declared{{one}, {}}, now);
+    EXPECT_EQ(next.need("a", "another").device, 4 * gib) << "in another machine's slot, too";
+}
+
 TEST_F(MemoryFigures, OnTheHostCountOnce) {
     declare({anywhere});
     measure(4 * gib, 20 * gib);

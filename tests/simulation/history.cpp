@@ -65,7 +65,7 @@ private:
         invariants_.paused = true;
         world_.add_device(DeviceId{host}, 32 * gib);
         for (int i = 0; i < gpus_; ++i)
-            world_.add_device(fmt::format("GPU-{}", i), gib * static_cast<Bytes>(4 + 4 * below(5)));
+            world_.add_device(fmt::format("GPU-{}", i), gib * static_cast<Bytes>(4 + 4 * below(5)), one_in(2) ? "A" : "");
         invariants_.paused = false;
         if (one_in(4)) world_.load_crashes = below(20);
         if (one_in(4)) world_.load_runs_out = below(20);
@@ -103,6 +103,7 @@ private:
         if (one_in(4)) one.package = Estimate{real.at_ready, real.at_ready / 2};
         one.priority = one_in(2) ? 0 : below(3);
         one.pin = one_in(12);
+        one.preload = one_in(4);
         if (one_in(3)) one.keep_alive = Millis{one_in(3) ? 0 : below(60'000)};
         if (one_in(3)) one.min_resident = Millis{below(20'000)};
         if (one_in(3))
@@ -130,9 +131,34 @@ private:
         reload(std::move(declared), std::move(limits));
     }
 
-    /// Workers of models that are gone are ended, as the live supervisor does.
+    /// Several, in an order, as at a start.
+    void preload() {
+        for (const auto& [name, one] : world_.declared)
+            if (one.preload || one_in(8)) (void)world_.load(name, Asker::preload, some_deadline());
+    }
+
+    [[nodiscard]] std::vector<std::string> group_of(const std::string& model) const {
+        std::vector<std::string> all;
+        const auto& group = world_.declared.at(model).group;
+        if (group && group->kind == GroupKind::together)
+            for (const auto& [name, one] : world_.declared)
+                if (one.group == group) all.push_back(name);
+        return all;
+    }
+
+    /// Workers of models that are gone are ended, and new together groups completed, as the live supervisor does.
     void reload(std::vector<Declaration> declared, std::map<DeviceId, DeviceLimit> limits) {
+        std::map<std::string, std::vector<std::string>> former;
+        for (const auto& [name, one] : world_.declared) former[name] = group_of(name);
         world_.declare(std::move(declared), std::move(limits));
+        for (const auto& [name, one] : world_.declared) {
+            const auto process = world_.processes.find({name, 0});
+            const auto group = group_of(name);
+            const bool lives = process != world_.processes.end() && (process->second.state == Process::State::ready ||
+                                                                     process->second.state == Process::State::loading);
+            if (lives && !group.empty() && group != former[name])
+                (void)world_.load(name, Asker::person, some_deadline());
+        }
         std::vector<ReplicaId> gone;
         for (const auto& [who, one] : world_.processes) {
             const auto known = world_.declared.find(who.model);
@@ -165,7 +191,7 @@ private:
     }
 
     void step() {
-        switch (below(24)) {
+        switch (below(26)) {
         case 0:
         case 1:
         case 2: return planned_load();
@@ -195,6 +221,10 @@ private:
         case 12: return world_.pin(some_name(), one_in(2));
         case 13: return (void)world_.reclaim(some_device(), some_bytes(8 * gib));
         case 14: return new_supervisor();
+        case 15:
+            if (const auto who = some_worker(); who && one_in(2)) world_.run_out(*who);
+            return;
+        case 16: return preload();
         default: return ask();
         }
     }

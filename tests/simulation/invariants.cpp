@@ -51,6 +51,7 @@ void Invariants::check(const Event& event, const Actions& actions) {
     check_limits();
     check_grants(actions);
     check_groups(actions);
+    check_exclusive();
     check_evictions(actions);
     if (!world_.misdealt.empty()) fail(world_.misdealt);
     check_refusals(actions);
@@ -206,6 +207,7 @@ Invariants::Victim Invariants::victim_of(const std::vector<ReplicaId>& members) 
         if (known != world_.declared.end()) {
             victim.priority = std::max(victim.priority, known->second.priority);
             victim.pinned = victim.pinned || world_.pinned.at(who.model);
+            victim.preload = victim.preload || known->second.preload;
             if (one.state == At::ready || one.state == At::draining)
                 victim.protected_until = std::max(victim.protected_until, one.ready_at + known->second.min_resident);
         }
@@ -322,12 +324,17 @@ void Invariants::check_evictions(const Actions& actions) {
             continue;
         }
         if (world_.now < victim.protected_until) return fail(name + " was evicted within min_resident");
+        if (evict->cause == EvictCause::group) {
+            check_parted(*evict, victim);
+            continue;
+        }
         if (evict->cause != EvictCause::room) {
             if (victim.in_use) return fail(name + " was evicted for others while in use");
             continue;
         }
         const int priority = rank_of(unit_of(evict->for_whom));
         const int of_victim = std::max(victim.priority, victim.lent_until_turn);
+        if (victim.preload && priority == preload_priority) return fail(name + " was evicted for a preload, and is one");
         if (victim.in_use && priority < of_victim) return fail(name + " was in use, and of a higher priority");
         if (victim.in_use && priority == of_victim && world_.now < victim.turn_until)
             return fail(name + " was in use, and its turn was not over");
@@ -348,7 +355,9 @@ void Invariants::check_evictions(const Actions& actions) {
 }
 
 Invariants::Piece Invariants::piece_of(const std::string& model) const {
-    return {model, ours_->policy.need(model, "GPU-0"), ours_->policy.need(model, DeviceId{host})};
+    Piece piece{model, {}};
+    for (const DeviceId& id : world_.declared.at(model).devices) piece.needs[id] = ours_->policy.need(model, id);
+    return piece;
 }
 
 /// Somewhere it would load alone.
@@ -453,11 +462,17 @@ void Invariants::check_refusals(const Actions& actions) {
         if (refuse == nullptr || refuse->error.code != ErrorCode::out_of_memory) continue;
         if (refuse->error.remedy.empty()) return fail("a refusal without a remedy");
         if (refuse->error.attempt.find("twice") != std::string::npos) continue;
-        const std::string model = refuse->error.attempt.substr(8, refuse->error.attempt.find(':') - 8);
+        const bool preload = refuse->error.attempt.starts_with("preloading ");
+        const std::size_t from = preload ? 11 : 8;
+        const std::string model = refuse->error.attempt.substr(from, refuse->error.attempt.find(':') - from);
         if (!world_.declared.contains(model)) return fail("a refusal that names no model: " + refuse->error.attempt);
         const auto unit = unit_of(model);
         bool ending = false;
         const auto pieces = missing(unit, ending);
+        if (preload) {
+            check_preload(model, unit, pieces, actions);
+            continue;
+        }
         if (!ending && !pieces.empty() && fits(pieces, unit, [](const Victim& one) { return !one.pinned; }, {}, true))
             return fail(model + " was refused, and would fit: " + refuse->error.text());
     }

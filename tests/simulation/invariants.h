@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <climits>
 #include <map>
 #include <optional>
@@ -32,6 +33,7 @@ private:
         std::vector<ReplicaId> members;
         int priority = 0;
         bool pinned = false;
+        bool preload = false;
         bool starting = false;
         bool in_use = false;
         bool busy = false;
@@ -48,9 +50,11 @@ private:
     };
     struct Piece {
         std::string model;
-        Need on_gpu;
-        Need on_host;
-        [[nodiscard]] const Need& need(const DeviceId& device) const { return device == host ? on_host : on_gpu; }
+        std::map<DeviceId, Need> needs;  ///< of its devices
+        [[nodiscard]] const Need& need(const DeviceId& device) const { return needs.at(device); }
+        [[nodiscard]] bool takes_host_memory_beside() const {
+            return std::ranges::any_of(needs, [](const auto& one) { return one.second.host > 0; });
+        }
     };
     void check(const Event& event, const Actions& actions);
     void note_who_waits(const Event& event);
@@ -61,12 +65,21 @@ private:
     void check_groups(const Actions& actions);
     void check_evictions(const Actions& actions);
     void check_refusals(const Actions& actions);
+    void check_exclusive();
+    void check_parted(const action::Evict& evict, const Victim& victim);
+    void check_preload(const std::string& model, const std::vector<std::string>& unit,
+                       const std::vector<Piece>& pieces, const Actions& actions);
+    [[nodiscard]] bool waits_for_more(const std::string& model) const;
     void check_nobody_waits_in_vain();
     void check_deadlines(const Event& event);
     [[nodiscard]] std::vector<std::string> unit_of(const std::string& model) const;
     [[nodiscard]] int priority_of(const std::vector<std::string>& unit) const;
     [[nodiscard]] std::optional<Since> since(const std::vector<std::string>& unit) const;
-    /// With what a long wait adds.
+    /// Only preloads wait for it.
+    [[nodiscard]] bool is_preload(const std::vector<std::string>& unit) const;
+    /// A preload waits for what loads for other preloads.
+    [[nodiscard]] bool is_preloading_beside(const std::vector<std::string>& unit) const;
+    /// With what a long wait adds; of a preload below all.
     [[nodiscard]] int rank_of(const std::vector<std::string>& unit) const;
     [[nodiscard]] std::vector<Victim> victims() const;
     [[nodiscard]] Victim victim_of(const std::vector<ReplicaId>& members) const;

@@ -22,7 +22,29 @@ std::optional<Invariants::Since> Invariants::since(const std::vector<std::string
     return first;
 }
 
+bool Invariants::is_preload(const std::vector<std::string>& unit) const {
+    bool any = false;
+    for (const auto& [ticket, model] : world_.tickets) {
+        if (std::ranges::find(unit, model) == unit.end()) continue;
+        if (world_.askers.at(ticket) != Asker::preload) return false;
+        any = true;
+    }
+    return any;
+}
+
+bool Invariants::is_preloading_beside(const std::vector<std::string>& unit) const {
+    std::set<std::string> preloads;
+    for (const auto& [ticket, asker] : world_.askers)
+        if (asker == Asker::preload && world_.declared.contains(world_.tickets.at(ticket)))
+            for (const std::string& model : unit_of(world_.tickets.at(ticket))) preloads.insert(model);
+    return std::ranges::any_of(world_.processes, [&](const auto& one) {
+        return (one.second.state == At::placed || one.second.state == At::loading) && preloads.contains(one.first.model) &&
+               std::ranges::find(unit, one.first.model) == unit.end();
+    });
+}
+
 int Invariants::rank_of(const std::vector<std::string>& unit) const {
+    if (is_preload(unit)) return preload_priority;
     int priority = priority_of(unit);
     const auto first = since(unit);
     if (!first || world_.now < first->when + limits::patience) return priority;
@@ -73,6 +95,8 @@ void Invariants::check_nobody_waits_in_vain() {
         std::vector<Piece> pieces;
         int priority;
         Ticket first;
+        bool preload;
+        bool ending;
     };
     std::vector<Waiting> all;
     std::set<std::string> seen;
@@ -82,14 +106,17 @@ void Invariants::check_nobody_waits_in_vain() {
         if (!seen.insert(unit.front()).second) continue;
         bool ending = false;
         auto pieces = missing(unit, ending);
-        if (!ending && !pieces.empty()) all.push_back({unit, std::move(pieces), rank_of(unit), since(unit)->ticket});
+        const bool preload = is_preload(unit);
+        if (ending ? preload : !pieces.empty())
+            all.push_back({unit, std::move(pieces), rank_of(unit), since(unit)->ticket, preload, ending});
     }
     if (all.empty() || is_lone_load_placed()) return;
-    std::ranges::sort(all, {}, [](const Waiting& one) { return std::pair{-one.priority, one.first}; });
+    std::ranges::sort(all, {}, [](const Waiting& one) { return std::pair{-std::int64_t{one.priority}, one.first}; });
     const auto may_go_for = [&](const Waiting& waiting) {
         const bool unknown = std::ranges::any_of(waiting.pieces, [&](const Piece& one) { return is_unknown(one); });
         return [this, unknown, priority = waiting.priority](const Victim& one) {
             if (one.pinned || one.starting || world_.now < one.protected_until) return false;
+            if (priority == preload_priority) return !one.in_use && !one.preload;
             if (unknown) return !one.in_use;
             const int of_victim = std::max(one.priority, one.lent_until_over);
             return !one.in_use || priority > of_victim || (priority == of_victim && world_.now >= one.turn_over);
@@ -102,14 +129,22 @@ void Invariants::check_nobody_waits_in_vain() {
         return true;
     };
     std::vector<DeviceId> closed;  // that those before it may get
+    bool may_wait = false;         // a preload: for one before it
     for (const Waiting& one : all) {
-        if (alone(one) && fits(one.pieces, one.unit, may_go_for(one), closed))
+        if (!one.ending && alone(one) && fits(one.pieces, one.unit, may_go_for(one), closed))
             return fail(fmt::format("{} waits since ticket {}, and there is room that nobody before it waits for",
                                     one.unit.front(), one.first));
+        if (one.preload) {
+            may_wait = may_wait || one.ending || is_preloading_beside(one.unit);
+            if (!may_wait) return fail(one.unit.front() + " waits to be preloaded, and no preload before it loads");
+            for (const std::string& model : one.unit)
+                for (const DeviceId& id : world_.declared.at(model).devices) closed.push_back(id);
+            closed.emplace_back(host);
+        }
         for (const Piece& piece : one.pieces) {
             const auto& devices = world_.declared.at(piece.model).devices;
             closed.insert(closed.end(), devices.begin(), devices.end());
-            if (piece.on_gpu.host > 0) closed.emplace_back(host);
+            if (piece.takes_host_memory_beside()) closed.emplace_back(host);
         }
     }
 }

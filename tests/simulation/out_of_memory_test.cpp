@@ -134,5 +134,58 @@ TEST_F(MemoryRanOut, OfTheHostBesideAGpuTheRetryGetsMoreEvenIfNothingWasKnown) {
     EXPECT_EQ(all<action::Grant>()[0].device_bytes, 2 * gib);
 }
 
+TEST_F(MemoryRanOut, OfARequestTheFigureGrowsAndRoomIsMadeForAnother) {
+    declare({model("chat", 4 * gib), model("idle", 5 * gib)});
+    load("idle", 5 * gib);
+    now += 1min;
+    load("chat", 3 * gib);
+    use("chat");
+    send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_EQ(need("chat").device, 4 * gib / 100 * 125);
+    EXPECT_EQ(need("chat").basis, Basis::corrected);
+    EXPECT_THAT(evicted(), IsEmpty()) << "1 GiB is free";
+    EXPECT_EQ(gpu().resident, 5 * gib + 4 * gib / 100 * 125);
+    EXPECT_THAT(policy.why("chat", now), HasSubstr("a request of chat/0 ran out of memory with 4.0 GiB held; from now "
+                                                   "on it gets 5.0 GiB (if it needs more, declare its `memory`)"));
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_THAT(evicted(), ElementsAre("idle/0"));
+    EXPECT_EQ(all<action::Evict>()[0].for_whom, "chat");
+    end("idle");
+    for (int i = 0; i < 20; ++i) send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_EQ(need("chat").device, 4 * gib / 100 * 200) << "at most twice what was measured";
+    EXPECT_EQ(gpu().resident, 4 * gib / 100 * 200);
+    end("chat");
+    EXPECT_EQ(need("chat").basis, Basis::corrected) << "the next load is planned by it";
+    load("chat", 3 * gib);
+    use("chat");
+    use("chat", 0);
+    end("chat");
+    EXPECT_EQ(need("chat").device, 4 * gib) << "that served without running out";
+}
+
+TEST_F(MemoryRanOut, OfARequestNobodyInUseGoesForIt) {
+    declare({model("chat", 4 * gib), model("busy", 5 * gib)});
+    load("busy", 5 * gib);
+    use("busy");
+    now += 1h;
+    load("chat", 4 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+    send(event::RanOut{{"chat", 0}, 1});
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_THAT(evicted(), IsEmpty()) << "not chat itself, either";
+    EXPECT_EQ(gpu().resident, 10 * gib) << "what was free";
+    EXPECT_GT(need("chat").device, 6 * gib);
+}
+
+TEST_F(MemoryRanOut, OfARequestOfAModelThatNobodyDeclaredAQuarterMoreThanMeasuredCounts) {
+    auto unknown = model("new", 0);
+    unknown.memory.reset();
+    declare({unknown});
+    load("new", 2 * gib);
+    send(event::RanOut{{"new", 0}, 1});
+    EXPECT_EQ(need("new").device, 2 * gib / 100 * 125);
+}
+
 }  // namespace
 }  // namespace bulkhead::simulation

@@ -12,7 +12,7 @@ struct Teller {
         std::string text = "declared";
         for (const Declaration& model : one.models)
             text += fmt::format(" {}(priority {}{}{}{} min_resident {} replicas {}..{} on {} devices)", model.model,
-                                model.priority, model.pin ? " pinned" : "",
+                                model.priority, model.pin ? " pinned" : model.preload ? " preload" : "",
                                 model.group ? (model.group->kind == GroupKind::exclusive ? " exclusive " : " together ")
                                             : "",
                                 model.group ? model.group->name : "", model.min_resident.count(), model.replicas_min,
@@ -41,6 +41,7 @@ struct Teller {
     std::string operator()(const event::Measured& one) const {
         return fmt::format("{} measured {}", one.who.text(), bytes_text(one.device.resident()));
     }
+    std::string operator()(const event::RanOut& one) const { return "a request of " + one.who.text() + " ran out"; }
     std::string operator()(const event::Ending& one) const { return one.who.text() + " is unloaded"; }
     std::string operator()(const event::Ended& one) const {
         return fmt::format("{} ended{}", one.who.text(), one.out_of_memory ? ", out of memory" : "");

@@ -23,9 +23,15 @@ void World::declare(std::vector<Declaration> models, std::map<DeviceId, DeviceLi
     send(event::Declared{std::move(models), std::move(new_limits)});
 }
 
-void World::add_device(const DeviceId& id, Bytes total) {
+void World::add_device(const DeviceId& id, Bytes total, const std::string& kind) {
     machines[id].total = total;
-    send(event::Device{id, total, false});
+    machines[id].kind = kind;
+    send(event::Device{id, total, false, kind});
+}
+
+std::string World::key_of(const std::string& model, const DeviceId& device) const {
+    const std::string& kind = machines.at(device).kind;
+    return footprint_key(model, device == host ? kind_of_host : kind.empty() ? unnamed_gpu : kind);
 }
 
 void World::set_foreign(const DeviceId& id, Bytes bytes) {
@@ -35,7 +41,7 @@ void World::set_foreign(const DeviceId& id, Bytes bytes) {
 
 void World::lose_device(const DeviceId& id, bool lost) {
     machines[id].lost = lost;
-    send(event::Device{id, machines[id].total, lost});
+    send(event::Device{id, machines[id].total, lost, machines[id].kind});
     if (!lost) return;
     std::vector<ReplicaId> there;
     for (const auto& [who, one] : processes)
@@ -124,6 +130,12 @@ void World::pump() {
         ++events;
         note_told(event);
         const Actions actions = decider_->on(event, now);
+        if (const auto* ran_out = std::get_if<event::RanOut>(&event)) {  // it may hold up to its corrected figure
+            Process& process = processes.at(ran_out->who);
+            process.device_bytes =
+                std::clamp(decider_->held(ran_out->who), process.device_bytes,
+                           std::max(process.device_bytes, decider_->planned(ran_out->who.model, process.device)));
+        }
         take_placements(actions);
         for (const Action& action : actions) std::visit([&](const auto& one) { do_one(one); }, action);
         if (check) check(event, actions);
@@ -279,7 +291,7 @@ void World::become_ready(const ReplicaId& who) {
     if (process.device != host) told.host.at_ready = real.host;
     told.load = real.load;
     told.measured_ms = 1;
-    const Bytes peak = served_peak[footprint_key(who.model, process.device != host)];
+    const Bytes peak = served_peak[key_of(who.model, process.device)];
     process.estimated = peak == 0;
     process.peak_before = peak;
     const auto known = declared.find(who.model);
@@ -314,7 +326,7 @@ void World::grow(const ReplicaId& who) {
     if (found == processes.end() || (found->second.state != State::ready && found->second.state != State::draining))
         return;
     const Bytes peak = truth.at(who.model).serving_peak;
-    Bytes& known = served_peak[footprint_key(who.model, found->second.device != host)];
+    Bytes& known = served_peak[key_of(who.model, found->second.device)];
     known = std::max(known, peak);
     const bool is_first = std::exchange(found->second.estimated, false);
     found->second.device_bytes =
@@ -322,6 +334,13 @@ void World::grow(const ReplicaId& who) {
     Usage usage;
     usage.serving_peak = peak;
     send(event::Measured{who, usage, {}});
+}
+
+void World::run_out(const ReplicaId& who) {
+    const auto found = processes.find(who);
+    if (found == processes.end() || found->second.state != State::ready || !declared.contains(who.model)) return;
+    found->second.estimated = false;
+    send(event::RanOut{who, 1});
 }
 
 void World::crash(const ReplicaId& who, bool out_of_memory) {
@@ -335,7 +354,7 @@ void World::crash(const ReplicaId& who, bool out_of_memory) {
 void World::end(const ReplicaId& who, bool out_of_memory) {
     Process& process = processes.at(who);
     if (out_of_memory && process.state != State::loading) {
-        Bytes& known = served_peak[footprint_key(who.model, process.device != host)];
+        Bytes& known = served_peak[key_of(who.model, process.device)];
         known = std::min(known, process.peak_before);  // what a leak took is not what it needs
     }
     const bool crashed = process.state != State::draining && !out_of_memory;

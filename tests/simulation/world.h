@@ -30,6 +30,8 @@ public:
     [[nodiscard]] virtual Bytes planned(const std::string& /*model*/, const DeviceId& /*device*/) const {
         return limits::bytes_max;
     }
+    /// What its books count for a worker.
+    [[nodiscard]] virtual Bytes held(const ReplicaId& /*who*/) const { return 0; }
 };
 
 class OurPolicy : public Decider {
@@ -41,6 +43,7 @@ public:
     [[nodiscard]] Bytes planned(const std::string& model, const DeviceId& device) const override {
         return policy.need(model, device).device;
     }
+    [[nodiscard]] Bytes held(const ReplicaId& who) const override { return policy.holding(who)->device_bytes; }
     Policy policy;
 };
 
@@ -100,7 +103,7 @@ public:
 
     // --- the machine
     void declare(std::vector<Declaration> models, std::map<DeviceId, DeviceLimit> limits);
-    void add_device(const DeviceId& id, Bytes total);
+    void add_device(const DeviceId& id, Bytes total, const std::string& kind = {});
     void set_foreign(const DeviceId& id, Bytes bytes);
     void lose_device(const DeviceId& id, bool lost);
     std::map<std::string, Truth> truth;
@@ -115,6 +118,8 @@ public:
     void pin(const std::string& model, bool pinned);
     /// A worker serves more than ever: its peak is measured.
     void grow(const ReplicaId& who);
+    /// A request of it fails for want of memory, and the worker goes on.
+    void run_out(const ReplicaId& who);
     void crash(const ReplicaId& who, bool out_of_memory);
     Ticket reclaim(const DeviceId& device, Bytes bytes);
     void send(Event event);
@@ -140,9 +145,11 @@ public:
         Bytes total = 0;
         Bytes foreign = 0;
         bool lost = false;
+        std::string kind{};
     };
     std::map<DeviceId, Machine> machines;
     std::map<std::string, Bytes> served_peak;  ///< by key of a footprint
+    [[nodiscard]] std::string key_of(const std::string& model, const DeviceId& device) const;
     std::map<std::string, bool> pinned;
     std::set<ReplicaId> quarantined;
     std::set<std::pair<ReplicaId, DeviceId>> placed;  ///< who got a place by the last event

@@ -34,16 +34,16 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
     send(event::Declared{models, limits});
     for (const ReplicaId& who : quarantined) send(event::Quarantined{who, true});
     for (const auto& [id, machine] : machines) {
-        send(event::Device{id, machine.total, machine.lost});
+        send(event::Device{id, machine.total, machine.lost, machine.kind});
         send(event::Foreign{id, machine.foreign});
     }
     std::erase_if(processes, [](const auto& one) { return one.second.state == State::placed; });
     for (const Holding& one : holdings) {
         Process& process = processes.at(one.who);
-        const Bytes peak = served_peak[footprint_key(one.who.model, process.device != host)];
+        const Bytes peak = served_peak[key_of(one.who.model, process.device)];
         process.used = true;
         process.alone = false;
-        process.estimated = process.estimated && peak == 0;
+        process.estimated = (process.state == State::ready || process.state == State::draining) && peak == 0;
         process.peak_before = peak;
         process.channels = 0;  // their clients open new ones
         send(event::Adopted{one, millis_since(process.ready_at), millis_since(process.idle_since)});

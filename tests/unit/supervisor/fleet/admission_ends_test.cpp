@@ -209,8 +209,8 @@ TEST_F(AdmissionEndsTest, AnEndThatNobodyTimedLeavesWhatIsKnownOfTheModelsEnds) 
     known.device.at_ready = 6 * gb;
     known.load = 1s;
     known.reclaim = 7s;
-    known_.footprints.loaded(memory::footprint_key("of a", true), known);
-    known_.footprints.reclaimed(memory::footprint_key("of a", true), known.reclaim);
+    known_.footprints.loaded(memory::footprint_key("of a", "Fake A"), known);
+    known_.footprints.reclaimed(memory::footprint_key("of a", "Fake A"), known.reclaim);
     begin({on("cuda:0", "a", 6 * gb), on("cuda:0", "b", 6 * gb)});
     load("a");
     FakeWorker& worker = resident(1, 6 * gb);
@@ -242,17 +242,46 @@ TEST_F(AdmissionEndsTest, AGroupThatLoadsTogetherIsLoadedAndUnloadedAsOne) {
     EXPECT_EQ(spawned(3).name.model, "large");
 }
 
-TEST_F(AdmissionEndsTest, TheKernelsBoundHasRoomForTheProcessAndForTheFilesThatItMaps) {
+TEST_F(AdmissionEndsTest, AGroupThatAReloadMakesIsCompletedAndOneThatStaysIsNot) {
+    auto a = on("cuda:0", "a", 3 * gb);
+    auto b = on("cuda:0", "b", 3 * gb);
+    begin({a, b});
+    load("a");
+    (void)ready(1);
+    supervise_anew();
+    settle();
+    EXPECT_EQ(keeper_.workers.size(), 1U);
+    declared_.models[0].group = declared_.models[1].group = config::ModelGroup{"talk", config::GroupKind::together};
+    supervise_anew();
+    EXPECT_EQ(spawned(2).name.model, "b");
+
+    fleet_->unload({&model("b")}, [](const auto&) {});
+    settle();
+    const std::size_t started = keeper_.workers.size();
+    supervise_anew();
+    settle();
+    EXPECT_EQ(keeper_.workers.size(), started) << "a person unloaded it";
+}
+
+TEST_F(AdmissionEndsTest, TheKernelsBoundHasRoomForWhatAWorkerMapsAndNotForFilesThatItCopies) {
     known_.files["a"].bytes = gb;
+    auto mapping = on("cpu", "a", 2 * gb);
+    mapping.runtime = config::Runtime::generate;
     known_.keys["a"] = "of a";
     const auto bound = [&] { return fleet_->admission().bound(replica("a")).value_or(0); };
     begin({on("cpu", "a", 2 * gb)});
-    EXPECT_GE(bound(), 5 * gb / 2 + gb) << "declared and a quarter more, and its file";
+    EXPECT_EQ(bound(), 5 * gb / 2 + limits::memory_bound_margin) << "declared and a quarter more: it copies its file";
+    begin({mapping});
+    EXPECT_EQ(bound(), 5 * gb / 2 + limits::memory_bound_margin + gb) << "it may map its file";
     memory::Footprint known;
     known.device = {.at_ready = 3 * gb, .serving_peak = 4 * gb, .mapped = 2 * gb};
-    known_.footprints.loaded(memory::footprint_key("of a", false), known);
+    known_.footprints.loaded(memory::footprint_key("of a", memory::kind_of_host), known);
     begin({on("cpu", "a", 2 * gb)});
-    EXPECT_GE(bound(), 5 * gb + 2 * gb) << "measured and a quarter more, and all that it has mapped";
+    EXPECT_EQ(bound(), 5 * gb + limits::memory_bound_margin + 2 * gb) << "measured and a quarter more, and what it maps";
+    known.device.mapped = 0;
+    known_.footprints.loaded(memory::footprint_key("of a", memory::kind_of_host), known);
+    begin({mapping});
+    EXPECT_EQ(bound(), 5 * gb + limits::memory_bound_margin) << "it maps nothing";
 }
 
 // --- clients that come and go

@@ -271,10 +271,80 @@ TEST_F(AdmissionTest, ModelsStartInTheOrderThatTheFleetSays) {
     EXPECT_EQ(spawned(2).name.model, "a");
 }
 
-TEST_F(AdmissionTest, OneThatFindsNoRoomAtTheStartHoldsTheOthersUpNoLongerThanItsLoadMayTake) {
+TEST_F(AdmissionTest, PreloadsEvictEachOtherNotEvenWhereTheyDoNotAllFit) {
+    declared_.startup = {"c"};
+    std::vector<config::ModelSpec> models{on("cuda:0", "a", 6 * gb), on("cuda:0", "b", 6 * gb), on("cuda:0", "c", gb),
+                                          on("cuda:1", "d", gb)};
+    for (auto& one : models) one.preload = true;
+    begin(models);
+    fleet_->preload();
+    std::vector<std::string> started;
+    for (std::size_t i = 1; i <= 3; ++i) started.push_back(ready(i).name.model);
+    settle();
+    EXPECT_THAT(started, ElementsAre("c", "a", "d"));
+    EXPECT_EQ(keeper_.workers.size(), 3U);
+    EXPECT_TRUE(std::ranges::none_of(keeper_.workers, [](const auto& one) { return one->got("drain"); }));
+    EXPECT_THAT(why("b"), HasSubstr("not preloaded: b/0 needs 5.6 GiB (declared); "));
+    EXPECT_THAT(why("b"), HasSubstr("it loads at the first request"));
+    load("b");
+    answer_drain(*keeper_.workers[1]);
+    EXPECT_EQ(spawned(4).name.model, "b");
+}
+
+TEST_F(AdmissionTest, APreloadThatANextSupervisorFindsLoadingIsWaitedForByTheOthers) {
+    std::vector<config::ModelSpec> models{on("cuda:0", "new"), on("cuda:0", "b", 6 * gb)};
+    for (auto& one : models) one.preload = true;
+    begin(models);
+    fleet_->preload();
+    FakeWorker& first = loading(1);
+    settle();
+    supervise_anew();
+    fleet_->preload();
+    settle();
+    EXPECT_EQ(keeper_.workers.size(), 1U);
+    EXPECT_THAT(why("b"), HasSubstr("waits until preloads before it are ready"));
+    EXPECT_FALSE(first.got("drain"));
+}
+
+TEST_F(AdmissionTest, OneWhoFillsTheQueueLeavesRoomForOtherConnections) {
+    begin({on("cuda:0", "a", 6 * gb), on("cuda:0", "b", 6 * gb)});
+    load("a");
+    (void)ready(1);
+    std::vector<Error> refused;
+    const auto ask = [&](std::uint64_t connection) {
+        fleet_->load({&model("b")}, {}, [&](const auto& loaded) {
+            if (!loaded) refused.push_back(loaded.error());
+        }, nullptr, connection);
+    };
+    for (std::size_t i = 0; i < memory::limits::tickets_of_asker_max; ++i) ask(1);
+    ask(2);
+    settle();
+    EXPECT_THAT(refused, IsEmpty()) << refused.front().text();
+    ask(1);
+    settle();
+    ASSERT_EQ(refused.size(), 1U);
+    EXPECT_EQ(refused[0].code, ErrorCode::queue_full);
+}
+
+TEST_F(AdmissionTest, ARequestThatRanOutOfMemoryCorrectsTheFigure) {
+    begin({on("cuda:0", "a", 4 * gb), on("cuda:0", "idle", 4 * gb)});
+    load("idle");
+    FakeWorker& idle = ready(1);
+    load("a");
+    FakeWorker& worker = ready(2);
+    worker.say({{"type", "statistics"}, {"errors", 1}, {"out_of_memory", 1}});
+    EXPECT_TRUE(wait([&] { return idle.got("drain"); })) << "for more room";
+    EXPECT_THAT(why("a"), HasSubstr("a request of a/0 ran out of memory with 3.7 GiB held; from now on it gets 4.7 GiB"));
+    answer_drain(idle);
+    worker.say({{"type", "statistics"}, {"errors", 2}, {"out_of_memory", 1}});
+    settle();
+    EXPECT_THAT(why("a"), HasSubstr("from now on it gets 4.7 GiB")) << "no other ran out";
+    EXPECT_EQ(books("cuda:0", "resident"), 5 * gb);
+}
+
+TEST_F(AdmissionTest, OneThatFindsNoRoomAtTheStartDoesNotHoldTheOthersUp) {
     declared_.startup = {"large", "b"};
     auto large = on("cuda:0", "large", 6 * gb);
-    large.deadlines.load = 100ms;
     auto kept = on("cuda:0", "kept", 6 * gb);
     kept.min_resident = 24h;
     begin({kept, large, on("cuda:1", "b", gb)});

@@ -1,0 +1,113 @@
+/// What loads at the start: in order, and never for the price of another that does.
+
+#include "tests/simulation/policy_fixture.h"
+
+namespace bulkhead::simulation {
+namespace {
+
+class MemoryPreloads : public PolicyFixture {
+protected:
+    static Declaration preloaded(const std::string& name, Bytes memory) {
+        auto one = model(name, memory);
+        one.preload = true;
+        return one;
+    }
+    void preload(const std::vector<std::string>& names) {
+        for (const std::string& name : names) {
+            ask(name, Asker::preload);
+            for (const std::string& one : granted()) all_granted.push_back(one);
+            EXPECT_THAT(evicted(), IsEmpty()) << name;
+        }
+    }
+    std::vector<std::string> all_granted;
+};
+
+TEST_F(MemoryPreloads, TakeWhatRoomThereIsInTheirOrderAndEvictNoOther) {
+    declare({preloaded("a", 4 * gib), preloaded("b", 4 * gib), preloaded("c", 4 * gib), preloaded("d", 2 * gib)});
+    preload({"a", "b", "c", "d"});
+    EXPECT_THAT(all_granted, ElementsAre("a/0", "b/0"));
+    ready("a", 4 * gib);
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty()) << "b may give memory back, too";
+    ready("b", 4 * gib);
+    EXPECT_THAT(evicted(), IsEmpty());
+    ASSERT_EQ(all<action::Refuse>().size(), 1U);
+    EXPECT_EQ(all<action::Refuse>()[0].error.text(),
+              "out_of_memory: preloading c: c/0 needs 4.0 GiB (declared); GPU-0 has 2.0 GiB free; it loads at the first "
+              "request");
+    EXPECT_THAT(granted(), ElementsAre("d/0")) << "what is left is enough for it";
+    EXPECT_THAT(policy.why("c", now),
+                HasSubstr("not preloaded: c/0 needs 4.0 GiB (declared); GPU-0 has 2.0 GiB free; it loads at the first "
+                          "request"));
+    ready("d", 2 * gib);
+    now += 1min;
+    ask("c");
+    EXPECT_THAT(evicted(), ElementsAre("a/0")) << "a request is worth more";
+}
+
+TEST_F(MemoryPreloads, WaitForOneWhoseSizeIsNotKnownUntilItIs) {
+    auto unknown = preloaded("new", 0);
+    unknown.memory.reset();
+    declare({unknown, preloaded("b", 3 * gib), preloaded("c", 9 * gib)});
+    preload({"new", "b", "c"});
+    EXPECT_THAT(all_granted, ElementsAre("new/0"));
+    EXPECT_THAT(policy.why("b", now), HasSubstr("waits until preloads before it are ready"));
+    ready("new", 2 * gib);
+    EXPECT_THAT(granted(), ElementsAre("b/0"));
+    ready("b", 3 * gib);
+    ASSERT_EQ(all<action::Refuse>().size(), 1U);
+    EXPECT_THAT(policy.why("c", now), HasSubstr("not preloaded: c/0 needs 9.0 GiB"));
+}
+
+TEST_F(MemoryPreloads, EvictWhatIsIdleAndNoneOfThem) {
+    declare({preloaded("a", 8 * gib), model("idle", 8 * gib)});
+    load("idle", 8 * gib);
+    now += 1min;
+    ask("a", Asker::preload);
+    EXPECT_THAT(evicted(), ElementsAre("idle/0"));
+    end("idle");
+    EXPECT_THAT(granted(), ElementsAre("a/0"));
+}
+
+TEST_F(MemoryPreloads, EvictNothingInUseEvenOfALowerPriority) {
+    auto busy = model("busy", 8 * gib);
+    busy.priority = -1;
+    auto high = preloaded("a", 8 * gib);
+    high.priority = 5;
+    declare({high, busy});
+    load("busy", 8 * gib);
+    use("busy");
+    now += 10min;
+    ask("a", Asker::preload);
+    EXPECT_THAT(evicted(), IsEmpty());
+    EXPECT_THAT(policy.why("a", now), HasSubstr("not preloaded: a/0 needs 8.0 GiB"));
+    EXPECT_EQ(policy.plan("a", now).outcome, Plan::Outcome::evicts) << "a load would";
+}
+
+TEST_F(MemoryPreloads, ThatExcludeEachOtherLoadTheFirst) {
+    auto a = preloaded("a", gib);
+    auto b = preloaded("b", gib);
+    a.group = b.group = Group{"large", GroupKind::exclusive};
+    declare({a, b});
+    preload({"a", "b"});
+    ready("a", gib);
+    EXPECT_THAT(evicted(), IsEmpty());
+    EXPECT_THAT(policy.why("b", now), HasSubstr("GPU-0 has 9.0 GiB free and runs a/0 of the same exclusive group"));
+}
+
+TEST_F(MemoryPreloads, ThatNoDeviceCanHoldAreRefusedLikeALoad) {
+    declare({preloaded("a", 11 * gib)});
+    ask("a", Asker::preload);
+    EXPECT_THAT(policy.why("a", now), HasSubstr("a load was refused: loading a: a/0 needs 11.0 GiB"));
+}
+
+TEST_F(MemoryPreloads, ThatARequestWaitsForAreLoadsAsAnyOther) {
+    declare({preloaded("a", 8 * gib), preloaded("b", 8 * gib)});
+    preload({"a", "b"});
+    ask("b", Asker::channel);
+    ready("a", 8 * gib);
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    EXPECT_THAT(evicted(), ElementsAre("a/0"));
+}
+
+}  // namespace
+}  // namespace bulkhead::simulation

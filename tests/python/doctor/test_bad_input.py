@@ -246,6 +246,13 @@ class BadInput(unittest.TestCase):
         report = json.loads(self.refused("steps.py:asks_address", "--inputs", "steps.py:inputs", "--json"))
         self.assertIn(f"Tensor.data_ptr() at steps.py:{line_of('x.data_ptr()')}", report["skipped"][0])
 
+    def test_memory_that_is_shared_by_dlpack_is_named_and_skipped(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "shares.py"
+            file.write_text("import torch\ndef step(x, lengths):\n    return torch.from_dlpack(x) * 2\n")
+            report = json.loads(self.refused(f"{file}:step", "--inputs", "steps.py:inputs", "--json"))
+        self.assertRegex(report["skipped"][0], r"Tensor.__dlpack__\(\) at \S*shares.py:3: a fake tensor has no memory")
+
     def test_a_custom_operator_without_a_fake_implementation_is_named_and_skipped(self) -> None:
         ended = doctor("steps.py:custom", "--inputs", "steps.py:inputs", "--json")
         report = json.loads(ended.stdout)

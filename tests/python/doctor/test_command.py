@@ -51,6 +51,14 @@ class Reports(unittest.TestCase):
             found = json.loads(doctor(f"{file}:step", "--inputs", "steps.py:inputs", "--json").stdout)["findings"]
         self.assertEqual([(one["line"], one["column"], one["end_column"]) for one in found], [(2, 12, 26), (2, 29, 43)])
 
+    def test_what_is_read_is_named_as_it_is_written(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "reads.py"
+            file.write_text("import torch\ndef step(x, lengths):\n    out = torch.zeros(2)\n    out[1] = x[0, 1]\n    return out, x[:, : lengths[1]]\n")
+            written, bound = json.loads(doctor(f"{file}:step", "--inputs", "steps.py:inputs", "--json").stdout)["findings"]
+        self.assertTrue(written["reason"].startswith("`out[1]` reads a value that the GPU computes"), written)
+        self.assertTrue(bound["reason"].startswith("`:, :lengths[1]` reads a value"), bound)
+
     def test_columns_count_characters(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "tabs.py"

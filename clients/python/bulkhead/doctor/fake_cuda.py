@@ -369,6 +369,7 @@ class StandIns(contextlib.ExitStack):
         seed = torch.manual_seed
         self._set(torch, "manual_seed", _seeding(observe, seed))
         self._set(torch.nn.Module, "_apply", _apply)
+        self._set(torch.Tensor, "record_stream", lambda tensor, stream: None)  # its own takes no stand-in
         if hasattr(fake_tensor, "init_gpu_context"):
             self._set(fake_tensor, "init_gpu_context", _always(None))  # would make a tensor there
         if hasattr(fake_tensor.FakeTensorMode, "avoid_device_init"):

@@ -65,18 +65,16 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 return first
             if name == "is_pinned" and first is not None:
                 return is_pinned(first)
-            if name == "record_stream":
-                return None
             if name == "__reduce_ex__" and first is not None:
                 return self._pickled(first, args[1])
             if name == "tensor_split" and first is not None and first.device.type == "cuda":
                 args, kwargs = self._split(args, kwargs)
             if name == "__deepcopy__" and first is not None:
                 return args[1].setdefault(id(first), first.clone())
-            if name == "data_ptr" and first is not None:
+            if name in ("data_ptr", "__dlpack__") and first is not None:
                 if self._watch.step:
                     raise CustomOperator(
-                        f"Tensor.data_ptr() at {here() or self._watch.target}: a fake tensor has no memory, so what is done "
+                        f"Tensor.{name}() at {here() or self._watch.target}: a fake tensor has no memory, so what is done "
                         "there is not known"
                     )
                 return id(first)
@@ -255,7 +253,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         if source.device.type == "cpu" and to == "cuda":
             self._watch.copied(source, is_pinned(source), waits)
         elif source.device.type == "cuda" and to == "cpu" and (waits or into is None or not is_pinned(into)):
-            self._watch.read()  # a capture accepts a copy into pinned memory without a wait
+            self._watch.read(is_copy=True)  # a capture accepts a copy into pinned memory without a wait
 
     def _meet(self, name: str, args: Any, kwargs: Any) -> Any:
         """Reports CPU tensors, then treats them as GPU tensors, so that the run can go on."""
@@ -408,7 +406,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             made = {leaf.device.type for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
             devices = {leaf.device.type for leaf in tensors} | made
             watch.devices |= devices
-            if "cuda" in devices:
+            if "cuda" in devices and not function.is_view:  # which runs nothing
                 watch.streams.work(is_read="cuda" not in made)
         values.follow(function, args, kwargs, result)
         if function.is_view and tensors and is_pinned(tensors[0]):

@@ -353,7 +353,8 @@ def use_of(place: Place, is_index: bool = False) -> Use:
         return Use("range", ", ".join(one_line(ast.unparse(argument)) for argument in node.args), text)
     if is_index and isinstance(node, ast.Subscript):
         sliced = any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
-        return Use("slice" if sliced else "index", one_line(ast.unparse(node.slice)), text)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return Use("slice" if sliced else "index", one_line(", ".join(map(ast.unparse, parts))), text)
     if kind := _own_kind(node):
         return Use(kind, text, text)
     file = parsed(place.file)

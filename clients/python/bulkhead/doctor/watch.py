@@ -250,12 +250,12 @@ class Watch:
 
     # --- findings
 
-    def read(self) -> None:
+    def read(self, is_copy: bool = False) -> None:
         place = self._here()
         if place is None:
             return
         function = self._functions[-1][0] if self._functions else ""
-        use = use_of(place, function in ("__getitem__", "__setitem__"))
+        use = use_of(place, not is_copy and function in ("__getitem__", "__setitem__"))
         reason = f"`{use.text}` reads a value that the GPU computes; the host waits for it{remedies.purpose(use)}"
         self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedies.host_read(use, function), use.kind)
 

@@ -270,6 +270,7 @@ def forked_and_joined(x, side):
     with torch.cuda.stream(side):
         y = x * 2
         done = side.record_event()
+    y.record_stream(side)
     z = x * 3
     torch.cuda.current_stream().wait_event(done)
     return y + z

@@ -49,7 +49,6 @@ namespace bulkhead::cuda {
     F(cuEventCreate, "cuEventCreate", CUevent* event, unsigned flags)                                             \
     F(cuEventDestroy, "cuEventDestroy_v2", CUevent event)                                                         \
     F(cuEventRecord, "cuEventRecord", CUevent event, CUstream stream)                                             \
-    F(cuEventQuery, "cuEventQuery", CUevent event)                                                                \
     F(cuStreamCreate, "cuStreamCreate", CUstream* stream, unsigned flags)                                         \
     F(cuStreamDestroy, "cuStreamDestroy_v2", CUstream stream)                                                     \
     F(cuStreamSynchronize, "cuStreamSynchronize", CUstream stream)                                                \

@@ -230,7 +230,7 @@ void ChannelSession::on_message(const channel::SlabRequest& message) {
                                               "ask for host_memfd: welcome agreed to no such kind"});
     if (on_gpu && !allowed_in(state_).requests) return fail(message.request_id, draining_error());
     make_slab(
-        message.request_id, on_gpu || message.size_bytes > limits::loop_slab_bytes_max,
+        message.request_id, on_gpu ? Where::gpu : where_to_make(message.size_bytes),
         [slabs = slabs_, message] {
             return slabs->add(message.direction, message.size_bytes, message.request_id, message.kind);
         },
@@ -245,7 +245,7 @@ void ChannelSession::on_message(channel::SlabLend& message) {
                     Error{ErrorCode::input_invalid,
                           fmt::format("a loan of kind {}", static_cast<unsigned>(message.kind)), "lend host_memfd"});
     make_slab(
-        message.request_id, message.size_bytes > limits::loop_slab_bytes_max,
+        message.request_id, where_to_make(message.size_bytes),
         [slabs = slabs_, id = message.slab_id, bytes = message.size_bytes,
          memfd = std::make_shared<UniqueFd>(std::move(memfd))] { return slabs->lend(id, bytes, std::move(*memfd)); },
         [this, message] {
@@ -253,24 +253,32 @@ void ChannelSession::on_message(channel::SlabLend& message) {
         });
 }
 
-void ChannelSession::make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
+/// Zeroing or mapping much memory takes long: other channels would wait.
+ChannelSession::Where ChannelSession::where_to_make(std::uint64_t slab_bytes) noexcept {
+    return slab_bytes > limits::loop_slab_bytes_max ? Where::executor : Where::loop;
+}
+
+void ChannelSession::make_slab(std::uint64_t request_id, Where where, std::function<Result<>()> make,
                                std::function<void()> then) {
     const auto made = [this, request_id, then = std::move(then)](const Result<>& result) {
         result ? then() : fail_or_count(request_id, result.error());
     };
-    if (!on_executor) return made(make());
+    if (where == Where::loop) return made(make());
     if (slabs_pending_ >= limits::channel_slabs_max)
         return fail(request_id, Error{ErrorCode::resources_exhausted, "too many slabs asked for at once",
                                       "wait for the answers about those slabs"});
-    // Zeroing or mapping this much memory takes long: other channels would wait.
     ++slabs_pending_;
-    context_.executor.post([self = shared_from_this(), make = std::move(make), made] {
+    Executor::Job job = [self = shared_from_this(), make = std::move(make), made] {
         return [self, made, result = make()] {
             --self->slabs_pending_;
             if (self->is_closed()) return self->end_if_unused();
             made(result);
         };
-    });
+    };
+    if (where == Where::gpu)
+        context_.gpu_jobs.post(fmt::format("making a slab of channel {} of \"{}\"", id_, client_), std::move(job));
+    else
+        context_.executor.post(std::move(job));
 }
 
 void ChannelSession::on_message(const channel::SlabReturn& message) {
@@ -293,6 +301,7 @@ void ChannelSession::drop_returned_slabs() {
     };
     ChannelSlabs::Returned returned = slabs_->take_returned(is_read);
     if (returned.empty()) return;
+    if (ChannelSlabs::wait_for_gpu(returned)) wait_for_gpu();
     auto unread = std::make_shared<ChannelSlabs::Returned>(std::move(returned));
     ++slabs_pending_;
     context_.executor.post([self = shared_from_this(), slabs = slabs_, unread] {
@@ -302,6 +311,11 @@ void ChannelSession::drop_returned_slabs() {
             self->end_if_unused();
         };
     });
+}
+
+void ChannelSession::wait_for_gpu() {
+    context_.gpu_jobs.post_wait(context_.model.gpu(),
+                                fmt::format("freeing slabs of channel {} of \"{}\"", id_, client_));
 }
 
 void ChannelSession::watch_idle_slabs() {
@@ -468,8 +482,6 @@ void ChannelSession::close(State how, std::string_view reason) {
     idle_slabs_.cancel();
     unread_streams_.cancel();
     stream_->close();
-    // Before dropping its requests: the last one may send the slabs to the executor, which may wait for the stream.
-    if (auto events = slabs_->let_events_pass()) context_.held_streams.add(std::move(events), client_);
     context_.dispatcher.drop(id_);
     end_if_unused();
 }
@@ -477,6 +489,7 @@ void ChannelSession::close(State how, std::string_view reason) {
 void ChannelSession::end_if_unused() {
     if (!is_closed() || state_ == State::ended || !in_flight_.empty() || slabs_pending_ > 0) return;
     const bool was_refused = std::exchange(state_, State::ended) == State::refused;
+    if (slabs_->wait_for_gpu()) wait_for_gpu();
     host_.ended(*this, was_refused);
 }
 

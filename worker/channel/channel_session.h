@@ -18,7 +18,7 @@
 #include "worker/requests/dispatcher.h"
 #include "worker/requests/request.h"
 #include "worker/slabs/channel_slabs.h"
-#include "worker/slabs/held_stream_watch.h"
+#include "worker/slabs/gpu_jobs.h"
 
 namespace bulkhead::worker {
 
@@ -39,7 +39,7 @@ struct SessionContext {
     std::chrono::milliseconds hello_deadline;
     std::chrono::milliseconds unread_stream;  ///< a stream fails if its client takes no part for this long
     std::shared_ptr<SlabBudget> slab_budget;  ///< shared by all channels
-    HeldStreamWatch& held_streams;
+    GpuJobs& gpu_jobs;
 };
 
 /// Decides for the worker what a session cannot decide alone. Called on the event loop.
@@ -124,13 +124,14 @@ private:
     void slabs_made(const Result<>& made);
     [[nodiscard]] std::unique_ptr<RingEnd> make_rings() const;
     void use_rings(std::unique_ptr<RingEnd> rings);  ///< offers them to the client first
-    /// Runs `make` on the loop, or on the executor if it takes long. Calls `then` on success, while the channel is
-    /// open.
-    void make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
-                   std::function<void()> then);
+    enum class Where : std::uint8_t { loop, executor, gpu };  ///< `executor` takes long; `gpu`: it calls the driver
+    [[nodiscard]] static Where where_to_make(std::uint64_t slab_bytes) noexcept;  ///< a host slab
+    /// Runs `make` there. Calls `then` on success, while the channel is open.
+    void make_slab(std::uint64_t request_id, Where where, std::function<Result<>()> make, std::function<void()> then);
     void watch_idle_slabs();
     void withdraw_gpu_slabs();
     void drop_returned_slabs();
+    void wait_for_gpu();  ///< on the executor, before slabs are freed there
     Result<> try_submit(channel::Infer& message);
     [[nodiscard]] std::size_t unanswered() const;
     void send_parts();

@@ -48,10 +48,6 @@ inline constexpr std::uint32_t channel_in_flight_max = 64;
 inline constexpr std::size_t channel_slabs_max = 64;
 /// Interprocess events of one channel, in each direction: this many results can be awaited separately.
 inline constexpr std::uint32_t gpu_events = 4;
-/// Waits of a worker's stream for one client that are tracked at once: more than unfinished requests.
-inline constexpr std::size_t gpu_waits = 8;
-/// Looks per request deadline at a stream that an exited client may block.
-inline constexpr int held_stream_looks = 8;
 /// Stale leases and misplaced tensors that a channel tolerates.
 inline constexpr std::uint32_t violations_max = 16;
 /// Channels beyond the model's `channels_max` that may wait for their hello's error.

@@ -73,7 +73,7 @@ struct Request {
     /// Answers the request with `error`. A later result is discarded.
     void fail(const Error& error);
     /// Ends the request for its requester, which may then let the executor unmap the slabs. Drops its own reference
-    /// first: the event loop must never unmap, because that may wait for a GPU stream which only the loop can free.
+    /// first: the event loop must never unmap, because that waits for the GPU, whose work may never end.
     void let_go();
 };
 

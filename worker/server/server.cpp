@@ -224,15 +224,14 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     const generation::Engine* const generator = model_->generator();
     const std::uint32_t in_flight_max =
         channel_in_flight_max(spec_, generator != nullptr ? generator->shape().slots : 0);
-    held_streams_.emplace(io_, spec_.deadlines.request, [this](const Error& error) {
+    gpu_jobs_.emplace(io_, executor_, options_.page, spec_.deadlines.request, [this](const Error& error) {
         spdlog::critical("{}", error.text());
-        link_.flush();
-        options_.exit(1);  // closes no channel: that calls the driver, which may not return
+        leave(1);
     });
     context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, identity_,
                                     spec_, *model_, methods_, in_flight_max, options_.hello_deadline,
                                     options_.unread_stream,
-                                    std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max), *held_streams_});
+                                    std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max), *gpu_jobs_});
     phase_ = Phase::ready;
     load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);
     spdlog::info("ready after {} ms on {}", load_time_.count(), model_->device_name());
@@ -364,7 +363,6 @@ void Server::ended(ChannelSession& session, bool was_refused) {
 }
 
 void Server::reclaimed(std::uint64_t channel, bool was_refused) {
-    if (held_streams_) held_streams_->look_now();  // GPU slabs are freed once their work ends
     if (const auto found = sessions_.find(channel); found != sessions_.end()) {
         ignored_frames_past_ += found->second->ignored_frames();
         sessions_.erase(found);

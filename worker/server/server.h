@@ -21,7 +21,7 @@
 #include "worker/loop/limits.h"
 #include "worker/loop/status_page.h"
 #include "worker/requests/dispatcher.h"
-#include "worker/slabs/held_stream_watch.h"
+#include "worker/slabs/gpu_jobs.h"
 
 namespace bulkhead::worker {
 
@@ -106,7 +106,7 @@ private:
 
     Executor executor_;
     Dispatcher dispatcher_;
-    std::optional<HeldStreamWatch> held_streams_;  ///< set once ready, like the next
+    std::optional<GpuJobs> gpu_jobs_;  ///< set once ready, like the next
     std::optional<SessionContext> context_;
     std::map<std::uint64_t, std::shared_ptr<ChannelSession>> sessions_;
     std::uint64_t ignored_frames_past_ = 0;  ///< empty packets on ended channels

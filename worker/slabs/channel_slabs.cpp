@@ -154,7 +154,7 @@ Result<> ChannelSlabs::release(const wire::LeaseRef& lease) {
 
 Result<> ChannelSlabs::make_events() {
     if (events_) return {};
-    Result<std::unique_ptr<ChannelEvents>> made = ChannelEvents::make(source_.gpu());
+    Result<ChannelEvents> made = ChannelEvents::make(source_.gpu());
     if (!made) return std::move(made).error();
     const std::lock_guard lock{mutex_};
     events_ = std::move(*made);
@@ -191,12 +191,6 @@ Result<> ChannelSlabs::wait_for_client(cuda::CUstream stream, std::span<const ch
 }
 
 Result<std::uint32_t> ChannelSlabs::record_done(cuda::CUstream stream) { return events_->record(stream); }
-
-std::shared_ptr<const ChannelEvents> ChannelSlabs::let_events_pass() const noexcept {
-    const std::lock_guard lock{mutex_};
-    if (events_) events_->let_all_pass();
-    return events_;
-}
 
 template <typename Matches>
 std::vector<std::uint32_t> ChannelSlabs::withdraw(const Matches& matches) {
@@ -274,6 +268,14 @@ ChannelSlabs::Returned ChannelSlabs::take_returned(const std::function<bool(std:
     return taken;
 }
 
+bool ChannelSlabs::wait_for_gpu(const Returned& slabs) {
+    return std::ranges::any_of(slabs, [](const auto& slab) { return is_gpu(slab->memory.kind) || slab->registered; });
+}
+bool ChannelSlabs::wait_for_gpu() const {
+    const std::lock_guard lock{mutex_};
+    return wait_for_gpu(slabs_);
+}
+
 void ChannelSlabs::drop(Returned slabs, Model& model) noexcept {
     for (const auto& slab : slabs)
         if (slab->registered) model.unregister_host_memory(slab->memory.bytes);
@@ -291,7 +293,6 @@ void ChannelSlabs::register_with(Model& model) {
 }
 
 void ChannelSlabs::unregister_from(Model& model) noexcept {
-    const std::lock_guard lock{mutex_};
     for (const auto& slab : slabs_)
         if (std::exchange(slab->registered, false)) model.unregister_host_memory(slab->memory.bytes);
 }

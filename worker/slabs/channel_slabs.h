@@ -29,7 +29,7 @@ namespace bulkhead::worker {
 /// slab (`give_back`); its memory is freed when no request reads it (`take_returned`, `drop`).
 ///
 /// Thread  any: the event loop takes leases back while the executor makes new ones. The lock is
-///         held for table look-ups only, never while a slab is made or a model runs
+///         held for table look-ups only, never while a device or a model is called
 class ChannelSlabs {
     struct Slab;
 
@@ -91,9 +91,6 @@ public:
     [[nodiscard]] std::optional<Clock::time_point> idle_due() const;
     /// Withdraws slabs that have been empty that long: they get no new results.
     [[nodiscard]] std::vector<std::uint32_t> withdraw_idle(Clock::time_point now);
-    /// Stops this worker's stream from waiting for the events of a client that has gone. Never blocks.
-    /// Returns the events, which show whether the stream has passed them; null if there are none.
-    std::shared_ptr<const ChannelEvents> let_events_pass() const noexcept;
 
     /// Withdraws all GPU slabs, input and output: this worker is about to end.
     [[nodiscard]] std::vector<std::uint32_t> withdraw_gpu();
@@ -106,11 +103,15 @@ public:
     /// Slabs to be freed.
     using Returned = std::vector<std::unique_ptr<Slab>>;
     [[nodiscard]] Returned take_returned(const std::function<bool(std::uint32_t id)>& is_read);
+    /// Whether freeing some of these waits for the GPU: they lie on it, or are registered with it.
+    [[nodiscard]] static bool wait_for_gpu(const Returned& slabs);
+    [[nodiscard]] bool wait_for_gpu() const;
     /// Unmaps slabs and returns their bytes to the budget. On the executor.
     void drop(Returned slabs, Model& model) noexcept;
 
     /// Registers slabs made since the last call with the device. On the executor.
     void register_with(Model& model);
+    /// Call it last, when nothing else uses this. On the executor.
     void unregister_from(Model& model) noexcept;
 
     /// Bytes of the worker's own slabs.
@@ -145,7 +146,7 @@ private:
     const std::chrono::milliseconds idle_;
     SlabSource source_;
     mutable std::mutex mutex_;
-    std::shared_ptr<ChannelEvents> events_;  ///< made with the first slab on the GPU
+    std::optional<ChannelEvents> events_;  ///< made with the first slab on the GPU
     bool events_offered_ = false;
     std::vector<std::uint32_t> released_behind_;  ///< events that freed room waits for
     wire::SlabKind output_kind_ = wire::SlabKind::host_memfd;

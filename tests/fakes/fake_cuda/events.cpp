@@ -1,9 +1,12 @@
 #include <linux/futex.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <bit>
+#include <cerrno>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -13,26 +16,35 @@
 
 namespace {
 
-/// In a memfd, so that every process that opens the event sees it move.
+/// In a memfd, so that every process that opens the event sees it move. Who waits for one recording is not let go by the
+/// next, whoever makes that. Only every 256th shares a word: more than a test leaves unreached.
 struct Counters {
     std::atomic<std::uint32_t> recorded;
-    std::atomic<std::uint32_t> reached;  ///< a futex word
+    std::array<std::atomic<std::uint32_t>, 256> reached;  ///< futex words; of recording N modulo their number
 
     void reach(std::uint32_t recording) {
-        // Streams may reach an event out of the order in which it was recorded: the latest counts.
-        std::uint32_t before = reached.load();
-        while (static_cast<std::int32_t>(recording - before) > 0 && !reached.compare_exchange_weak(before, recording)) {
+        std::atomic<std::uint32_t>& word = reached[recording % reached.size()];
+        for (std::uint32_t before = word; before < recording && !word.compare_exchange_weak(before, recording);) {
         }
-        ::syscall(SYS_futex, &reached, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+        ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
     }
     [[nodiscard]] bool has_reached(std::uint32_t recording) const {
-        return static_cast<std::int32_t>(reached.load() - recording) >= 0;
+        return reached[recording % reached.size()] >= recording;
     }
     void wait_for(std::uint32_t recording) {
-        for (std::uint32_t now = reached.load(); static_cast<std::int32_t>(now - recording) < 0; now = reached.load())
-            ::syscall(SYS_futex, &reached, FUTEX_WAIT, now, nullptr, nullptr, 0);
+        std::atomic<std::uint32_t>& word = reached[recording % reached.size()];
+        for (std::uint32_t now = word; now < recording; now = word)
+            ::syscall(SYS_futex, &word, FUTEX_WAIT, now, nullptr, nullptr, 0);
     }
 };
+
+/// -1: none
+int make_memfd() {
+    const int fd = ::memfd_create("fake-cuda-event", MFD_CLOEXEC);
+    if (fd >= 0 && ::ftruncate(fd, sizeof(Counters)) == 0) return fd;
+    if (fd >= 0) ::close(fd);
+    return -1;
+}
 
 std::shared_ptr<Counters> map_counters(int fd) {
     void* const page = ::mmap(nullptr, sizeof(Counters), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -58,8 +70,8 @@ FAKE_CUDA_EXPORT CUresult cuEventCreate(CUevent* event, unsigned flags) {
     const bool interprocess = (flags & CU_EVENT_INTERPROCESS) != 0;
     if (interprocess && (flags & CU_EVENT_DISABLE_TIMING) == 0) return CUDA_ERROR_INVALID_VALUE;
     auto made = std::make_unique<CUevent_st>();
-    made->fd = ::memfd_create("fake-cuda-event", MFD_CLOEXEC);
-    if (made->fd < 0 || ::ftruncate(made->fd, sizeof(Counters)) != 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    made->fd = make_memfd();
+    if (made->fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     made->device = current()->device;
     made->interprocess = interprocess;
     made->counters = map_counters(made->fd);
@@ -77,11 +89,7 @@ FAKE_CUDA_EXPORT CUresult cuEventDestroy_v2(CUevent event) {
 FAKE_CUDA_EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
     FAKE_CUDA_NEED_CONTEXT();
     const std::uint32_t recording = ++event->counters->recorded;
-    const bool in_order = std::getenv("BULKHEAD_FAKE_CUDA_EVENTS_IN_ORDER") != nullptr;
-    return enqueue(stream, [counters = event->counters, recording, in_order] {
-        if (in_order) counters->wait_for(recording - 1);
-        counters->reach(recording);
-    });
+    return enqueue(stream, [counters = event->counters, recording] { counters->reach(recording); });
 }
 
 FAKE_CUDA_EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
@@ -94,17 +102,6 @@ FAKE_CUDA_EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsi
     return enqueue(stream, [counters = event->counters, latest] { counters->wait_for(latest); });
 }
 
-FAKE_CUDA_EXPORT CUresult cuEventQuery(CUevent event) {
-    FAKE_CUDA_NEED_CONTEXT();
-    return event->counters->has_reached(event->counters->recorded) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-FAKE_CUDA_EXPORT CUresult cuEventSynchronize(CUevent event) {
-    FAKE_CUDA_NEED_CONTEXT();
-    event->counters->wait_for(event->counters->recorded);
-    return CUDA_SUCCESS;
-}
-
 FAKE_CUDA_EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
     FAKE_CUDA_NEED_CONTEXT();
     if (!event->interprocess || event->imported) return CUDA_ERROR_INVALID_HANDLE;
@@ -115,8 +112,13 @@ FAKE_CUDA_EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent 
 FAKE_CUDA_EXPORT CUresult cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
     FAKE_CUDA_NEED_CONTEXT();
     auto opened = std::make_unique<CUevent_st>();
-    const CUresult found = open_memfd("fakeevnt", std::bit_cast<IpcName>(handle), opened->fd);
-    if (found != CUDA_SUCCESS) return found;
+    const auto name = std::bit_cast<IpcName>(handle);
+    if (const CUresult found = open_memfd("fakeevnt", name, opened->fd); found != CUDA_SUCCESS) {
+        // That of a dead process opens, as on an H200, and was never recorded.
+        if (found != CUDA_ERROR_INVALID_VALUE || ::kill(name.pid, 0) == 0 || errno != ESRCH) return found;
+        opened->fd = make_memfd();
+        if (opened->fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    }
     opened->device = current()->device;
     opened->imported = true;
     opened->counters = map_counters(opened->fd);

@@ -94,6 +94,13 @@ protected:
         return channel.allocate_on_gpu(wire::DType::float32, dims).value();
     }
 
+    static constexpr std::chrono::seconds patience{10};
+    /// Until "m" has been started once more by itself.
+    void await_restart() {
+        const auto until = std::chrono::steady_clock::now() + patience;
+        while (daemon->row("m").at("restarts").as_int64() == 0) ASSERT_LT(std::chrono::steady_clock::now(), until);
+    }
+
     /// The next thing on the stream waits for `gate`.
     void hold(StreamGate& gate) const { ASSERT_EQ(gate.hold(*gpu, stream), cuda::CUDA_SUCCESS); }
 

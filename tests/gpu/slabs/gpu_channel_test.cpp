@@ -271,37 +271,17 @@ TEST_F(GpuChannel, AnUnloadNamesTheClientThatHoldsOn) {
     EXPECT_FALSE(receipt->at("verified").as_bool());
 }
 
-TEST_F(GpuChannel, AClientKilledBeforeItsOwnWorkWasDoneHoldsNobodyUp) {
-    if (!is_fake_cuda()) GTEST_SKIP() << "a GPU never lets such a wait end: the next test";
-    start();
+TEST_F(GpuChannel, AStreamThatADeadClientHoldsForEverEndsItsWorkerWithThatReason) {
+    start("deadlines: {request: 200ms}");
     {
         CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
         ASSERT_EQ(client.ask("stream block"), "ok");  // what it records now is never reached
         ASSERT_EQ(client.ask("channel hold m"), "ok");
         client.kill();
     }
-    Channel channel = open();
-    Input input = input_on_gpu(channel);
-    auto reply = echo(channel, input, values(4));
-    ASSERT_TRUE(reply) << reply.error().text();
-    EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(4)));
-    EXPECT_EQ(daemon->row("m").at("restarts").as_int64(), 0);
-}
+    await_restart();  // nobody sends anything more: the worker finds out by itself
 
-TEST_F(GpuChannel, AStreamThatADeadClientHoldsForEverEndsItsWorkerWithThatReason) {
-    echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_EVENTS_IN_ORDER: \"1\"";  // as a GPU's are
-    start("deadlines: {request: 200ms}");
-    {
-        CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
-        ASSERT_EQ(client.ask("stream block"), "ok");
-        ASSERT_EQ(client.ask("channel hold m"), "ok");
-        client.kill();
-    }
-    // Nobody sends anything more: the worker finds out by itself.
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{10};
-    while (daemon->row("m").at("restarts").as_int64() == 0) ASSERT_LT(std::chrono::steady_clock::now(), until);
-
-    EXPECT_THAT(daemon->why("m"), HasSubstr("waits for an event of client"));
+    EXPECT_THAT(daemon->why("m"), HasSubstr("freeing slabs of channel"));
     ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
     Channel channel = open();
     Input input = input_on_gpu(channel);
@@ -310,25 +290,43 @@ TEST_F(GpuChannel, AStreamThatADeadClientHoldsForEverEndsItsWorkerWithThatReason
     EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(4)));
 }
 
-TEST_F(GpuChannel, AWaitForADeadClientThatTheDriverDoesNotReturnFromEndsItsWorkerWithThatReason) {
+TEST_F(GpuChannel, AStreamThatAStalledClientHoldsIsNotBlamedOnTheNextRequest) {
+    start("deadlines: {request: 200ms}");
+    CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
+    ASSERT_EQ(client.ask("stream block"), "ok");
+    ASSERT_EQ(client.ask("channel hold m"), "ok");
+    Channel next = open();
+    {
+        Channel other = open();
+        const Input freed = input_on_gpu(other);
+    }
+
+    EXPECT_FALSE(infer_float(next, "x", four, dims_four)) << "its copies are queued behind the client's";
+
+    await_restart();
+    EXPECT_THAT(daemon->why("m"), HasSubstr("freeing slabs of channel"));
+}
+
+TEST_F(GpuChannel, AWaitThatTheDriverDoesNotReturnFromHoldsUpItsRequestAlone) {
     if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver keeps such a call on demand";
     echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_WAITS_BLOCK: \"1\"";
     start("deadlines: {request: 200ms}");
-    const Channel bystander = open();  // is not closed first: that would call the driver
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{10};
-    {
-        CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
-        ASSERT_EQ(client.ask("stream block"), "ok");
-        ASSERT_EQ(client.ask("channel send m"), "ok");
-        const auto blocks = [this] {
-            return json::serialize(daemon->call("logs.tail", {{"model", "m"}}).value()).find("a wait blocks");
-        };
-        while (blocks() == std::string::npos) ASSERT_LT(std::chrono::steady_clock::now(), until);
-        client.kill();
-    }
-    while (daemon->row("m").at("restarts").as_int64() == 0) ASSERT_LT(std::chrono::steady_clock::now(), until);
+    std::optional<Channel> bystander{open()};
+    std::optional<Input> on_gpu{input_on_gpu(*bystander)};
+    CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
+    ASSERT_EQ(client.ask("stream block"), "ok");
+    ASSERT_EQ(client.ask("channel send m"), "ok");
+    const auto until = std::chrono::steady_clock::now() + patience;
+    const auto blocks = [this] {
+        return json::serialize(daemon->call("logs.tail", {{"model", "m"}}).value()).find("a wait blocks");
+    };
+    while (blocks() == std::string::npos) ASSERT_LT(std::chrono::steady_clock::now(), until);
 
-    EXPECT_THAT(daemon->why("m"), HasSubstr("the driver has not returned"));
+    on_gpu.reset();
+    bystander.reset();  // an event loop that calls the driver now tells nothing more
+
+    await_restart();
+    EXPECT_THAT(daemon->why("m"), HasSubstr("forward ran"));
 }
 
 /// Slabs in host memory, and those of the fake driver.

@@ -14,6 +14,7 @@
 #include "tests/gpu/slabs/on_gpu.h"
 #include "tests/unit/clients/fake_worker.h"
 #include "tests/unit/worker/death_harness.h"
+#include "tests/unit/worker/page_reader.h"
 
 namespace bulkhead::worker::test {
 namespace {
@@ -66,6 +67,7 @@ protected:
             ASSERT_TRUE(message);
             if (const auto* event = std::get_if<channel::EventOffer>(&*message)) {
                 (event->from_worker ? workers_event : own_event) = event->event_id;
+                if (!event->from_worker) own_handle = event->handle;
                 continue;
             }
             ASSERT_TRUE(std::holds_alternative<channel::SlabOffer>(*message));
@@ -84,6 +86,7 @@ protected:
     std::shared_ptr<const cuda::Gpu> gpu;
     // Of the client that was last offered one
     std::uint32_t own_event = 0;
+    wire::CudaIpcHandle own_handle{};
     std::uint32_t workers_event = 0;
     std::uint32_t input_slab = 0;
 };
@@ -157,6 +160,64 @@ TEST_F(GpuMessages, DeathBetweenAnyTwoStepsLeavesNothingOnTheGpu) {
         EXPECT_EQ(number(expect_said("channel_closed"), "channel"), first.id);
     }
     die_after_each(steps);
+}
+
+/// The worker's stream waits for a client that lives and stalls. What another client then asks for waits for the GPU.
+class GpuBehindAStalledClient : public GpuMessages {
+protected:
+    GpuBehindAStalledClient() {
+        spec.deadlines.request = 50ms;
+        page = StatusPage::make().value();
+    }
+    void SetUp() override {
+        GpuMessages::SetUp();
+        if (IsSkipped() || HasFatalFailure()) return;
+        other = open_with_slab();
+        others_slab = input_slab;
+        stalled = open_with_slab();
+        ask_for_slab(*stalled, 2, wire::SlabDirection::output);
+        take_slab(*stalled);
+        ASSERT_EQ(its_gpu.ask("event import " + bulkhead::test::to_text(own_handle)), "ok");
+        ASSERT_EQ(its_gpu.ask("stream block"), "ok");
+        ASSERT_EQ(its_gpu.ask("event record"), "ok");
+        stalled->infer(3, "echo", {input(own_event)});
+        stalled->expect_result(3);
+    }
+    void TearDown() override { its_gpu.ask("stream unblock"); }
+
+    std::optional<TestClient> open_with_slab() {
+        std::optional<TestClient> client{introduce()};
+        client->open(gpu_features | wire::feature_cuda_ipc, gpu->uuid());
+        ask_for_slab(*client, 1, wire::SlabDirection::input);
+        take_slab(*client);
+        return client;
+    }
+    void expect_ends_itself(const std::string& while_it) {
+        EXPECT_EQ(expect_exit(), 1);
+        EXPECT_THAT(page_seen(page->fd()).request.data(), testing::StartsWith(while_it));
+    }
+
+    bulkhead::test::CudaPeer its_gpu;
+    std::optional<TestClient> stalled;
+    std::optional<TestClient> other;
+    std::uint32_t others_slab = 0;
+};
+
+TEST_F(GpuBehindAStalledClient, AChannelThatEndsEndsTheWorkerAfterARequestsDeadline) {
+    other->close();
+    expect_ends_itself("freeing slabs of channel");
+}
+
+TEST_F(GpuBehindAStalledClient, ASlabThatIsReturnedEndsTheWorkerAfterARequestsDeadline) {
+    return_slab(*other, others_slab);
+    expect_ends_itself("freeing slabs of channel");
+}
+
+TEST_F(GpuBehindAStalledClient, ASlabThatTheDriverMakesLateEndsTheWorkerAfterARequestsDeadline) {
+    if (!bulkhead::test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver waits there for sure";
+    other->send(channel::encode(
+        channel::SlabRequest{2, wire::SlabDirection::input, wire::SlabKind::cuda_ipc, std::uint64_t{2} << 20}));
+    expect_ends_itself("making a slab of channel");
 }
 
 /// Of a worker that the client cannot believe.

@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <map>
@@ -46,9 +48,18 @@ void* address(CUdeviceptr pointer) { return reinterpret_cast<void*>(pointer); }
 
 std::string memfd_name(int device) { return "fake-cuda " + text(visible_gpus()[static_cast<std::size_t>(device)]); }
 
+/// At both ends, as of a former owner.
+bool leave_bytes(int fd, std::size_t bytes) {
+    std::array<char, 4096> left{};
+    left.fill(static_cast<char>(0xa5));
+    const std::size_t some = std::min(bytes, left.size());
+    return ::pwrite(fd, left.data(), some, 0) >= 0 &&
+           ::pwrite(fd, left.data(), some, static_cast<off_t>(bytes - some)) >= 0;
+}
+
 int make_memfd(std::size_t bytes, int device) {
     const int fd = ::memfd_create(memfd_name(device).c_str(), MFD_CLOEXEC);
-    if (fd >= 0 && ::ftruncate(fd, static_cast<off_t>(bytes)) == 0) return fd;
+    if (fd >= 0 && ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 && leave_bytes(fd, bytes)) return fd;
     if (fd >= 0) ::close(fd);
     return -1;
 }

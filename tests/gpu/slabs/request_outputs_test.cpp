@@ -2,7 +2,10 @@
 /// event loop makes beside the executor are made here in between, so their order is certain.
 
 #include <array>
+#include <chrono>
 #include <cstdlib>
+#include <future>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -57,6 +60,32 @@ TEST_F(GpuOutputs, ASlabThatCannotBeClearedIsNobodys) {
         EXPECT_THAT(refused.error().attempt, HasSubstr("cuMemsetD8Async"));
     }
     EXPECT_EQ(budget->used(), used);
+}
+
+TEST_F(GpuOutputs, ANewSlabShowsNothingOfItsFormerOwner) {
+    for (const SlabKind kind : {SlabKind::cuda_vmm, SlabKind::cuda_ipc}) {
+        ASSERT_TRUE(slabs->add(SlabDirection::input, slab_bytes, 1, kind));
+        const std::uint32_t id = slabs->take_offers().back().message.slab_id;
+        const auto there = slabs->input({"x", wire::DType::uint8, {slab_bytes}, {id, 0, 0, slab_bytes, 1}});
+        ASSERT_TRUE(there) << there.error().text();
+        std::vector<std::byte> seen(slab_bytes, std::byte{1});
+        const cuda::Gpu::Current current{*gpu};
+        const auto to = reinterpret_cast<cuda::CUdeviceptr>(seen.data());
+        const auto from = reinterpret_cast<cuda::CUdeviceptr>(there->bytes.data());
+        ASSERT_EQ(gpu->driver().cuMemcpyAsync(to, from, slab_bytes, stream), cuda::CUDA_SUCCESS);
+        synchronize();
+        EXPECT_EQ(seen, std::vector<std::byte>(slab_bytes));
+    }
+}
+
+TEST_F(GpuOutputs, ANewSlabIsOfferedOnlyOnceItIsCleared) {
+    bulkhead::test::StreamGate gate;
+    ASSERT_EQ(gate.hold(*gpu, nullptr), cuda::CUDA_SUCCESS);
+    auto added = std::async(std::launch::async, [this] { return add_on_gpu(1); });
+    // However long this is, one that is cleared behind the gate is not there yet; one that errs has the time to.
+    EXPECT_EQ(added.wait_for(std::chrono::milliseconds{100}), std::future_status::timeout);
+    gate.let_pass();
+    EXPECT_NE(added.get(), 0U);
 }
 
 TEST_F(GpuOutputs, ARequestKeepsItsKindWhenTheClientGivesTheLastSlabBack) {

@@ -48,6 +48,8 @@ void Invariants::check(const Event& event, const Actions& actions) {
     note_who_waits(event);
     note_lent();
     check_ledger();
+    check_use(event);
+    check_thrash(event, actions);
     check_limits();
     check_grants(actions);
     check_groups(actions);
@@ -227,7 +229,7 @@ Invariants::Victim Invariants::victim_of(const std::vector<ReplicaId>& members) 
         const auto turn_for = [&](Millis swap) {
             return one.ready_at + std::min(swap * limits::turn_per_swap, Millis{limits::turn_max});
         };
-        const Time at_least = turn_for(real.load);
+        const Time at_least = turn_for(real.load + std::min(real.reclaim, Millis{limits::reclaim_time_unknown}));
         const Time at_most = turn_for(real.load + std::max(real.reclaim, Millis{limits::reclaim_time_unknown}));
         victim.turn_until = std::max(victim.turn_until, at_least);
         victim.turn_over = std::max(victim.turn_over, at_most);

@@ -4,6 +4,7 @@
 #include <climits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,8 @@ private:
     void note_who_waits(const Event& event);
     void note_lent();
     void check_ledger();
+    void check_use(const Event& event);
+    void check_thrash(const Event& event, const Actions& actions);
     void check_limits();
     void check_grants(const Actions& actions);
     void check_groups(const Actions& actions);
@@ -105,6 +108,9 @@ private:
     };
     std::map<Ticket, Bound> bounds_;  ///< of those who gave a deadline
     std::vector<DeviceLedger> ledger_;  ///< after the present event
+    std::vector<Holding> holdings_;     ///< after the event before
+    std::set<ReplicaId> places_;        ///< that got one since somebody waits for them
+    std::set<ReplicaId> went_;          ///< for others, and their process has not ended yet
     std::string broken_;
 };
 

@@ -54,6 +54,8 @@ int Invariants::rank_of(const std::vector<std::string>& unit) const {
 
 void Invariants::watch(OurPolicy& ours) {
     ours_ = &ours;
+    holdings_ = world_.holdings();
+    places_.clear();
     since_.clear();
     lent_.clear();
     note_who_waits(event::Tick{});  // they have asked again

@@ -83,28 +83,57 @@ void Admission::begin(const config::Fleet& fleet, std::optional<LogStore> logs, 
     files_ = std::move(known.files);
     logs_ = std::move(logs);
     keys_ = std::move(known.keys);
+    fleet_ = &fleet;
+    no_gpus_ = std::move(known.no_gpus);
     KnownDevice& on_host = devices_[std::string{memory::host}];
     on_host = {"cpu", read_machine_memory().total, fleet.limits.contains("cpu")};
     on_host.kind = memory::kind_of_host;
-    event::Declared declared;
-    for (const Gpu& gpu : known.gpus) {
+    (void)learn(known.gpus);
+    declare();
+    if (planned_.empty()) return;
+    for (const auto& [id, device] : devices_) tell(event::Device{id, device.total, false, device.kind});
+    work();
+    fleet.blanks.empty() ? watch_others() : look([this] { watch_others(); });
+}
+
+bool Admission::learn(const std::vector<Gpu>& gpus) {
+    bool any = false;
+    for (const Gpu& gpu : gpus) {
         if (gpu.uuid.empty()) continue;
+        const auto known = devices_.find(gpu.uuid);  // also by a former supervisor's process, without its number
+        if (known != devices_.end() && known->second.text != gpu.uuid) continue;
         const std::string text = fmt::format("cuda:{}", gpu.index);
         devices_[gpu.uuid] = {text, gpu.total_bytes.value_or(0),
-                              fleet.limits.contains(text) || fleet.limits.contains(gpu.uuid)};
+                              fleet_->limits.contains(text) || fleet_->limits.contains(gpu.uuid)};
         if (!gpu.name.empty()) devices_[gpu.uuid].kind = gpu.name;
+        any = true;
     }
-    for (const auto& [name, limit] : fleet.limits)
+    return any;
+}
+
+void Admission::declare() {
+    event::Declared declared;
+    for (const auto& [name, limit] : fleet_->limits)
         for (const auto& [id, device] : devices_)
             if (name == device.text || name == id)
                 declared.limits[id] = {static_cast<int>(limit.share_percent), limit.margin_bytes, limit.share_bytes};
-    for (const config::ModelSpec& spec : fleet.models) {
+    const bool limits_gpus = std::ranges::any_of(fleet_->limits, [](const auto& one) { return one.first != "cpu"; });
+    std::vector<event::Pin> pins;  // by hand: they stay
+    searches_gpus_ = false;
+    for (const config::ModelSpec& spec : fleet_->models) {
         auto devices = devices_of(spec);
-        const bool is_limited = std::ranges::any_of(devices, [&](const auto& id) { return devices_[id].limited; });
-        if (devices.empty() || (!is_limited && !asks_for_a_plan(spec))) continue;
+        const bool lacks = lacks_gpu(spec);
+        const bool is_limited = (lacks && limits_gpus) || std::ranges::any_of(devices, [&](const auto& id) {
+                                    return devices_[id].limited;
+                                });
+        const bool was_planned = plans(spec.name);
+        const bool shall_be = (lacks || !devices.empty()) && (is_limited || asks_for_a_plan(spec));
+        if (!was_planned && (!shall_be || has_process(spec))) continue;
         planned_[spec.name] = &spec;
+        searches_gpus_ = searches_gpus_ || lacks;
+        if (was_planned && policy_->is_pinned(spec.name) != spec.pin) pins.push_back({spec.name, !spec.pin});
         auto one = declaration_of(spec, key_of(spec.name), std::move(devices));
-        one.preload = spec.preload || std::ranges::find(fleet.startup, spec.name) != fleet.startup.end();
+        one.preload = spec.preload || std::ranges::find(fleet_->startup, spec.name) != fleet_->startup.end();
         if (const auto facts = files_.find(spec.name); facts != files_.end()) one.package = facts->second.estimate;
         declared.models.push_back(std::move(one));
     }
@@ -117,18 +146,35 @@ void Admission::begin(const config::Fleet& fleet, std::optional<LogStore> logs, 
         groups_[name] = hash;
     }
     tell(std::move(declared));
-    for (const auto& [id, device] : devices_) tell(event::Device{id, device.total, false, device.kind});
-    work();
-    fleet.blanks.empty() ? watch_others() : look([this] { watch_others(); });
+    for (event::Pin& pin : pins) tell(std::move(pin));
+}
+
+bool Admission::has_process(const config::ModelSpec& spec) const {
+    for (std::uint32_t i = 0; i < spec.replicas; ++i)
+        if (const Replica* replica = find_(spec.name, i); replica != nullptr && replica->process()) return true;
+    return false;
+}
+
+bool Admission::lacks_gpu(const config::ModelSpec& spec) const {
+    if (!no_gpus_) return false;
+    const auto is_unknown = [this](const std::string& name) {
+        if (name == "auto") return devices_.size() == 1 && no_gpus_->code != ErrorCode::not_running;
+        return name != "cpu" && std::ranges::none_of(devices_, [&](const auto& one) {
+                   return name == one.second.text || name == one.first;
+               });
+    };
+    return is_unknown(spec.device) || std::ranges::any_of(spec.other_devices, is_unknown);
 }
 
 std::vector<memory::DeviceId> Admission::devices_of(const config::ModelSpec& spec) const {
     std::vector<std::string> names{spec.device};
     names.insert(names.end(), spec.other_devices.begin(), spec.other_devices.end());
+    // Without a driver there is no GPU; while one does not answer, there may be some.
+    const bool has_none = devices_.size() == 1 && (!no_gpus_ || no_gpus_->code == ErrorCode::not_running);
     std::vector<memory::DeviceId> ids;
     for (const std::string& name : names)
         for (const auto& [id, device] : devices_) {
-            const bool is_any = name == "auto" && (device.text != "cpu" || devices_.size() == 1);
+            const bool is_any = name == "auto" && (device.text != "cpu" || has_none);
             if (is_any || name == device.text || name == id) ids.push_back(id);
         }
     return ids;
@@ -376,8 +422,15 @@ void Admission::act(const action::Refuse& refuse) {
     const auto waiter = waiters_.extract(refuse.ticket);
     if (waiter.empty()) return;
     tell_it_left(refuse.ticket, waiter.mapped(), "refused");
-    if (Replica* replica = take_restart(refuse.ticket)) replica->no_room(refuse.error);
-    waiter.mapped().served(refuse.error);
+    const config::ModelSpec& spec = *planned_.at(waiter.mapped().model);
+    Error error = refuse.error;
+    if (lacks_gpu(spec) && devices_of(spec).empty())
+        error = {ErrorCode::resources_exhausted,
+                 fmt::format("loading {} on {}: {}", spec.name, spec.device, no_gpus_->attempt),
+                 fmt::format("{}; the daemon asks the driver again, and {} can be loaded as soon as it answers",
+                             no_gpus_->remedy, spec.name)};
+    if (Replica* replica = take_restart(refuse.ticket)) replica->no_room(error);
+    waiter.mapped().served(error);
 }
 
 Replica* Admission::take_restart(Ticket ticket) {

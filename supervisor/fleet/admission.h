@@ -45,6 +45,7 @@ public:
     /// What was read from disks and drivers.
     struct Known {
         std::vector<Gpu> gpus{};
+        std::optional<Error> no_gpus{};  ///< why the driver did not answer
         memory::Footprints footprints{};
         std::map<std::string, FileFacts> files{};   ///< by model
         std::map<std::string, std::string> keys{};  ///< keys of the footprints, by model
@@ -55,6 +56,8 @@ public:
     /// `fleet`  outlives this
     /// `logs`   where measured footprints are written; empty: nowhere
     void begin(const config::Fleet& fleet, std::optional<LogStore> logs, Known known);
+    /// Called when the driver lists GPUs of the fleet that it did not list before.
+    std::function<void()> gpus_came;
     /// Books a former supervisor's process. Call before its replica adopts it.
     void adopt(const FoundWorker& found, const std::optional<ReplicaRecord>& record);
 
@@ -124,6 +127,13 @@ private:
     };
 
     [[nodiscard]] static memory::ReplicaId id_of(const Replica& replica);
+    /// Enters GPUs that are not known yet. Returns whether there are any.
+    bool learn(const std::vector<Gpu>& gpus);
+    /// Tells the policy the fleet, on the devices that are known.
+    void declare();
+    /// A GPU that the model may run on is not known, since the driver does not tell.
+    [[nodiscard]] bool lacks_gpu(const config::ModelSpec& spec) const;
+    [[nodiscard]] bool has_process(const config::ModelSpec& spec) const;
     [[nodiscard]] std::vector<memory::DeviceId> devices_of(const config::ModelSpec& spec) const;
     [[nodiscard]] std::string key_of(const std::string& model) const;
     /// Null: never measured on a device of this kind.
@@ -150,6 +160,8 @@ private:
     void begin_look();
     /// Says of devices that do not answer how old their figures are.
     [[nodiscard]] std::string old_figures(const config::ModelSpec& spec) const;
+    /// What a look has seen of the driver.
+    void note_gpus(const std::vector<Gpu>& gpus, std::optional<Error> no_gpus);
     void lose_workers_on(const Gpu& gpu);
     void watch_others();
     void save();
@@ -158,6 +170,10 @@ private:
     Blanks& blanks_;
     FindReplica find_;
     std::unique_ptr<memory::Policy> policy_ = std::make_unique<memory::Policy>();
+    const config::Fleet* fleet_ = nullptr;
+    std::optional<Error> no_gpus_;   ///< why the driver did not tell all GPUs at the last look
+    bool searches_gpus_ = false;     ///< a planned model lacks one
+    Deadline::Clock::duration search_pause_ = limits::gpu_search_first;
     std::optional<LogStore> logs_;
     std::map<std::string, const config::ModelSpec*> planned_;
     std::map<std::string, std::string> keys_;

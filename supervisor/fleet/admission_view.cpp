@@ -48,11 +48,14 @@ std::string Admission::old_figures(const config::ModelSpec& spec) const {
             device.was_seen ? duration_text(Deadline::Clock::now() - device.seen_at) + " old" : std::string{"not known"};
         text += fmt::format("; what is used of {} is {}: {}", device.text, age, device.trouble);
     }
+    if (lacks_gpu(spec))
+        text += fmt::format("; which GPUs there are is not known: {}; the driver is asked again until it answers",
+                            no_gpus_->text());
     return text;
 }
 
 json::object Admission::footprint(const Replica& replica) const {
-    json::object result{{"estimated", nullptr}, {"measured", nullptr}};
+    json::object result{{"estimated", nullptr}, {"measured", nullptr}, {"exceeded", nullptr}};
     const config::ModelSpec& spec = replica.spec();
     const auto devices = devices_of(spec);
     const auto holding = policy_->holding(id_of(replica));
@@ -65,12 +68,15 @@ json::object Admission::footprint(const Replica& replica) const {
         result["estimated"] = on_gpu ? file->second.estimate->on_gpu : file->second.estimate->on_host;
     else if (plans(spec.name) && spec.declared_bytes)
         result["estimated"] = *spec.declared_bytes;
-    if (const memory::Footprint* known = footprint_of(spec.name, device); known != nullptr && known->count > 0)
-        result["measured"] = json::object{{"device", json_codec::encode(known->device)},
-                                          {"host", json_codec::encode(known->host)},
-                                          {"load_ms", known->load.count()},
-                                          {"count", known->count},
-                                          {"time", known->measured_ms}};
+    const memory::Footprint* known = footprint_of(spec.name, device);
+    if (known == nullptr || known->count == 0) return result;
+    result["measured"] = json::object{{"device", json_codec::encode(known->device)},
+                                      {"host", json_codec::encode(known->host)},
+                                      {"load_ms", known->load.count()},
+                                      {"count", known->count},
+                                      {"time", known->measured_ms}};
+    if (!result["estimated"].is_null())
+        result["exceeded"] = known->device.loading() > result["estimated"].to_number<std::uint64_t>();
     return result;
 }
 
@@ -107,6 +113,7 @@ json::array Admission::ledger() const {
                                        {"limit", one.limit},
                                        {"margin", one.margin},
                                        {"foreign", one.foreign},
+                                       {"promised", one.promised},
                                        {"reserved", one.reserved},
                                        {"resident", one.resident},
                                        {"reclaiming", one.reclaiming},
@@ -131,7 +138,7 @@ void Admission::begin_look() {
     struct Seen {
         MachineMemory machine;
         std::vector<Gpu> gpus;
-        std::string no_gpus;  ///< why the driver listed none
+        std::optional<Error> no_gpus;  ///< why the driver listed none
         std::map<pid_t, std::uint64_t> on_host;
         std::map<pid_t, std::uint64_t> of_blanks;  ///< read separately: a load may take a blank meanwhile
     };
@@ -140,7 +147,7 @@ void Admission::begin_look() {
         if (const Replica* replica = find_(holding.who.model, holding.who.replica);
             replica != nullptr && replica->process() && !replica->process()->exit)
             workers.push_back(replica->process()->pid);
-    const bool has_gpus = devices_.size() > 1;
+    const bool has_gpus = devices_.size() > 1 || searches_gpus_;
     context_.off_loop.run(
         "reading what others use of the devices",
         [has_gpus, workers = std::move(workers), blanks = blanks_.pids(), &gpus = context_.gpus] {
@@ -151,14 +158,17 @@ void Admission::begin_look() {
             if (read)
                 seen.gpus = std::move(*read);
             else
-                seen.no_gpus = read.error().text();
+                seen.no_gpus = read.error();
             return seen;
         },
-        [this, alive = std::weak_ptr{alive_}, asked = std::exchange(look_waiters_, {}),
+        [this, has_gpus, alive = std::weak_ptr{alive_}, asked = std::exchange(look_waiters_, {}),
          gone = gone_](const Result<Seen>& seen) {
             if (alive.expired()) return;
+            if (seen && has_gpus) note_gpus(seen->gpus, seen->no_gpus);
             for (auto& [id, device] : devices_)
-                device.trouble = !seen ? seen.error().text() : id == memory::host ? std::string{} : seen->no_gpus;
+                device.trouble = !seen                                     ? seen.error().text()
+                                 : id == memory::host || !seen->no_gpus ? std::string{}
+                                                                           : seen->no_gpus->text();
             if (seen) {
                 std::map<memory::DeviceId, std::uint64_t> ours;
                 blanks_.measured(seen->of_blanks, seen->gpus);
@@ -213,6 +223,21 @@ void Admission::begin_look() {
         });
 }
 
+void Admission::note_gpus(const std::vector<Gpu>& gpus, std::optional<Error> no_gpus) {
+    const auto nameless = std::ranges::find_if(gpus, [](const Gpu& gpu) { return gpu.uuid.empty(); });
+    if (!no_gpus && nameless != gpus.end())
+        no_gpus = Error{ErrorCode::resources_exhausted,
+                        fmt::format("asking NVML for the GPUs: cuda:{} is {}", nameless->index, nameless->trouble),
+                        "run nvidia-smi, which meets the same error"};
+    no_gpus_ = std::move(no_gpus);
+    if (learn(gpus)) {
+        declare();
+        if (gpus_came) gpus_came();
+    } else if (searches_gpus_ && !no_gpus_) {
+        declare();  // of those that are not there, nothing more will come
+    }
+}
+
 void Admission::lose_workers_on(const Gpu& gpu) {
     for (const auto& holding : policy_->holdings())
         if (Replica* replica = find_(holding.who.model, holding.who.replica);
@@ -220,10 +245,16 @@ void Admission::lose_workers_on(const Gpu& gpu) {
             replica->gpu_was_lost(gpu.trouble);
 }
 
-/// Looks repeatedly, to notice a game that starts. Not without limits: an idle daemon must not wake up.
+/// Looks repeatedly, to notice a game that starts, or a driver that answers at last. Not without limits, unless a
+/// GPU is sought: an idle daemon must not wake up.
 void Admission::watch_others() {
-    if (std::ranges::none_of(devices_, [](const auto& device) { return device.second.limited; })) return;
-    next_look_.arm(limits::look_at_others_every, [this] { look([this] { watch_others(); }); });
+    Deadline::Clock::duration pause = limits::look_at_others_every;
+    if (std::ranges::none_of(devices_, [](const auto& device) { return device.second.limited; })) {
+        if (!searches_gpus_) return;
+        pause = search_pause_;
+        search_pause_ = std::min<Deadline::Clock::duration>(2 * search_pause_, limits::gpu_search_last);
+    }
+    next_look_.arm(pause, [this] { look([this] { watch_others(); }); });
 }
 
 }  // namespace bulkhead::supervisor

@@ -76,7 +76,7 @@ public:
 
     /// Returns the GPUs that a model may use.
     using GpusOf = std::function<std::vector<Device>(const config::ModelSpec& spec)>;
-    /// Call once. `fleet` outlives this.
+    /// Call again when models may use further GPUs. `fleet` outlives this.
     void begin(const config::Fleet& fleet, const GpusOf& gpus_of);
     [[nodiscard]] bool are_wanted() const noexcept { return are_wanted_; }
     /// Ends all blanks and starts no more; calls `ended` when all are gone.

@@ -24,6 +24,7 @@ Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::op
       near_{context.io, declared_, context.launch.cache, [this] { return near_candidates(); }}, status_deadline_{
                                                                                                     context.io} {
     for (const auto& spec : declared_.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
+    admission_.gpus_came = [this] { on_gpus_came(); };
     context_.on_gpu_quarantined = [this](const std::string& uuid) {
         for (Replica* replica : replicas_of(all())) replica->gpu_was_quarantined(uuid);
     };
@@ -48,10 +49,12 @@ void Fleet::begin(Admission::Known known, std::function<void()> begun) {
     context_.off_loop.run(
         "asking which GPUs there are", [&gpus = context_.gpus] { return gpus.read(); },
         [begin, known = std::move(known)](Result<std::vector<Gpu>> gpus) mutable {
-            if (gpus)
+            if (gpus) {
                 known.gpus = std::move(*gpus);
-            else
-                spdlog::error("models are planned without GPUs: {}", gpus.error().text());
+            } else {
+                spdlog::error("models wait for their GPUs: {}", gpus.error().text());
+                known.no_gpus = gpus.error();
+            }
             begin(std::move(known));
         });
 }
@@ -101,10 +104,28 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
 }
 
 void Fleet::preload() {
+    has_begun_ = true;
     start_next(0);
+    begin_blanks();
+    near_.look();
+}
+
+void Fleet::begin_blanks() {
     blanks_.begin(declared_, [this](const config::ModelSpec& spec) { return admission_.gpus_of(spec); });
     admission_.fit_blanks();
-    near_.look();
+}
+
+/// Starts what was refused at the start, since its GPU was not known.
+void Fleet::on_gpus_came() {
+    if (!has_begun_ || stopping_) return;
+    begin_blanks();
+    for (const auto& model : models_) {
+        const bool waits = std::ranges::any_of(model->replicas, [](const auto& replica) {
+            return replica->state() == WorkerState::stopped && replica->is_kept_running();
+        });
+        if (waits && admission_.plans(model->spec.name))
+            load({model.get()}, {}, [](const auto&) { /* told by the log */ });
+    }
 }
 
 std::vector<NearCandidate> Fleet::near_candidates() const {

@@ -97,6 +97,8 @@ private:
     /// Calls `then` when it is loaded, or will not be before its first request.
     void preload_planned(const Model& model, std::function<void()> then);
     void start_next(std::size_t index);
+    void begin_blanks();
+    void on_gpus_came();
     void unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again);
     [[nodiscard]] Result<> refuse_when_stopping() const;
     [[nodiscard]] std::vector<NearCandidate> near_candidates() const;
@@ -109,6 +111,7 @@ private:
     Admission admission_;
     std::vector<std::unique_ptr<Model>> models_;
     WeightsNear near_;
+    bool has_begun_ = false;  ///< with what runs from the start
     bool stopping_ = false;
     std::vector<std::function<void(json::array)>> status_waiters_;  ///< wait for the inquiry under way
     Deadline status_deadline_;

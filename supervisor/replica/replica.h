@@ -93,6 +93,7 @@ public:
     [[nodiscard]] bool restarts() const;
     /// From now on a crash leads to a restart.
     void keep_running() { policy_.preloaded(); }
+    [[nodiscard]] bool is_kept_running() const { return policy_.keep_running; }
     /// Errors  deadline_exceeded: the process does not end even by SIGKILL
     void unload(OnUnloaded unloaded);
     /// Lifts a quarantine and forgives all crashes, because a person asked for a restart.

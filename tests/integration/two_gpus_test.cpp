@@ -168,5 +168,24 @@ TEST_F(TwoGpus, ADriverThatHangsOrIsGoneChangesNothingForWhoRuns) {
     EXPECT_TRUE(daemon.unload("little")->at("verified").as_bool());
 }
 
+TEST_F(TwoGpus, ADriverThatDoesNotAnswerAtTheStartIsAskedAgainAndTheLimitsHoldThen) {
+    set("driver unknown\n");
+    Daemon daemon{fleet({model("first", 6, "device: cuda:0\npreload: true\n"), model("second", 6, "device: cuda:0\n"),
+                         minimal_model("cpu")}) +
+                      margins,
+                  options_};
+    EXPECT_TRUE(daemon.load("cpu"));
+    const auto refused = daemon.load("second");
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::resources_exhausted) << refused.error().text();
+    EXPECT_THAT(refused.error().text(), HasSubstr("loading second on cuda:0: starting NVML: Unknown Error"));
+    EXPECT_THAT(daemon.why("first"), HasSubstr("which GPUs there are is not known"));
+    set("");
+    ASSERT_TRUE(daemon.wait_state("first", "ready")) << daemon.why("first");
+    ASSERT_TRUE(daemon.load("second")) << daemon.why("second");
+    EXPECT_EQ(daemon.state("first"), "stopped") << "both do not fit";
+    EXPECT_THAT(daemon.why("first"), HasSubstr("second needs its place"));
+}
+
 }  // namespace
 }  // namespace bulkhead::test

@@ -118,6 +118,49 @@ TEST_F(AdmissionTest, WhyTellsThatTheFiguresOfADriverThatFailsAreOld) {
     EXPECT_TRUE(wait([&] { return why_after_a_look().find("what is used of") == std::string::npos; })) << why("a");
 }
 
+TEST_F(AdmissionTest, AModelWhoseGpuTheDriverDidNotListAtTheStartIsPlannedAsSoonAsItDoes) {
+    set_machine("driver unknown\n");
+    begin({on("cuda:0", "a", 6 * gb), on("cuda:0", "b", 6 * gb), on("cpu", "c", gb)});
+    fleet_->admission().pin("c", true);
+    load("a");
+    ASSERT_TRUE(wait([&] { return errors_.size() == 1; }));
+    EXPECT_EQ(errors_[0].code, ErrorCode::resources_exhausted);
+    EXPECT_THAT(errors_[0].text(), HasSubstr("loading a on cuda:0: starting NVML: Unknown Error"));
+    EXPECT_THAT(errors_[0].remedy, HasSubstr("a can be loaded as soon as it answers"));
+    EXPECT_THAT(why("a"), HasSubstr("which GPUs there are is not known: not_running: starting NVML: Unknown Error"));
+    EXPECT_THAT(why("c"), Not(HasSubstr("which GPUs there are")));
+    load("c");
+    EXPECT_EQ(spawned(1).name.model, "c");
+
+    set_machine();
+    load("a");
+    FakeWorker& worker = ready(2);
+    EXPECT_EQ(worker.name.model, "a");
+    EXPECT_EQ(books("cuda:0", "resident"), 6 * gb);
+    EXPECT_THAT(why("a"), Not(HasSubstr("which GPUs there are")));
+    load("b");
+    EXPECT_TRUE(wait([&] { return worker.got("drain"); })) << "the limit holds: " << why("b");
+    json::object row;
+    fleet_->admission().add_outlook(replica("c"), row);
+    EXPECT_TRUE(row.at("pinned").as_bool()) << "by hand, before";
+}
+
+TEST_F(AdmissionTest, WithoutALimitTheDriverIsAskedAgainTooAndWhatIsPreloadedStarts) {
+    set_machine("driver unknown\n");
+    auto kept = on("cuda:0", "a", gb);
+    kept.keep_alive = 1h;
+    kept.preload = true;
+    declare({kept});
+    bool begun = false;
+    fleet_->begin({}, [&] { begun = true; });
+    ASSERT_TRUE(wait([&] { return begun; }));
+    fleet_->preload();
+    settle();
+    EXPECT_TRUE(keeper_.workers.empty());
+    set_machine();
+    EXPECT_EQ(spawned(1).name.model, "a");
+}
+
 // --- channels and queues
 
 TEST_F(AdmissionTest, AChannelGoesToTheReplicaThatHasTheFewestOpen) {

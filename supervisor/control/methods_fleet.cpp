@@ -63,8 +63,10 @@ void reclaim(Fleet& fleet, rpc::Call call) {
     *call.client_left = [&fleet, ticket] { fleet.admission().leave(ticket); };
 }
 
-void ledger(const Fleet& fleet, const rpc::Call& call) {
-    call.answer(json::object{{"devices", fleet.admission().ledger()}});
+void ledger(Fleet& fleet, const rpc::Call& call) {
+    fleet.blanks().sample();  // for the next call
+    call.answer(json::object{{"devices", fleet.admission().ledger()},
+                             {"blanks_on_host", fleet.blanks().bytes(std::string{memory::host})}});
 }
 
 }  // namespace

@@ -86,14 +86,18 @@ std::string need_text(const Need& need) {
                                         : fmt::format("{} ({})", bytes_text(need.device), to_string(need.basis));
 }
 
-/// "5.0 GiB (measured), 4.0 GiB were declared, too little"
-std::string load_text(const Declaration& declared, const Need& need, bool on_gpu) {
+/// "5.0 GiB (measured), 4.0 GiB were declared, too little"; "5.0 GiB (declared), 3.0 GiB were measured"
+std::string load_text(const State& state, const Model& model, const Need& need, std::size_t device) {
+    const Declaration& declared = model.declared;
     std::string text = need_text(need);
+    const Footprint* known = state.footprint_of(model, device);
+    const Bytes measured = known == nullptr ? 0 : known->device.loading();
+    if (need.basis != Basis::measured && measured > 0) text += fmt::format(", {} were measured", bytes_text(measured));
     std::optional<Bytes> estimate = declared.memory;
-    if (declared.package) estimate = on_gpu ? declared.package->on_gpu : declared.package->on_host;
-    if ((need.basis == Basis::measured || need.basis == Basis::corrected) && estimate)
-        text += fmt::format(", {} were {}{}", bytes_text(*estimate),
-                            to_string(declared.package ? Basis::package : Basis::declared),
+    if (declared.package) estimate = device != 0 ? declared.package->on_gpu : declared.package->on_host;
+    const Basis of_estimate = declared.package ? Basis::package : Basis::declared;
+    if (estimate && need.basis != of_estimate)
+        text += fmt::format(", {} were {}{}", bytes_text(*estimate), to_string(of_estimate),
                             *estimate < need.device ? ", too little" : "");
     return text;
 }
@@ -124,7 +128,7 @@ std::string loads_text(const State& state, const Model& model) {
     const auto told = by_device(state, model.declared, [&](std::size_t device) {
         const Need need = state.need_of(model, device);
         return need.basis == Basis::unknown ? "what it needs is not known: its first load gets all that is idle"
-                                            : "a load takes " + load_text(model.declared, need, device != 0);
+                                            : "a load takes " + load_text(state, model, need, device);
     });
     if (told.empty()) return "none of its devices is there";
     if (told.size() == 1) return told.front().text;

@@ -36,6 +36,9 @@ std::vector<pid_t> blanks(const Daemon& daemon, std::size_t count) {
 TEST(Blanks, ALoadTakesOneAndAnotherIsStarted) {
     Daemon daemon{fleet({minimal_model("a")}) + "blanks: 1\n", minimal()};
     const pid_t first = blanks(daemon, 1)[0];
+    EXPECT_TRUE(daemon.wait_until("a", [&](const json::object&) {
+        return daemon.call("fleet.memory")->at("blanks_on_host").to_number<std::uint64_t>() > 0;
+    })) << "without limits too";
     ASSERT_TRUE(daemon.load("a"));
     EXPECT_EQ(daemon.pid("a"), first);
     auto channel = std::make_unique<Channel>(daemon.open("a").value());

@@ -39,6 +39,13 @@ TEST_F(MemoryPolicy, TheSecondLoadIsPlannedByMeasurement) {
     EXPECT_THAT(policy.why("chat", now), HasSubstr("5.0 GiB (measured), 4.0 GiB were declared, too little"));
 }
 
+TEST_F(MemoryPolicy, WhyTellsWhatWasMeasuredBesideAnEstimateThatStillPlansToo) {
+    declare({model("chat", 4 * gib)});
+    load("chat", 3 * gib);
+    EXPECT_THAT(policy.why("chat", now), HasSubstr("a load takes 4.0 GiB (declared), 3.0 GiB were measured"))
+        << "it has not served yet";
+}
+
 TEST_F(MemoryPolicy, AModelOfUnknownSizeLoadsAloneWithEverythingIdleGone) {
     auto unknown = model("new", 0);
     unknown.memory.reset();

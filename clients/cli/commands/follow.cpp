@@ -65,6 +65,11 @@ bool wait_for_more(ControlClient& control) {
     return true;
 }
 
+std::string workers_text(const json::value& status) {
+    const std::size_t columns_max = is_terminal(stdout) ? terminal_width(stdout) : std::string::npos;
+    return render_workers(array_member(status, "models"), Style::of(stdout), columns_max);
+}
+
 /// Draws at every event, and once a second for the counters, until the daemon or the reader ends.
 int watch_workers(const Session& session) {
     ControlClient control = session.connect();
@@ -77,11 +82,9 @@ int watch_workers(const Session& session) {
         interrupted = true;
     });
     const bool redraw = is_terminal(stdout);
-    const Style style = Style::of(stdout);
     for (;;) {
         const Answer status = control.call("fleet.status", {}, limits::renewal).value();
-        const std::string picture = render_workers(array_member(status.result, "models"), style);
-        print((redraw ? "\x1b[H\x1b[2J" : "") + picture + (redraw ? "" : "\n"));
+        print((redraw ? "\x1b[H\x1b[2J" : "") + workers_text(status.result) + (redraw ? "" : "\n"));
         if (std::exchange(interrupted, false)) {
             interruption.ask();
             interruption.tell(session, "changes");
@@ -170,8 +173,7 @@ int show_events(const Session& session, const Events& events) {
 
 int show_workers(const Session& session) {
     const json::value status = session.ask("fleet.status");
-    const json::array& rows = array_member(status, "models");
-    return session.json ? print_json(rows) : print(render_workers(rows, Style::of(stdout)));
+    return session.json ? print_json(array_member(status, "models")) : print(workers_text(status));
 }
 
 }  // namespace

@@ -46,14 +46,20 @@ std::string gpus_text(const json::value& info) {
     return all.empty() ? "none" : all;
 }
 
-/// The most that a process of the model held on its device: what the next load is planned with.
-std::string measured_text(const json::value* memory) {
+/// The most that a process of the model held on its device, which plans its next load: "275.2 MiB", of one that
+/// took more than was estimated "275.2 MiB (+10 %)".
+Table::Cell measured_cell(const json::value* memory) {
     const json::value* measured = memory != nullptr ? member(*memory, "measured") : nullptr;
     const json::value* device = measured != nullptr ? member(*measured, "device") : nullptr;
     std::int64_t most = 0;
     for (const char* when : {"at_ready", "load_peak", "serving_peak"})
         if (device != nullptr) most = std::max(most, integer_member(*device, when).value_or(0));
-    return most > 0 ? bytes_text(static_cast<std::uint64_t>(most)) : "-";
+    if (most <= 0) return "-";
+    const std::string size = bytes_text(static_cast<std::uint64_t>(most));
+    const std::int64_t estimated = integer_member(*memory, "estimated").value_or(0);
+    if (estimated <= 0 || most <= estimated) return size;
+    const double more = 100.0 * static_cast<double>(most - estimated) / static_cast<double>(estimated);
+    return {fmt::format("{} (+{:.0f} %)", size, std::max(more, 1.0)), Colour::yellow};
 }
 
 /// Returns `generate` of a row or of `why`; null if the model does not generate.
@@ -165,19 +171,22 @@ json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics)
     return all;
 }
 
-std::string render_workers(const json::array& rows, Style style) {
+namespace {
+
+Table workers_table(const json::array& rows, bool figures) {
     const bool noted = std::ranges::any_of(rows, [](const auto& row) { return !text_member(row, "note").empty(); });
     const bool generating = std::ranges::any_of(rows, [](const auto& row) { return generate_of(row) != nullptr; });
     const bool near = std::ranges::any_of(rows, [](const auto& row) { return !near_text(row).empty(); });
-    const bool estimated = std::ranges::any_of(rows, [](const auto& row) {
-        const json::value* memory = member(row, "memory");
-        return memory != nullptr && integer_member(*memory, "estimated").has_value();
-    });
+    figures = figures && std::ranges::any_of(rows, [](const auto& row) {
+                  const json::value* memory = member(row, "memory");
+                  return memory != nullptr &&
+                         (integer_member(*memory, "estimated") || measured_cell(memory).text != "-");
+              });
     std::vector<Table::Column> columns{{"MODEL"},        {"REPLICA", true},  {"STATE"},           {"PID", true},
                                        {"DEVICE"},       {"HOST", true},     {"GPU", true},       {"REQUESTS", true},
                                        {"ERRORS", true}, {"RESTARTS", true}, {"GENERATION", true}};
     if (generating) columns.insert(columns.end(), {{"SLOTS", true}, {"TOKENS/S", true}});
-    if (estimated) columns.insert(columns.end(), {{"ESTIMATED", true}, {"MEASURED", true}});
+    if (figures) columns.insert(columns.end(), {{"ESTIMATED", true}, {"MEASURED", true}});
     if (near) columns.push_back({"FILES"});
     if (noted) columns.push_back({"NOTE"});
     Table table{std::move(columns)};
@@ -199,16 +208,23 @@ std::string render_workers(const json::array& rows, Style style) {
             cells.push_back({generate != nullptr ? slots_text(*generate) : "-"});
             cells.push_back({generate != nullptr ? rate_text(*generate) : "-"});
         }
-        if (estimated) {
+        if (figures) {
             const json::value* memory = member(row, "memory");
             cells.push_back({memory != nullptr ? bytes_or_dash(*memory, "estimated") : "-"});
-            cells.push_back({measured_text(memory)});
+            cells.push_back(measured_cell(memory));
         }
         if (near) cells.push_back({std::string{near_text(row)}});
         if (noted) cells.push_back({text_member(row, "note"), Colour::yellow});
         table.row(std::move(cells));
     }
-    return table.text(style);
+    return table;
+}
+
+}  // namespace
+
+std::string render_workers(const json::array& rows, Style style, std::size_t columns_max) {
+    const Table table = workers_table(rows, true);
+    return (table.width() <= columns_max ? table : workers_table(rows, false)).text(style);
 }
 
 std::string render_loaded(const json::array& models, Style style) {

@@ -42,7 +42,9 @@ namespace bulkhead::cli {
 /// `errors`, or `warnings`, of the output of `validate --json`.
 [[nodiscard]] boost::json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics);
 
-[[nodiscard]] std::string render_workers(const boost::json::array& rows, Style style);
+/// Leaves out the columns of estimated and measured memory where the table would be wider than `columns_max`.
+[[nodiscard]] std::string render_workers(const boost::json::array& rows, Style style,
+                                         std::size_t columns_max = std::string::npos);
 [[nodiscard]] std::string render_loaded(const boost::json::array& models, Style style);
 [[nodiscard]] std::string render_receipts(const boost::json::array& receipts, Style style);
 [[nodiscard]] std::string render_info(const boost::json::value& info, Style style);

@@ -66,13 +66,24 @@ void Table::row(std::vector<Cell> cells) {
     rows_.push_back(std::move(cells));
 }
 
-std::string Table::text(Style style) const {
+std::vector<std::size_t> Table::widths() const {
     std::vector<std::size_t> widths;
     for (std::size_t column = 0; column < columns_.size(); ++column) {
         std::size_t width = width_of(columns_[column].heading);
         for (const auto& cells : rows_) width = std::max(width, width_of(cells[column].text));
         widths.push_back(width);
     }
+    return widths;
+}
+
+std::size_t Table::width() const {
+    std::size_t sum = 0;
+    for (const std::size_t width : widths()) sum += width + 2;
+    return sum - std::min<std::size_t>(sum, 2);
+}
+
+std::string Table::text(Style style) const {
+    const std::vector<std::size_t> widths = this->widths();
     std::string out;
     const auto add = [&](std::size_t column, std::string_view text, Colour colour) {
         const std::string padding(widths[column] - width_of(text), ' ');

@@ -48,8 +48,10 @@ public:
     /// Adds a row with one cell per column; makes the cells printable.
     void row(std::vector<Cell> cells);
     [[nodiscard]] std::string text(Style style) const;
+    [[nodiscard]] std::size_t width() const;
 
 private:
+    [[nodiscard]] std::vector<std::size_t> widths() const;
     std::vector<Column> columns_;
     std::vector<std::vector<Cell>> rows_;
 };

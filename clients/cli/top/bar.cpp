@@ -25,9 +25,9 @@ std::string labelled(const std::string& label, std::size_t columns, const char* 
 }  // namespace
 
 Fills Fills::of(bool colours, bool utf8) {
-    if (colours) return {" ", " ", " ", " ", utf8 ? "·" : "."};
-    if (utf8) return {"█", "▒", "░", "▞", "·"};
-    return {"=", "+", "~", "#", "."};
+    if (colours) return {" ", " ", " ", " ", " ", " ", utf8 ? "·" : "."};
+    if (utf8) return {"█", "▒", "░", "▄", "╱", "▞", "·"};
+    return {"=", "+", "~", "-", ":", "#", "."};
 }
 
 std::vector<std::size_t> share_out(const std::vector<std::uint64_t>& bytes, std::uint64_t whole, std::size_t columns) {
@@ -49,7 +49,10 @@ std::vector<std::size_t> share_out(const std::vector<std::uint64_t>& bytes, std:
 Line bar_of(const DeviceRow& device, std::size_t columns, const Fills& fills, bool utf8) {
     std::vector<std::uint64_t> bytes;
     for (const Part& part : device.parts) bytes.push_back(part.bytes);
-    bytes.push_back(device.crowding());
+    const std::uint64_t others = device.crowding(device.others);
+    const std::size_t blanks = bytes.size();
+    const std::size_t kept = blanks + 1;
+    bytes.insert(bytes.end(), {device.blanks, device.crowding(device.others + device.kept()) - others, others});
     const std::vector<std::size_t> shares = share_out(bytes, device.limit, columns);
 
     Line line;
@@ -69,8 +72,10 @@ Line bar_of(const DeviceRow& device, std::size_t columns, const Fills& fills, bo
             break;
         }
     }
+    line.add(labelled("blanks", shares[blanks], fills.blanks, utf8), Ink::blanks);
     const std::size_t used = std::accumulate(shares.begin(), shares.end(), std::size_t{0});
     line.add(repeated(fills.free, columns - used), Ink::free);
+    line.add(labelled("kept", shares[kept], fills.kept, utf8), Ink::kept);
     line.add(labelled("others", shares.back(), fills.others, utf8), Ink::others);
     return line;
 }

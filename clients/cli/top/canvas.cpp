@@ -19,6 +19,8 @@ std::string_view code_of(Ink ink) {
     case Ink::resident_next: return "30;46";
     case Ink::reserved: return "30;43";
     case Ink::reclaiming: return "37;45";
+    case Ink::blanks: return "37;44";
+    case Ink::kept: return "30;47";
     case Ink::others: return "97;100";
     case Ink::free: return "90";
     }

@@ -20,6 +20,8 @@ enum class Ink : std::uint8_t {
     resident_next,
     reserved,
     reclaiming,
+    blanks,
+    kept,
     others,
     free,
 };

@@ -56,8 +56,11 @@ Line legend(const DeviceRow& device, std::size_t indent, const View& view) {
     add(fills.resident, Ink::resident, "resident", device.sum(Part::Kind::resident));
     add(fills.reserved, Ink::reserved, "reserved", device.sum(Part::Kind::reserved));
     add(fills.reclaiming, Ink::reclaiming, "reclaiming", device.sum(Part::Kind::reclaiming));
-    add(fills.others, Ink::others, "others'", device.others);
+    add(fills.blanks, Ink::blanks, "blanks", device.blanks);
     add(fills.free, Ink::free, "free", device.free());
+    add(fills.kept, Ink::kept, "promised", device.promised);
+    add(fills.kept, Ink::kept, "margin", device.margin);
+    add(fills.others, Ink::others, "others'", device.others);
     return line;
 }
 
@@ -88,11 +91,9 @@ Frame devices(const Screen& screen, std::size_t lines_max, const View& view) {
     const std::size_t lines_each = all.empty() ? 0 : lines_max / all.size();
     Frame frame;
     for (const DeviceRow& device : all) {
-        const std::uint64_t used = device.sum(Part::Kind::resident) + device.sum(Part::Kind::reserved) +
-                                   device.sum(Part::Kind::reclaiming);
         const std::string figure = view.columns >= wide
-                                       ? fmt::format("{} of {}", bytes_text(used), bytes_text(device.limit))
-                                       : fmt::format("{}/{}", size_text(used), size_text(device.limit));
+                                       ? fmt::format("{} of {}", bytes_text(device.used()), bytes_text(device.limit))
+                                       : fmt::format("{}/{}", size_text(device.used()), size_text(device.limit));
         const std::size_t around = indent + 4 + figure.size();
         Line line{device.name, device.trouble.empty() ? Ink::strong : Ink::bad};
         line.pad_to(indent);
@@ -147,6 +148,8 @@ constexpr std::array help_lines{
     "s  sort by the next column     S  the other way round     q  quit",
     "",
     "A bar is what the daemon may use of a device; others are in it as far as they leave less than that.",
+    "reserved: granted to loads     blanks: processes that wait for a model, the first to go",
+    "kept: promised to others who asked for room, and the margin of `limits`",
     "REQ/S, TOK/S   since the last second",
     "P50, P99       of the last requests; of a model that generates, of its steps",
     "QUEUE          requests in its queue, + callers that wait until it is loaded",

@@ -58,7 +58,9 @@ DeviceRow device_of(const json::value& ledger) {
     device.total = bytes_of(ledger, "total");
     device.limit = bytes_of(ledger, "limit");
     device.margin = bytes_of(ledger, "margin");
+    device.promised = bytes_of(ledger, "promised");
     device.others = bytes_of(ledger, "foreign");
+    device.blanks = bytes_of(ledger, "blanks");
     for (const json::value& worker : array_member(ledger, "workers")) {
         const std::string holds = text_member(worker, "holds");
         device.parts.push_back({holds == "reserved"     ? Part::Kind::reserved
@@ -70,15 +72,16 @@ DeviceRow device_of(const json::value& ledger) {
 }
 
 /// Makes the row of a device without a ledger: its workers' present use; the rest of the used memory is others'.
-DeviceRow device_of(std::string name, std::uint64_t total, std::uint64_t used, const std::vector<WorkerRow>& workers) {
+DeviceRow device_of(std::string name, std::uint64_t total, std::uint64_t used, std::uint64_t blanks,
+                    const std::vector<WorkerRow>& workers) {
     DeviceRow device;
     device.name = std::move(name);
     device.total = device.limit = total;
+    device.blanks = blanks;
     for (const WorkerRow& worker : workers)
         if (worker.device == device.name && worker.bytes.value_or(0) > 0)
             device.parts.push_back({Part::Kind::resident, worker.name, *worker.bytes});
-    const std::uint64_t ours = device.sum(Part::Kind::resident);
-    device.others = used > ours ? used - ours : 0;
+    device.others = used > device.used() ? used - device.used() : 0;
     return device;
 }
 
@@ -104,15 +107,18 @@ std::uint64_t DeviceRow::sum(Part::Kind kind) const {
     return sum;
 }
 
-std::uint64_t DeviceRow::crowding() const {
+std::uint64_t DeviceRow::crowding(std::uint64_t bytes) const {
     const std::uint64_t elsewhere = total > limit ? total - limit : 0;
-    return others + margin > elsewhere ? std::min(others + margin - elsewhere, limit) : 0;
+    return bytes > elsewhere ? std::min(bytes - elsewhere, limit) : 0;
+}
+
+std::uint64_t DeviceRow::used() const {
+    return sum(Part::Kind::resident) + sum(Part::Kind::reserved) + sum(Part::Kind::reclaiming) + blanks;
 }
 
 std::uint64_t DeviceRow::free() const {
-    const std::uint64_t used =
-        sum(Part::Kind::resident) + sum(Part::Kind::reserved) + sum(Part::Kind::reclaiming) + crowding();
-    return limit > used ? limit - used : 0;
+    const std::uint64_t taken = used() + crowding(others + kept());
+    return limit > taken ? limit - taken : 0;
 }
 
 Snapshot Sampler::take(const Answers& answers, MachineMemory machine, std::int64_t time_ms) {
@@ -150,13 +156,13 @@ Snapshot Sampler::take(const Answers& answers, MachineMemory machine, std::int64
     if (find("cpu") == snapshot.devices.end() && machine.total > 0)
         snapshot.devices.insert(snapshot.devices.begin(),
                                 device_of("cpu", machine.total, machine.total - std::min(machine.available, machine.total),
-                                          snapshot.workers));
+                                          bytes_of(answers.memory, "blanks_on_host"), snapshot.workers));
     for (const json::value& gpu : array_member(answers.gpus, "gpus")) {
         const std::string name = "cuda:" + text_member(gpu, "index");
         if (find(name) == snapshot.devices.end()) {
             const std::uint64_t total = bytes_of(gpu, "total_bytes");
             snapshot.devices.push_back(
-                device_of(name, total, total - std::min(bytes_of(gpu, "free_bytes"), total), snapshot.workers));
+                device_of(name, total, total - std::min(bytes_of(gpu, "free_bytes"), total), 0, snapshot.workers));
         }
         add_gpu(*find(name), gpu);
     }

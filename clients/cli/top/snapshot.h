@@ -54,17 +54,22 @@ struct DeviceRow {
     std::string description;  ///< of a GPU; else empty
     std::uint64_t total = 0;
     std::uint64_t limit = 0;  ///< bytes that the daemon may use; `total` without a limit
-    std::uint64_t margin = 0;  ///< kept free for others
+    std::uint64_t margin = 0;    ///< kept free for others
+    std::uint64_t promised = 0;  ///< freed for others, not taken yet
     std::uint64_t others = 0;
+    std::uint64_t blanks = 0;  ///< of processes that wait for a model
     std::vector<Part> parts;  ///< by kind as in `Kind`, in the order of the models
     std::string trouble;      ///< why it is lost, failing or quarantined
     std::optional<double> clock_mhz, power_w, temperature_c, utilization_percent;
     std::vector<std::string> throttled;  ///< reasons
 
     [[nodiscard]] std::uint64_t sum(Part::Kind kind) const;
-    /// Bytes of the daemon's share that others use, or that the margin keeps for them.
-    [[nodiscard]] std::uint64_t crowding() const;
-    /// Bytes that a load could have.
+    [[nodiscard]] std::uint64_t kept() const { return margin + promised; }
+    /// By how much `bytes` that are not for the daemon reduce its share: they take the rest of the device first.
+    [[nodiscard]] std::uint64_t crowding(std::uint64_t bytes) const;
+    /// Bytes of the daemon's share in use.
+    [[nodiscard]] std::uint64_t used() const;
+    /// Bytes that a load could have without ending a blank.
     [[nodiscard]] std::uint64_t free() const;
 };
 

@@ -95,6 +95,18 @@ TEST(Workers, ShowWhatWasEstimatedBesideWhatWasMeasured) {
     EXPECT_THAT(text, HasSubstr("         -         -\n"));
 }
 
+TEST(Workers, TellThatMoreWasMeasuredThanEstimatedWhereThereIsRoomForIt) {
+    const auto rows =
+        table_of(R"([{"model":"a","memory":{"estimated":104857600,"measured":{"device":{"at_ready":115343360}}}},
+                    {"model":"b","memory":{"estimated":null,"measured":{"device":{"at_ready":1048576}}}}])");
+    const std::string text = render_workers(rows, plain);
+    EXPECT_THAT(text, HasSubstr(" 100.0 MiB  110.0 MiB (+10 %)\n"));
+    EXPECT_THAT(text, HasSubstr("         -            1.0 MiB\n"));
+    const std::size_t width = text.find('\n');
+    EXPECT_EQ(render_workers(rows, plain, width), text);
+    EXPECT_THAT(render_workers(rows, plain, width - 1), Not(HasSubstr("MEASURED")));
+}
+
 constexpr const char* generate =
     R"({"slots":4,"active":2,"queued":3,"tokens":320,"prefill_tokens":80,"reused_tokens":16,"moves":5,"copies":1,
         "tokens_per_second":26.14,"step_ms":{"last":38.04,"p50":37.9,"p99":39.2},

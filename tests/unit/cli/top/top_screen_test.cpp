@@ -188,7 +188,7 @@ TEST(TopFrame, LooksLikeThis) {
     EXPECT_THAT(lines_of(draw(screen, {.columns = 80, .rows = 14})), ElementsAre(
         "bulkhead top  2 of 4 ready, 3.2 requests/s, 3 wait",
         "cpu  [=voice-1============~voice-2~~~~~~~~~~~~~........] 501.0 MiB of 600.0 MiB",
-        "     = resident 251M  ~ reclaiming 250M  # others' 2.0G  . free 99M",
+        "     = resident 251M  ~ reclaiming 250M  . free 99M  # others' 2.0G",
         "  MODEL     STATE        DEVICE    MEM   REQ/S     P99  QUEUE   IDLE   UNLOAD",
         "> voice-1   busy         cpu      251M     3.2   340ms      2      -        -",
         "  voice-2   ready        cpu      250M       0       -      0    30s   in 90s",

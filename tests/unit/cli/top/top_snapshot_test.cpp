@@ -75,8 +75,25 @@ TEST(TopSampler, ReadsTheLedgerWhereThereIsOne) {
     const DeviceRow cpu = sampler.take({status(0), memory, {}}, {5 * mib, mib}, 0).devices.at(0);
     EXPECT_EQ(cpu.sum(Part::Kind::resident), 200 * mib);
     EXPECT_EQ(cpu.sum(Part::Kind::reserved), 100 * mib);
-    EXPECT_EQ(cpu.crowding(), 100 * mib) << "500 of others, 400 of it beside the limit";
+    EXPECT_EQ(cpu.crowding(cpu.others), 100 * mib) << "500 of others, 400 of it beside the limit";
     EXPECT_EQ(cpu.free(), 200 * mib);
+}
+
+TEST(TopSampler, CountsBlanksAndWhatIsKeptForOthersAsNotFree) {
+    Sampler sampler;
+    const json::value memory = {{"devices",
+                                 {{{"device", "cpu"},
+                                   {"total", 1000 * mib},
+                                   {"limit", 600 * mib},
+                                   {"margin", 50 * mib},
+                                   {"promised", 100 * mib},
+                                   {"foreign", 300 * mib},
+                                   {"blanks", 60 * mib},
+                                   {"workers", {{{"model", "a"}, {"holds", "resident"}, {"bytes", 200 * mib}}}}}}}};
+    const DeviceRow cpu = sampler.take({status(0), memory, {}}, {}, 0).devices.at(0);
+    EXPECT_EQ(cpu.used(), 260 * mib);
+    EXPECT_EQ(cpu.crowding(cpu.others + cpu.kept()), 50 * mib) << "450 not for the daemon, 400 of it beside the limit";
+    EXPECT_EQ(cpu.free(), 290 * mib);
 }
 
 TEST(TopSampler, WithoutALedgerOthersAreWhatIsUsedBesideTheWorkers) {
@@ -85,6 +102,10 @@ TEST(TopSampler, WithoutALedgerOthersAreWhatIsUsedBesideTheWorkers) {
     ASSERT_EQ(now.devices.size(), 1U);
     EXPECT_EQ(now.devices[0].sum(Part::Kind::resident), 100 * mib);
     EXPECT_EQ(now.devices[0].others, 600 * mib);
+    const json::value memory = json::object{{"blanks_on_host", 60 * mib}};
+    const DeviceRow cpu = sampler.take({status(0), memory, {}}, {1000 * mib, 300 * mib}, 0).devices.at(0);
+    EXPECT_EQ(cpu.blanks, 60 * mib);
+    EXPECT_EQ(cpu.others, 540 * mib);
 }
 
 TEST(TopSampler, TakesAGpusSensorsAndTrouble) {
@@ -131,6 +152,9 @@ TEST(TopBar, ShowsWhoseEachPartIs) {
     device.parts = {{Part::Kind::resident, "minilm", 30}, {Part::Kind::reserved, "b", 10}};
     EXPECT_EQ(bar_of(device, 40, Fills::of(false, false), false).text(), "=minilm=====+b++................#others#");
     EXPECT_EQ(bar_of(device, 20, Fills::of(false, true), true).text(), "█min…█▒▒········▞o…▞");
+    device.blanks = 20;
+    device.promised = 15;
+    EXPECT_EQ(bar_of(device, 40, Fills::of(false, false), false).text(), "=minilm=====+b++-blanks-..:kept:#others#");
 }
 
 TEST(TopNumbers, AreShort) {

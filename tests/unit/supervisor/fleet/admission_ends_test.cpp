@@ -201,6 +201,7 @@ TEST_F(AdmissionEndsTest, EachOfThoseWhoAskForRoomGetsTheReceiptsOfAllThatWent) 
         ASSERT_EQ(one.receipts.size(), 2U);
         EXPECT_EQ(one.receipts[0].worker.model, "a");
     }
+    EXPECT_EQ(books("cuda:0", "promised"), 8 * gb) << "kept for them until they take it";
 }
 
 TEST_F(AdmissionEndsTest, AnEndThatNobodyTimedLeavesWhatIsKnownOfTheModelsEnds) {

@@ -39,20 +39,22 @@ const ReplicaId* ended_by(const Event& event) {
 void Invariants::check_use(const Event& event) {
     const std::vector<Holding> before = std::exchange(holdings_, world_.holdings());
     const ReplicaId* measured = measured_by(event);
+    measured_more_ = false;
     for (const DeviceLedger& books : ledger_) {
-        const Bytes used = books.used();
-        const bool is_over = used > 0 && (books.lost || used > books.limit ||
-                                          used + books.foreign + books.margin > books.total);
-        if (!is_over) continue;
         Bytes allowed = 0;
         for (const Holding& one : before) allowed += part(one, books.id);
         for (const Holding& one : holdings_) {
             if (measured == nullptr || one.who != *measured) continue;
             const auto was = std::ranges::find(before, one.who, &Holding::who);
             const Bytes held_before = was == before.end() ? 0 : part(*was, books.id);
-            allowed += std::max(part(one, books.id), held_before) - held_before;
+            if (part(one, books.id) <= held_before) continue;
+            allowed += part(one, books.id) - held_before;
+            measured_more_ = true;
         }
-        if (used > allowed)
+        const Bytes used = books.used();
+        const bool is_over = used > 0 && (books.lost || used > books.limit ||
+                                          used + books.foreign + books.margin > books.total);
+        if (is_over && used > allowed)
             return fail(fmt::format("{} is over its limit, and what the fleet holds of it grew from {} to {}", books.id,
                                     allowed, used));
     }
@@ -64,8 +66,8 @@ void Invariants::check_use(const Event& event) {
 /// So there are at most as many swaps as waits and such events, and of models that are always in use and of one rank
 /// each swap is followed by a turn of 4 times its length, or of a minute.
 void Invariants::check_thrash(const Event& event, const Actions& actions) {
-    const bool changed = std::holds_alternative<event::Foreign>(event) || std::holds_alternative<event::Device>(event) ||
-                         std::holds_alternative<event::Declared>(event);
+    const bool changed = measured_more_ || std::holds_alternative<event::Foreign>(event) ||
+                         std::holds_alternative<event::Device>(event) || std::holds_alternative<event::Declared>(event);
     const auto is_asked_for = [&](const std::vector<std::string>& unit) {
         return std::ranges::any_of(world_.tickets, [&](const auto& ticket) {
             return std::ranges::find(unit, ticket.second) != unit.end();

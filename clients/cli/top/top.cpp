@@ -202,7 +202,7 @@ private:
     Screen screen_;
     KeyReader keys_;
     Clock::time_point keys_came_at_{};
-    bool at_once_ = true;   ///< draw without delay
+    bool at_once_ = false;  ///< draw without delay; before the first answer there is nothing to draw
     bool changed_ = false;  ///< draw after `redraw_pause`
     Clock::time_point drawn_at_{};
     std::optional<int> ended_;  ///< by this signal; 0: by the user

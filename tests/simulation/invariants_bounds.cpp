@@ -67,7 +67,9 @@ void Invariants::check_use(const Event& event) {
 /// each swap is followed by a turn of 4 times its length, or of a minute.
 void Invariants::check_thrash(const Event& event, const Actions& actions) {
     const bool changed = measured_more_ || std::holds_alternative<event::Foreign>(event) ||
-                         std::holds_alternative<event::Device>(event) || std::holds_alternative<event::Declared>(event);
+                         std::holds_alternative<event::Device>(event) ||
+                         std::holds_alternative<event::Declared>(event) ||
+                         std::holds_alternative<event::ReclaimAsked>(event);  // with the margin it may take a place
     const auto is_asked_for = [&](const std::vector<std::string>& unit) {
         return std::ranges::any_of(world_.tickets, [&](const auto& ticket) {
             return std::ranges::find(unit, ticket.second) != unit.end();

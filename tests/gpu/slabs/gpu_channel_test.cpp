@@ -290,23 +290,6 @@ TEST_F(GpuChannel, AStreamThatADeadClientHoldsForEverEndsItsWorkerWithThatReason
     EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(4)));
 }
 
-TEST_F(GpuChannel, AStreamThatAStalledClientHoldsIsNotBlamedOnTheNextRequest) {
-    start("deadlines: {request: 200ms}");
-    CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
-    ASSERT_EQ(client.ask("stream block"), "ok");
-    ASSERT_EQ(client.ask("channel hold m"), "ok");
-    Channel next = open();
-    {
-        Channel other = open();
-        const Input freed = input_on_gpu(other);
-    }
-
-    EXPECT_FALSE(infer_float(next, "x", four, dims_four)) << "its copies are queued behind the client's";
-
-    await_restart();
-    EXPECT_THAT(daemon->why("m"), HasSubstr("freeing slabs of channel"));
-}
-
 TEST_F(GpuChannel, AWaitThatTheDriverDoesNotReturnFromHoldsUpItsRequestAlone) {
     if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver keeps such a call on demand";
     echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_WAITS_BLOCK: \"1\"";

@@ -183,7 +183,10 @@ protected:
         stalled->infer(3, "echo", {input(own_event)});
         stalled->expect_result(3);
     }
-    void TearDown() override { its_gpu.ask("stream unblock"); }
+    void TearDown() override {
+        its_gpu.ask("stream unblock");
+        its_gpu.ask("stream synchronize");  // what it recorded is reached before it ends
+    }
 
     std::optional<TestClient> open_with_slab() {
         std::optional<TestClient> client{introduce()};

@@ -224,7 +224,8 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     const generation::Engine* const generator = model_->generator();
     const std::uint32_t in_flight_max =
         channel_in_flight_max(spec_, generator != nullptr ? generator->shape().slots : 0);
-    gpu_jobs_.emplace(io_, executor_, options_.page, spec_.deadlines.request, [this](const Error& error) {
+    const milliseconds gpu_deadline = spec_.deadlines.request + limits::overrun_grace;
+    gpu_jobs_.emplace(io_, executor_, options_.page, gpu_deadline, [this](const Error& error) {
         spdlog::critical("{}", error.text());
         leave(1);
     });

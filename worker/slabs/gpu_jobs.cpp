@@ -9,9 +9,9 @@ namespace bulkhead::worker {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-GpuJobs::GpuJobs(boost::asio::io_context& io, Executor& executor, StatusPage* page, milliseconds request_deadline,
+GpuJobs::GpuJobs(boost::asio::io_context& io, Executor& executor, StatusPage* page, milliseconds deadline,
                  std::function<void(const Error&)> stuck)
-    : executor_{executor}, page_{page}, deadline_{request_deadline}, stuck_{std::move(stuck)},
+    : executor_{executor}, page_{page}, deadline_{deadline}, stuck_{std::move(stuck)},
       next_look_{io, [this] { return look(); }} {}
 
 void GpuJobs::post(std::string what, Executor::Job job) {

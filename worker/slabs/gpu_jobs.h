@@ -22,14 +22,14 @@ namespace bulkhead::worker {
 ///
 /// The GPU may never end its work: a wait for an event of a client that died before it recorded the event lasts for ever
 /// (H200, driver 580), a wait for a client that stalls lasts as long, and no call cancels one. So the first job that has
-/// run for a request deadline calls `stuck`, and the process must end.
+/// run for `deadline` calls `stuck`, and the process must end.
 ///
 /// Thread  the event loop, which calls no driver: the call might not return either. Must outlive the executor's jobs
 class GpuJobs {
 public:
     /// `page` may be null. `stuck` is called once.
-    GpuJobs(boost::asio::io_context& io, Executor& executor, StatusPage* page,
-            std::chrono::milliseconds request_deadline, std::function<void(const Error&)> stuck);
+    GpuJobs(boost::asio::io_context& io, Executor& executor, StatusPage* page, std::chrono::milliseconds deadline,
+            std::function<void(const Error&)> stuck);
 
     /// `what` names the job in the error and on the page: "freeing slabs of channel 3".
     void post(std::string what, Executor::Job job);

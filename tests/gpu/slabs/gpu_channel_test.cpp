@@ -325,6 +325,7 @@ TEST_F(GpuChannel, AClientThatDiesLetsGoByDying) {
     const auto hold = [&] {
         CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
         EXPECT_EQ(client.ask("channel hold m"), "ok");
+        EXPECT_EQ(client.ask("stream synchronize"), "ok");  // else the worker waits for its event for ever
         EXPECT_GT(memfds_mapped(worker), mapped);
         client.kill();
     };

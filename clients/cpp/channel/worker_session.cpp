@@ -274,7 +274,6 @@ std::vector<wire::LeaseRef> WorkerSession::pack_releases(std::vector<std::byte>&
     const bool packs = (welcome_->features & wire::feature_packing) != 0 && !transport_.has_rings();
     if (!packs || releases_.empty() || releases_.size() > limits::release_batch) return {};
     const std::vector<std::byte> release = channel::encode(channel::Release{releases_});
-    if (release.size() + request.size() > packet_bytes_max) return {};
     request.insert(request.begin(), release.begin(), release.end());
     return std::exchange(releases_, {});
 }

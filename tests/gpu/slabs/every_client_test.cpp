@@ -328,7 +328,11 @@ TYPED_TEST(EveryClient, AnOutputOutlivesItsWorkerAsATensorOfAnotherLibraryToo) {
 
     ::kill(this->daemon->pid("m"), SIGKILL);
 
-    EXPECT_EQ(this->infer(channel, input, true).has_value(), !TypeParam::on_gpu) << "an input on the GPU is not sent once more";
+    const Result<Reply> again = this->infer(channel, input, true);
+    EXPECT_EQ(again.has_value(), !TypeParam::on_gpu) << "an input on the GPU is not sent once more";
+    if (!again) {
+        EXPECT_EQ(again.error().code, ErrorCode::worker_lost) << again.error().text();
+    }
     { const auto gone = std::move(channel); }
     EXPECT_EQ(this->read({static_cast<const std::byte*>(output->dl_tensor.data), bytes}), data);
 }

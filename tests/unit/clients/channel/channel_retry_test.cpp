@@ -404,14 +404,24 @@ TYPED_TEST(ChannelRetry, AWorkerThatIsDeadWhenItIsIntroducedIsAskedForOnceMore) 
     }};
     FakeDaemon daemon{[&](FakeDaemon& d) {
         introduce(d, first);
-        introduce(d, dead);
-        introduce(d, third);
+        const auto left = [](const boost::json::object& asked) { return asked.at("params").at("deadline_ms").as_int64(); };
+        const auto asked = d.next_request("channel.open");
+        const auto asked_at = std::chrono::steady_clock::now();
+        while (std::chrono::steady_clock::now() < asked_at + 1ms) std::this_thread::yield();
+        const UniqueFd end = dead.client_end();
+        const std::array<int, 1> fds{end.get()};
+        d.answer(asked, {{"fds", 1}, {"stateful", false}}, fds);
+        const auto again = d.next_request("channel.open");
+        EXPECT_LT(left(again), left(asked)) << "the first worker took of the request's deadline";
+        const UniqueFd third_end = third.client_end();
+        const std::array<int, 1> third_fds{third_end.get()};
+        d.answer(again, {{"fds", 1}, {"stateful", false}}, third_fds);
         d.await_hang_up();
     }};
     TypeParam channel = opened<TypeParam>(daemon);
     const Input x = filled(channel, {});
 
-    EXPECT_TRUE(channel.infer(retry_safe(only(x))));
+    EXPECT_TRUE(channel.infer(retry_safe(only(x), 20s)));
 }
 
 TYPED_TEST(ChannelRetry, AWorkerThatDiedBetweenTwoRequestsIsReplacedByARetrySafeOne) {

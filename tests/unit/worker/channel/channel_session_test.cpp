@@ -1,4 +1,6 @@
 #include "tests/unit/worker/loop_harness.h"
+#include "worker/channel/token_streams.h"
+#include "worker/generation/request_limits.h"
 #include "worker/loop/limits.h"
 
 namespace bulkhead::worker::test {
@@ -206,6 +208,18 @@ TEST_F(ChannelTest, KeepsTheSlabsOfAClientThatIsGoneUntilItsRequestHasEnded) {
     EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 3"}));
     const std::lock_guard lock{log->mutex};
     EXPECT_EQ(log->unregistered, 2);
+}
+
+TEST(TokenStreams, APartThatIsTakenStartsTheWaitOfTheRestAgain) {
+    TokenStreams streams;
+    streams.add(1, 1, std::vector<std::int32_t>(generation::limits::part_tokens_max + 1));
+    const Clock::time_point since = streams.unread_since().value();
+    while (Clock::now() <= since) {
+    }
+
+    ASSERT_TRUE(streams.take_part());
+
+    EXPECT_GT(streams.unread_since().value(), since) << "a slow reader is no client that reads nothing";
 }
 
 }  // namespace

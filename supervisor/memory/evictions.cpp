@@ -84,11 +84,13 @@ void part_exclusive_groups(State& state, Time now) {
             };
             std::vector<Member> members;
             std::vector<std::pair<const Candidate*, const Model*>> here;
+            bool is_known = true;  // which of them are in use
             for (const Candidate& one : survey->candidates()) {
                 const Slot& slot = *one.slots.front();
                 const bool is_of_group = slot.model == of_group || exclude_each_other(*slot.model, *of_group);
                 if (!is_of_group || slot.device != device || !stays(slot)) continue;
                 here.emplace_back(&one, slot.model);
+                is_known = is_known && !slot.is_presumed_busy;
                 const Member mine{slot.model,
                                   one.pinned,
                                   one.starting ? 2 : survey->use_of(one),
@@ -101,7 +103,7 @@ void part_exclusive_groups(State& state, Time now) {
                 else if (known->rank() < mine.rank())
                     *known = mine;
             }
-            if (members.size() < 2) continue;  // the others are going
+            if (members.size() < 2 || !is_known) continue;  // the others are going, or will say so at once
             const Member kept = *std::ranges::max_element(members, {}, &Member::rank);
             for (const auto& [one, model] : here) {
                 if (model == kept.model || one->pinned || one->starting) continue;

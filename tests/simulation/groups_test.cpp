@@ -121,6 +121,8 @@ TEST_F(MemoryGroups, ThatANextSupervisorFindsAreKeptApartOnceItKnowsWhatIsBusy) 
         last = next.on(adopted, now);
         EXPECT_TRUE(last.empty());
     }
+    last = next.on(event::InFlight{{"b", 0}, 1}, now);
+    EXPECT_TRUE(last.empty()) << "a has not said yet that it is idle";
     last = next.on(event::InFlight{{"a", 0}, 0}, now);
     ASSERT_EQ(last.size(), 1U);
     EXPECT_EQ(std::get<action::Evict>(last[0]).who.text(), "a/0");

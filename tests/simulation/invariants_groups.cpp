@@ -35,7 +35,7 @@ void Invariants::check_exclusive() {
         if (known->second.group->kind != GroupKind::exclusive) continue;
         if (one.state != At::ready && one.state != At::loading) continue;
         const Victim victim = victim_of({who});
-        const bool may_go = !victim.pinned && !victim.starting && world_.now >= victim.protected_until &&
+        const bool may_go = !victim.pinned && !victim.starting && !one.told.is_adopted && world_.now >= victim.protected_until &&
                             (!victim.in_use || world_.now >= victim.turn_over);
         const auto [all, is_new] = members[{known->second.group->name, one.device}].try_emplace(who.model, true);
         all->second = all->second && may_go && !waits_for_more(who.model);

@@ -20,6 +20,7 @@ Bytes part(const Holding& one, const DeviceId& device) {
 const ReplicaId* measured_by(const Event& event) {
     if (const auto* ready = std::get_if<event::Ready>(&event)) return &ready->who;
     if (const auto* measured = std::get_if<event::Measured>(&event)) return &measured->who;
+    if (const auto* ran_out = std::get_if<event::RanOut>(&event)) return &ran_out->who;
     return nullptr;
 }
 
@@ -34,7 +35,7 @@ const ReplicaId* ended_by(const Event& event) {
 }  // namespace
 
 /// What the fleet holds of a device that is over its limit never grows, but by what one process was measured to hold
-/// beyond its figure. So only three things bring a device over its limit: such a measurement; other programs, also one
+/// beyond its figure, or lacked. So only three things bring a device over its limit: such a measurement; other programs, also one
 /// that takes what was just freed; and a limit that was lowered, or a total.
 void Invariants::check_use(const Event& event) {
     const std::vector<Holding> before = std::exchange(holdings_, world_.holdings());
@@ -95,6 +96,7 @@ void Invariants::check_thrash(const Event& event, const Actions& actions) {
         went_.insert(evict->who);
         if (evict->cause != EvictCause::room || world_.withdrew) continue;
         const auto unit = unit_of(evict->for_whom);
+        if (std::holds_alternative<event::RanOut>(event)) continue;  // for one that is ready, and lacks memory
         const bool has_place = std::ranges::any_of(world_.processes, [&](const auto& one) {
             return (one.second.state == At::placed || one.second.state == At::loading) &&
                    std::ranges::find(unit, one.first.model) != unit.end();

@@ -404,7 +404,11 @@ TYPED_TEST(ChannelRetry, AWorkerThatIsDeadWhenItIsIntroducedIsAskedForOnceMore) 
     }};
     FakeDaemon daemon{[&](FakeDaemon& d) {
         introduce(d, first);
-        const auto left = [](const boost::json::object& asked) { return asked.at("params").at("deadline_ms").as_int64(); };
+        // The asynchronous client asks for all requests that wait, and so without the deadline of one.
+        constexpr bool has_deadline = std::is_same_v<TypeParam, Channel>;
+        const auto left = [](const boost::json::object& asked) {
+            return has_deadline ? asked.at("params").at("deadline_ms").as_int64() : 0;
+        };
         const auto asked = d.next_request("channel.open");
         const auto asked_at = std::chrono::steady_clock::now();
         while (std::chrono::steady_clock::now() < asked_at + 1ms) std::this_thread::yield();
@@ -412,7 +416,7 @@ TYPED_TEST(ChannelRetry, AWorkerThatIsDeadWhenItIsIntroducedIsAskedForOnceMore) 
         const std::array<int, 1> fds{end.get()};
         d.answer(asked, {{"fds", 1}, {"stateful", false}}, fds);
         const auto again = d.next_request("channel.open");
-        EXPECT_LT(left(again), left(asked)) << "the first worker took of the request's deadline";
+        EXPECT_EQ(left(again) < left(asked), has_deadline) << "the first worker took of the request's deadline";
         const UniqueFd third_end = third.client_end();
         const std::array<int, 1> third_fds{third_end.get()};
         d.answer(again, {{"fds", 1}, {"stateful", false}}, third_fds);

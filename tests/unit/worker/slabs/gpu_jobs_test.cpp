@@ -49,6 +49,7 @@ TEST_F(GpuJobsTest, OneThatRunsForTheDeadlineIsToldOnceByItsName) {
     EXPECT_THAT(stuck[0].attempt, testing::StartsWith("freeing slabs of channel 3 waits for the GPU for "));
     EXPECT_STREQ(seen.request.data(), "freeing slabs of channel 3");
     EXPECT_NE(seen.running_since_ns, 0U);
+    executor.stop();  // awaits the job
     EXPECT_EQ(test::page_seen(page->fd()).running_since_ns, 0U);
 }
 

@@ -66,7 +66,7 @@ _seen = -LOOK_AGE_SECONDS
 _rows: list[dict[str, Any]] | Exception = []
 
 
-def ask(method: str, params: dict[str, Any] | None = None, *, deadline: float = LOOK_SECONDS) -> Any:
+def ask(method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None) -> Any:
     """Calls one method, from any thread and without an event loop, for ComfyUI's model management. Raises the client's Error."""
     global _client
     bulkhead = library()
@@ -74,7 +74,7 @@ def ask(method: str, params: dict[str, Any] | None = None, *, deadline: float = 
         if _client is None:
             _client = bulkhead.connect(name=NAME)
         client = _client
-    return client.call(method, params, deadline=deadline)
+    return client.call(method, params, deadline=LOOK_SECONDS if deadline is None else deadline)
 
 
 def rows(*, age: float = 0.0) -> list[dict[str, Any]]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+#: Of the last `gpu.status`.
+_gpus: list[dict[str, Any]] = []
 
 
 def device_of(row: dict[str, Any]) -> Any:
@@ -19,14 +23,19 @@ def device_of(row: dict[str, Any]) -> Any:
 
 
 def gpu_uuid(device: str) -> str | None:
-    """Parses the daemon's ``cuda:1`` or ``GPU-…``; None for the CPU."""
+    """Parses the daemon's ``cuda:1`` or ``GPU-…``; None for the CPU. If the daemon answers late, uses its last answer."""
+    global _gpus
     from .daemon import ask
 
     if device.startswith("GPU-"):
         return device.removeprefix("GPU-")
     if not device.startswith("cuda:"):
         return None
-    for gpu in ask("gpu.status")["gpus"]:
+    try:
+        _gpus = ask("gpu.status")["gpus"]
+    except Exception as error:
+        logging.warning("Bulkhead: the GPU that %s names is looked up in the daemon's last answer: %s", device, error)
+    for gpu in _gpus:
         if gpu["index"] == int(device.removeprefix("cuda:")):
             return str(gpu["uuid"]).removeprefix("GPU-")
     return None

@@ -31,10 +31,15 @@ def enlist(model: str, row: dict[str, Any]) -> Patcher:
     from comfy import model_management
 
     device = _device(row)
-    daemon.rows()  # with the process that may just have been loaded
     patcher = _patchers.get(model)
     if patcher is None or patcher.load_device != device:
         patcher = _patchers[model] = _patcher(model, device)
+    try:
+        daemon.rows()  # with the process that may just have been loaded
+    except Exception as error:  # a busy daemon answers late
+        logging.warning("Bulkhead: %s is listed with the size that was told before: %s", model, error)
+        if row["pid"] is not None:
+            patcher.assume(sizes.of_process(row, device.type != "cpu"))
     model_management.load_models_gpu([patcher])
     return patcher
 

@@ -32,6 +32,10 @@ class Patcher:
         self._size_now, self._size_expected, self._unload = size_now, size_expected, unload
         self._size = 0
 
+    def assume(self, size: int) -> None:
+        """``loaded_size`` is this while ``size_now`` fails."""
+        self._size = size
+
     def loaded_size(self) -> int:
         self._size = self._guarded(self._size_now, self._size)
         return self._size

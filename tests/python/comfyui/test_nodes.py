@@ -16,9 +16,10 @@ import bulkhead
 import stand_in_interface
 import torch
 from bulkhead import layout
+from daemon import until
 from fake_daemon import Connection, FakeDaemon
 from fake_worker import FakeWorker
-from pack import WithPack
+from pack import WithPack, until_queued
 from stand_in_manager import Interrupted
 
 MORE = 1  # the flag of a part
@@ -35,6 +36,8 @@ SPEAKER = {
         "streams": True,
     }
 }
+ROW = {"model": "voice", "replica": 0, "state": "ready", "pid": 1, "device": "cpu", "host_bytes": 1 << 20, "gpu_bytes": None,
+       "requests": 0, "errors": 0, "restarts": 0}  # fmt: skip
 SEEING = {"answer": {"inputs": [], "parameters": [{"name": "prompt", "type": "string"}], "outputs": [], "streams": True}}
 
 
@@ -50,9 +53,7 @@ class OfFakes(WithPack):
             worker.open(methods=methods, features=8)
             serve(worker)
 
-        row = {"model": "voice", "replica": 0, "state": "ready", "pid": 1, "device": "cpu", "host_bytes": 1 << 20, "gpu_bytes": None,
-               "requests": 0, "errors": 0, "restarts": 0}  # fmt: skip
-        answers = {"fleet_status": {"models": [row]}, "gpu_status": {"nvml": False, "gpus": []}, "daemon_info": {"version": "9.9.9", "fleet": "/no"}}
+        answers = {"fleet_status": {"models": [ROW]}, "gpu_status": {"nvml": False, "gpus": []}, "daemon_info": {"version": "9.9.9", "fleet": "/no"}}
         simple = {name: (lambda result: lambda connection, request: connection.answer(request, result))(result) for name, result in answers.items()}
         daemon = FakeDaemon(**{**simple, "channel_open": introduce, **handlers})
         self.addCleanup(daemon.close)
@@ -341,11 +342,43 @@ class Daemons(OfFakes):
     def test_a_daemon_that_hangs_is_asked_once_for_all_menus(self) -> None:
         asked = self.fake(lambda worker: None, fleet_status=lambda connection, request: None).asked
         self.pack("daemon").LOOK_SECONDS = 0.1
-        ask = self.pack("daemon").ask
-        self.pack("daemon").ask = lambda method, params=None: ask(method, params, deadline=0.1)
         for _ in range(5):
             self.assertIn("deadline_exceeded", self.pack("menus").models()[0])
         self.assertEqual(len(asked), 1)
+        with mock.patch.object(bulkhead.Client, "call") as called:
+            self.pack("daemon").ask("fleet.status")
+        self.assertEqual(called.call_args.kwargs, {"deadline": 0.1})
+
+    def test_a_daemon_that_answers_model_management_late_fails_no_prompt(self) -> None:
+        """Nodes ask by a connection of their own; what model management asks is not answered within its bound."""
+        asking: list[Connection] = []
+
+        def status(connection: Connection, request: dict[str, Any]) -> None:
+            asking.append(connection)
+            if connection is asking[0]:
+                connection.answer(request, {"models": [ROW]})
+
+        daemon = self.fake(lambda worker: send_sound(worker, worker.expect("infer")[0]["request_id"], [0.5]), fleet_status=status)
+        self.pack("daemon").LOOK_SECONDS = 0.1
+        with self.assertLogs(level="WARNING") as logged:
+            self.assertEqual(self.speak(model={"model": "voice", "text": "hi"}).args[0]["waveform"].tolist(), [[[0.5]]])
+            (listed,) = self.manager.listed
+            self.assertEqual((listed.guest._guest().name, listed.guest.loaded_size()), ("voice", ROW["host_bytes"]))
+        self.assertIn("voice is listed with the size that was told before: deadline_exceeded", logged.output[0])
+        daemon.handlers["fleet.status"] = lambda connection, request: connection.answer(request, {"models": [{**ROW, "host_bytes": 3 << 20}]})
+        self.pack("daemon").LOOK_SECONDS = 60
+        self.pack("daemon").rows()
+        self.assertEqual(listed.guest.loaded_size(), 3 << 20)
+
+    def test_a_daemon_that_tells_its_gpus_late_is_not_waited_for(self) -> None:
+        gpu = {"index": 1, "uuid": "GPU-00000000-0000-0000-0000-000000000002"}
+        daemon = self.fake(lambda worker: None, gpu_status=lambda connection, request: connection.answer(request, {"gpus": [gpu]}))
+        uuid = self.pack("devices").gpu_uuid
+        self.assertEqual(uuid("cuda:1"), gpu["uuid"].removeprefix("GPU-"))
+        daemon.handlers["gpu.status"] = lambda connection, request: None
+        self.pack("daemon").LOOK_SECONDS = 0.1
+        with self.assertLogs(level="WARNING"):
+            self.assertEqual((uuid("cuda:1"), uuid("cuda:0")), (gpu["uuid"].removeprefix("GPU-"), None))
 
     def test_other_systems_import_the_pack_and_are_told_what_is_needed(self) -> None:
         for system in ("win32", "darwin"):
@@ -438,13 +471,21 @@ class Nodes(WithPack):
         self.assertTrue(self.manager.thread_lives)
 
     def test_two_workflows_and_a_server_use_one_model(self) -> None:
-        async def prompts() -> list[Any]:
-            return await asyncio.gather(*(self.echo("echo", count) for count in range(1, 9)))
+        """At once: the worker has the server's request, and then all that the workflows ask, before it answers any."""
+        slow = self.fleet(echo={"run_ms": 2000, "deadlines": {"drain": "30s"}})
+        with slow.open("echo") as channel:
+            request = channel.submit(x=[2.0])
+            until(slow, "echo", lambda now: now["state"] == "busy")
 
-        self.assertEqual(self.client.infer("echo", x=[2.0])["y"].tolist(), [2.0])
-        self.assertEqual([len(one) for one in asyncio.run(prompts())], list(range(1, 9)))
+            async def prompts() -> list[Any]:
+                asking = asyncio.gather(*(self.echo("echo", count) for count in range(1, 3)))
+                await asyncio.to_thread(until_queued, slow, "echo", 2)
+                return list(await asking)
+
+            self.assertEqual([len(one) for one in asyncio.run(prompts())], [1, 2])
+            self.assertEqual(channel.wait(request)["y"].tolist(), [2.0])
         self.manager.press_free()
-        self.assertEqual(self.client.infer("echo", x=[2.0])["y"].tolist(), [2.0], "and it may ask again")
+        self.assertEqual(slow.infer("echo", x=[2.0])["y"].tolist(), [2.0], "and it may ask again")
 
     def test_what_acts_or_shows_is_never_taken_from_comfyuis_cache(self) -> None:
         for node in ("LoadModel", "UnloadModel", "FleetStatus"):

@@ -319,6 +319,43 @@ class PythonWorker(Conformance, unittest.TestCase):
             self.worker(born_as="_blank/0#7", environment={"CUDA_VISIBLE_DEVICES": "GPU-0", "PYTHONPATH": path}).expect("hello")
             self.assertTrue(made.exists())
 
+    def test_a_load_on_a_gpu_waits_for_its_grant(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            granted = Path(folder, "granted")
+            worker = self.asking(granted)
+            self.assertEqual(self.grant_of(worker), ("loading", "asked"))
+            granted.touch()
+            worker.send("grant")
+            worker.expect("ready")
+            self.assertEqual(self.grant_of(worker), ("ready", "given"))
+
+    def test_memory_of_a_gpu_is_reported_as_torch_has_it(self) -> None:
+        has = "is_initialized=lambda: False, memory_allocated=lambda: 1, memory_reserved=lambda: 2, max_memory_reserved=lambda: 3"
+        with tempfile.TemporaryDirectory() as folder:
+            granted = Path(folder, "granted")
+            granted.touch()
+            Path(folder, "torch.py").write_text(f"import types\ncuda = types.SimpleNamespace({has})\n")
+            worker = self.asking(granted, {"torch": True}, {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"})
+            worker.send("grant")
+            worker.expect("ready")
+        worker.send("statistics_asked")
+        graphs = worker.expect("statistics")["graphs"]
+        self.assertEqual([graphs[name] for name in ("allocated_bytes", "reserved_bytes", "peak_bytes")], [1, 2, 3])
+
+    def asking(self, granted: Path, options: dict[str, bool] = {}, environment: dict[str, str] = {}) -> Worker:
+        """Of a worker on a GPU, whose engine has not been loaded yet."""
+        worker = self.worker(engine="OnAGpu", options={"granted": str(granted), **options}, environment=environment)
+        worker.expect("hello")
+        worker.send("configure", model=worker.model, device="cuda", protocol=1)
+        self.assertEqual(worker.expect("grant_asked")["device_bytes"], 0)
+        return worker
+
+    @staticmethod
+    def grant_of(worker: Worker) -> tuple[str, str]:
+        worker.send("hello_asked", nonce=1)
+        state = worker.expect("hello")["state"]
+        return state["phase"], state["grant"]
+
     def test_a_part_in_a_new_slab_comes_after_the_offer_of_that_slab(self) -> None:
         _, client = self.streaming()
         client.infer(1, client.tensor(dims=(8192,)), method="repeat", text=b'{"times": 64}')  # 2 MiB; none is given back

@@ -25,6 +25,16 @@ class Fails(Echo):
         raise RuntimeError("the weights are of another model")
 
 
+class OnAGpu(Echo):
+    """Loads only where a file is there already. Imports torch if it is told to."""
+
+    def load(self, context: Context) -> None:
+        super().load(context)
+        open(context.options["granted"]).close()
+        if "torch" in context.options:
+            import torch  # noqa: F401
+
+
 class Unloads(Echo):
     """Its unload reads from a pipe what it shall do, and waits for that."""
 

@@ -19,7 +19,7 @@ from unittest import mock
 import bulkhead
 import torch
 from daemon import row, until
-from pack import GIB, WithPack, cuda
+from pack import GIB, WithPack, cuda, until_queued
 from stand_in_manager import MEMBERS, Interrupted, Manager, OutOfMemory
 
 GPUS = (uuid.UUID(int=1), uuid.UUID(int=2))
@@ -105,6 +105,14 @@ class OneModel(WithPack):
         self.client.unload("echo")
         self.run_prompt()
         self.assertEqual(self.manager.names(), ["echo"])
+
+    def test_what_another_client_loaded_is_listed_by_the_first_prompt_that_uses_it(self) -> None:
+        self.client.load("echo")
+        self.assertEqual(self.manager.names(), [])
+        self.run_prompt()
+        self.assertEqual(self.manager.names(), ["echo"])
+        self.manager.press_free()
+        self.assertEqual((self.manager.names(), row(self.client, "echo")["state"]), ([], "stopped"))
 
     def test_a_restarted_worker_is_reached_by_the_next_unload(self) -> None:
         self.run_prompt()
@@ -211,6 +219,22 @@ class Interrupts(WithPack):
         asyncio.run(prompt())
         self.assertFalse(self.manager.interrupted, "ComfyUI's flag is taken back, as its own nodes do")
         self.assertEqual(row(self.client, "slow")["errors"], 1, "the worker has answered `cancelled`")
+
+    def test_a_request_that_waits_behind_another_clients_is_cancelled(self) -> None:
+        with self.client.open("slow") as channel:
+            channel.submit(x=[1.0])
+            until(self.client, "slow", lambda now: now["state"] == "busy")
+
+            async def prompt() -> None:
+                asking = asyncio.ensure_future(self.echo("slow"))
+                await asyncio.to_thread(until_queued, self.client, "slow", 1)
+                self.manager.interrupted = True
+                with self.assertRaises(Interrupted):
+                    await asking
+
+            asyncio.run(prompt())
+            now = row(self.client, "slow")
+            self.assertEqual((now["queued"], now["in_flight"], now["errors"]), (0, 1, 1), "the other client's still runs")
 
     def test_an_interrupt_during_unload_ends_the_node_and_the_unload_goes_on(self) -> None:
         """A server's request is what it waits for."""

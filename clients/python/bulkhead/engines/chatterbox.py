@@ -3,8 +3,8 @@
 Upstream's `ChatterboxTTS` loads, encodes the reference, tokenizes the text and makes the whole
 sound; `ChatterboxVC` converts. Replaced parts:
 
-- `ChatterboxTTS.generate`, by `_read`, `_whole` and `_marked`: upstream's has one answer, the whole sound, and its
-  watermark fails with sounds that are shorter than its window, which are padded here.
+- `ChatterboxTTS.generate`, by `_read`, `_whole` and `_marked`: upstream's has one answer, the whole
+  sound, and its watermark fails with sounds that are shorter than its window, which are padded here.
 - The loop of `T3.inference`, by `_speech`: upstream's returns only when all tokens are generated, so it can neither stream nor
   be cancelled. It draws the same random numbers in the same order. It also works with cfg_weight 0, where upstream's fails.
 - The forward call of one speech token, by `_decode` through `context.graph`: upstream asks for the

@@ -115,16 +115,19 @@ void Fleet::begin_blanks() {
     admission_.fit_blanks();
 }
 
-/// Starts what was refused at the start, since its GPU was not known.
+/// Starts what was refused at the start, since its GPU was not known, in the order of the start.
 void Fleet::on_gpus_came() {
     if (!has_begun_ || stopping_) return;
     begin_blanks();
-    for (const auto& model : models_) {
+    std::vector<const Model*> models;
+    for (const std::string& name : declared_.startup) models.push_back(*find(name));
+    for (const auto& model : models_)
+        if (std::ranges::find(models, model.get()) == models.end()) models.push_back(model.get());
+    for (const Model* model : models) {
         const bool waits = std::ranges::any_of(model->replicas, [](const auto& replica) {
             return replica->state() == WorkerState::stopped && replica->is_kept_running();
         });
-        if (waits && admission_.plans(model->spec.name))
-            load({model.get()}, {}, [](const auto&) { /* told by the log */ });
+        if (waits && !admission_.gpus_of(model->spec).empty()) ask_for_preload(*model, [] {});
     }
 }
 
@@ -180,6 +183,10 @@ void Fleet::preload_planned(const Model& model, std::function<void()> then) {
         return process && !process->ready_at && !process->exit;
     };
     if (was_found(model) && std::ranges::none_of(model.replicas, still_loads)) return then();
+    ask_for_preload(model, std::move(then));
+}
+
+void Fleet::ask_for_preload(const Model& model, std::function<void()> then) {
     for (std::uint32_t i = 0; i < model.spec.replicas_min; ++i) model.replicas[i]->keep_running();
     admission_.ask(model.spec.name, memory::Asker::preload, "preload", {},
                    [&model, then = std::move(then)](const Result<Replica*>& served) {

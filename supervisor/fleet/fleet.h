@@ -96,6 +96,7 @@ private:
                                    OnLoaded loaded, std::uint64_t connection);
     /// Calls `then` when it is loaded, or will not be before its first request.
     void preload_planned(const Model& model, std::function<void()> then);
+    void ask_for_preload(const Model& model, std::function<void()> then);
     void start_next(std::size_t index);
     void begin_blanks();
     void on_gpus_came();

@@ -170,9 +170,9 @@ TEST_F(TwoGpus, ADriverThatHangsOrIsGoneChangesNothingForWhoRuns) {
 
 TEST_F(TwoGpus, ADriverThatDoesNotAnswerAtTheStartIsAskedAgainAndTheLimitsHoldThen) {
     set("driver unknown\n");
-    Daemon daemon{fleet({model("first", 6, "device: cuda:0\npreload: true\n"), model("second", 6, "device: cuda:0\n"),
-                         minimal_model("cpu")}) +
-                      margins,
+    Daemon daemon{fleet({model("third", 6, "device: cuda:0\npreload: true\n"), model("first", 6, "device: cuda:0\n"),
+                         model("second", 6, "device: cuda:0\n"), minimal_model("cpu")}) +
+                      margins + "startup: [first]\n",
                   options_};
     EXPECT_TRUE(daemon.load("cpu"));
     const auto refused = daemon.load("second");
@@ -182,6 +182,8 @@ TEST_F(TwoGpus, ADriverThatDoesNotAnswerAtTheStartIsAskedAgainAndTheLimitsHoldTh
     EXPECT_THAT(daemon.why("first"), HasSubstr("which GPUs there are is not known"));
     set("");
     ASSERT_TRUE(daemon.wait_state("first", "ready")) << daemon.why("first");
+    EXPECT_TRUE(comes([&] { return daemon.why("third").find("not preloaded") != std::string::npos; })) << daemon.why("third");
+    EXPECT_EQ(daemon.state("first"), "ready") << "no preload evicts another";
     ASSERT_TRUE(daemon.load("second")) << daemon.why("second");
     EXPECT_EQ(daemon.state("first"), "stopped") << "both do not fit";
     EXPECT_THAT(daemon.why("first"), HasSubstr("second needs its place"));

@@ -54,7 +54,7 @@ void Invariants::check(const Event& event, const Actions& actions) {
     check_grants(actions);
     check_groups(actions);
     check_exclusive();
-    check_evictions(actions);
+    check_evictions(event, actions);
     if (!world_.misdealt.empty()) fail(world_.misdealt);
     check_refusals(actions);
     check_nobody_waits_in_vain();
@@ -293,7 +293,7 @@ bool Invariants::is_lone_load_placed() const {
 }
 
 /// Whoever goes was allowed to go, and without any one of them there would be too little room.
-void Invariants::check_evictions(const Actions& actions) {
+void Invariants::check_evictions(const Event& event, const Actions& actions) {
     bool several = world_.withdrew;  // loads, or one that gave up: what one freed may have served the other
     for (const Action& one : actions) {
         if (const auto* first = std::get_if<action::Evict>(&one))
@@ -330,7 +330,7 @@ void Invariants::check_evictions(const Actions& actions) {
             check_parted(*evict, victim);
             continue;
         }
-        if (evict->cause != EvictCause::room) {
+        if (evict->cause != EvictCause::room || std::holds_alternative<event::RanOut>(event)) {
             if (victim.in_use) return fail(name + " was evicted for others while in use");
             continue;
         }

@@ -66,7 +66,7 @@ private:
     void check_limits();
     void check_grants(const Actions& actions);
     void check_groups(const Actions& actions);
-    void check_evictions(const Actions& actions);
+    void check_evictions(const Event& event, const Actions& actions);
     void check_refusals(const Actions& actions);
     void check_exclusive();
     void check_parted(const action::Evict& evict, const Victim& victim);

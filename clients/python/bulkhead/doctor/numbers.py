@@ -159,7 +159,7 @@ def _may_change(owner: Any, name: Any, is_given: bool, assigned: Collection[str]
         return "attention" not in type(owner).__name__.lower()
     if is_given:
         return _FIXED.search(name) is None
-    return not isinstance(owner, dict) and is_of_user(owner) and (name in assigned or name in _set_by_methods(type(owner)))
+    return not isinstance(owner, dict) and is_of_user(owner) and (name in assigned or name in _set_by_methods(owner.__class__))
 
 
 @functools.lru_cache(maxsize=None)

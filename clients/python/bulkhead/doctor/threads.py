@@ -110,7 +110,7 @@ class Threads:
     def _of_each_thread(self) -> property:
         """Whether a kernel runs is asked of the mode by whoever asks for a tensor's device, in any thread."""
         own = threading.local()
-        return property(lambda mode: vars(own).get(id(mode), False), lambda mode, value: vars(own).update({id(mode): value}))
+        return property(lambda mode: getattr(own, f"of_{id(mode)}", False), lambda mode, value: setattr(own, f"of_{id(mode)}", value))
 
     def _dispatched(self) -> Any:
         dispatch = FakeTensor.__torch_dispatch__

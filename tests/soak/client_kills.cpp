@@ -56,7 +56,7 @@ struct Tally {
 /// A process of lease_holder.cpp, which forks one client after the other.
 class Nursery {
 public:
-    explicit Nursery(const std::string& socket, bool on_gpu) {
+    Nursery(const std::string& socket, bool on_gpu) : on_gpu_{on_gpu} {
         std::array<int, 2> in{};
         std::array<int, 2> out{};
         if (::pipe2(in.data(), O_CLOEXEC) != 0 || ::pipe2(out.data(), O_CLOEXEC) != 0)
@@ -93,8 +93,8 @@ public:
         pid_t client = 0;
         bool holds = false;
         bool killed = false;
-        // Half of them as soon as they hold leases, the others at any moment of their lives.
-        const auto until = random() % 2 == 0 ? Clock::time_point::max()
+        // Half of them as soon as they hold leases, the others at any moment of their lives, unless the GPU may wait for them.
+        const auto until = on_gpu_ || random() % 2 == 0 ? Clock::time_point::max()
                                              : Clock::now() + std::chrono::microseconds{random() % (2 * usual_us_)};
         const auto began = Clock::now();
         for (;;) {
@@ -157,6 +157,7 @@ private:
             size -= static_cast<std::size_t>(got);
         }
     }
+    const bool on_gpu_;
     pid_t pid_ = -1;
     UniqueFd to_;
     UniqueFd from_;

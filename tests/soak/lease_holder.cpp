@@ -1,5 +1,6 @@
 // lease_holder SOCKET MODEL [gpu]: clients that are there to be killed. For each byte on stdin it forks one, which opens
-// a channel and holds input and output leases with a request in flight, for ever; with a third word they lie on GPU 0.
+// a channel and holds input and output leases with a request in flight, for ever; with a third word they lie on GPU 0, and
+// no request is in flight: a worker may have to end for the death of a client that the GPU waits for.
 // On stdout come records: 'b' and the client's pid, 'h' once it holds leases, 'x' and a text's size and the text where
 // something was wrong, 'e' when it has ended.
 
@@ -55,6 +56,7 @@ public:
     virtual void write(Input& input, const Values& values) { std::ranges::copy(values, input.as<float>().begin()); }
     virtual void read(Output& output, Values& values) { std::ranges::copy(output.as<float>(), values.begin()); }
     [[nodiscard]] virtual void* stream() const { return nullptr; }
+    [[nodiscard]] virtual bool is_killed_at_work() const { return true; }
 
 protected:
     static constexpr std::array<std::int64_t, 1> dims{std::tuple_size_v<Values>};
@@ -83,6 +85,7 @@ public:
         must(gpu_->driver().check("cuStreamSynchronize", gpu_->driver().cuStreamSynchronize(stream_)));
     }
     [[nodiscard]] void* stream() const override { return stream_; }
+    [[nodiscard]] bool is_killed_at_work() const override { return false; }
 
 private:
     void copy(void* to, const void* from) {
@@ -117,7 +120,7 @@ private:
         values.fill(mark);
         place.write(input, values);
         const std::uint64_t sent = must(channel.submit(request));
-        if (round == 2) tell('h');
+        if (round == 2 && place.is_killed_at_work()) tell('h');
         Reply reply = must(channel.wait(sent));
         for (Output& output : reply.outputs) {
             place.read(output, values);
@@ -125,6 +128,9 @@ private:
             outputs.push_back(std::move(output));
         }
         if (outputs.size() > 8) outputs.pop_front();
+        if (round < 2 || place.is_killed_at_work()) continue;
+        tell('h');
+        for (;;) ::pause();
     }
 }
 

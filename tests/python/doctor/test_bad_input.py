@@ -14,6 +14,8 @@ from typing import Any
 from unittest import mock
 
 import bulkhead
+import torch
+from bulkhead.doctor import diagnose, modes
 from command import HERE, doctor, line_of
 
 
@@ -106,6 +108,17 @@ class BadInput(unittest.TestCase):
     def test_a_callable_that_raises_is_told_with_its_line(self) -> None:
         said = self.refused("steps.py:raises", "--inputs", "steps.py:inputs")
         self.assertIn(f"raised ValueError at steps.py:{line_of('raise ValueError')}: no weights for", said)
+
+    def test_an_error_of_the_doctor_is_told_as_its_own(self) -> None:
+        with mock.patch.object(modes, "_READING_KERNELS", 0):
+            report = diagnose(lambda x: x.abs(), lambda device: (torch.ones(2, device=device),))
+        self.assertRegex(report.error, r"the doctor itself failed at \S*modes\.py:\d+, .* at \S*test_bad_input\.py:\d+: TypeError: ")
+        self.assertIn("report it", report.remedy)
+
+    def test_an_error_of_a_call_that_the_doctor_passes_on_is_the_targets(self) -> None:
+        for step, error in {lambda x: torch.add(x, "a"): "TypeError", lambda x: f"{x.sum():zz}": "ValueError"}.items():
+            report = diagnose(step, lambda device: (torch.ones(2, device=device),))
+            self.assertIn(f"raised {error} at ", report.error)
 
     def test_a_file_of_a_package_is_to_be_named_as_its_module(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

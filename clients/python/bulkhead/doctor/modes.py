@@ -451,9 +451,11 @@ def _kernel_reads(name: str, function: Any, args: Any, kwargs: Any) -> bool:
     if name.startswith(("masked_fill", "index_fill")):  # takes it with item(): masked_fill__cuda, index_fill_; pytorch#190512
         return isinstance(value := given.get("value"), torch.Tensor) and value.device.type == "cuda"
     if name == "isin":  # sorts what is unique of both, for many: TensorCompare.cpp, isin_Tensor_Tensor_out
-        elements, tested = given["elements"], given["test_elements"]
-        is_tensor = isinstance(elements, torch.Tensor) and isinstance(tested, torch.Tensor) and elements.numel() > 0
-        return is_tensor and not given.get("assume_unique") and tested.numel() >= int(10.0 * elements.numel() ** 0.145)
+        elements, tested = given.get("elements"), given.get("test_elements")  # one may be a number, under another name
+        if not isinstance(tested, torch.Tensor) or given.get("assume_unique"):
+            return False
+        count = elements.numel() if isinstance(elements, torch.Tensor) else 1
+        return count > 0 and tested.numel() >= int(10.0 * count**0.145)
     return name in _READING_KERNELS or given.get("check_errors") is True  # of `torch.linalg.inv_ex` and its like
 
 

@@ -27,17 +27,15 @@ from . import calls, capture, compiled, exported, fake_cuda, findings, numbers, 
 from .calls import Step
 from .coverage import Executed
 from .draws import Draws
+from .failures import described
 from .findings import Finding, Findings, Report
 from .modes import Functions, Operators
-from .source import code_of, is_users, one_line, place_of, place_of_target, short, use_of
+from .source import code_of, is_users, place_of, place_of_target, short, use_of
 from .threads import Threads
 from .watch import Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare; the second and third are compared
 _PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist|attention_mask)", re.IGNORECASE)  #: the first operand's name
-_OF_FAKE_TENSORS = re.compile(
-    r"NVIDIA driver|driver version is insufficient|FakeTensor|its data is not allocated|aten\.\w+\.\w+$|on device \"meta\""
-)
 DEVICE = "cuda"
 
 
@@ -327,43 +325,6 @@ class _Run:
             report.error, report.remedy = f"{report.target} did not end: {expired}", "give a longer --deadline, or smaller inputs"
         except BaseException as error:  # such as asyncio.CancelledError
             report.error, report.remedy = described(error, report.target)
-
-
-def described(error: BaseException, target: str) -> tuple[str, str]:
-    """What failed, at which user line, and the remedy."""
-    place = place_of(error)
-    where = f" at {place}" if place else ""
-    try:
-        text = str(error)
-    except Exception:  # the user's own class
-        text = ""
-    if isinstance(error, Error):
-        return error.attempt, error.remedy
-    if isinstance(error, ModuleNotFoundError):
-        return (
-            f"{target} needs the package {error.name!r}{where}, which is missing here",
-            f"install it into this environment, or name the model's own with --python: pip install {error.name}",
-        )
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{target} has a syntax error in {short(error.filename)}:{error.lineno}: {error.msg}", "correct it first"
-    if isinstance(error, MemoryError) or "out of memory" in text:
-        return f"{target} ran out of memory{where}: {one_line(text or type(error).__name__, 300)}", "give smaller inputs"
-    if "does not require grad" in text:
-        return (
-            f"{target} computes gradients{where}, which are off here: {one_line(text, 120)}",
-            "leave the backward pass out of what the doctor is given",
-        )
-    if isinstance(error, SystemExit):
-        return f"{target} ended the process{where}: SystemExit({error.code})", "let the callable return"
-    if isinstance(error, (TypeError, AttributeError)):  # such as x.foo: the user's own mistake
-        text = text.replace("FakeTensor", "Tensor")
-    elif place is not None and _OF_FAKE_TENSORS.search(text):
-        return (f"{target} needs a GPU{where}: `{place.text.strip()}` does what fake tensors cannot ({one_line(text, 120)})",
-                "leave that line out of what the doctor is given, or run it on a machine with a GPU")  # fmt: skip
-    return (
-        f"{target} raised {type(error).__name__}{where}: {one_line(text or 'without a message', 300)}",
-        "call it with these inputs on the CPU first: it must return",
-    )
 
 
 def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..errors import Error
 from .calls import Method
-from .run import Expired, described
+from .failures import described
+from .run import Expired
 from .source import one_line
 
 

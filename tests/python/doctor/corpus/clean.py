@@ -339,6 +339,10 @@ def one_of_few(tokens, stops):
     return torch.isin(tokens, stops)
 
 
+def one_of_a_number(tokens):
+    return torch.isin(tokens, 3) | torch.isin(3, tokens)
+
+
 def split_by_list(x):
     return x.tensor_split([2, 5], dim=-1)[0] * 2
 
@@ -400,6 +404,7 @@ CASES = {
     "DrawnBeforeTheStep": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
     "slices_and_rows_written": lambda device: (torch.randn(3, device=device), torch.zeros(2, 3, dtype=torch.bool, device=device)),
     "one_of_few": lambda device: (torch.arange(4, device=device), torch.arange(3, device=device)),
+    "one_of_a_number": lambda device: (torch.arange(4, device=device),),
     "split_by_list": lambda device: (torch.randn(2, 8, device=device),),
     "copied_shallowly": lambda device: (torch.randn(2, 8, device=device),),
     "masked_by_kind_of_cache": lambda device: (torch.randn(4, 4, device=device), []),

@@ -301,6 +301,10 @@ def one_of_many(tokens, stops):
     return torch.isin(tokens, stops)  # finds: host_read
 
 
+def number_among_many(tokens):
+    return torch.isin(3, tokens)  # finds: host_read
+
+
 def saved(x):
     torch.save({"x": x, "half": [x / 2]}, io.BytesIO())  # finds: host_read
     return x * 2
@@ -325,6 +329,7 @@ def asserted_of_unknown(logits, bias):
 
 CASES = {
     "asserted_of_unknown": lambda device: (torch.randn(128, 64, device=device), 0),
+    "number_among_many": lambda device: (torch.arange(16, device=device),),
     "scaled_by_peak": lambda device: (torch.randn(4, device=device),),
     "kept_lengths": lambda device: (torch.randn(2, 4, device=device), torch.tensor([2, 3], device=device)),
     "best_on_host": lambda device: (torch.randn(2, 4, device=device),),

@@ -101,6 +101,17 @@ class Reports(unittest.TestCase):
         self.assertIn("torch.where(x.max() > 1, a, b)", second["remedy"])
         self.assertIn("`x.max().item()` is ", second["reason"])
 
+    def test_the_greater_of_two_is_a_clamp_or_a_maximum(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "greater.py"
+            file.write_text("def step(x, lengths):\n    peak, floor = x.max(), x.min()\n    a = max(peak, 1e-6)\n"
+                            "    b = min(-1, peak - floor)\n    c = max(peak, floor)\n    d = min(peak, floor, 2.0)\n"
+                            "    return a, b, c, d, max(x[0])\n")  # fmt: skip
+            found = json.loads(doctor(f"{file}:step", "--inputs", "steps.py:inputs", "--json").stdout)["findings"]
+        self.assertEqual([one["remedy"].split(": use ")[1] for one in found],
+                         ["peak.clamp(min=1e-06)", "(peak - floor).clamp(max=-1)", "torch.maximum(peak, floor)",
+                          "torch.minimum(peak, floor).clamp(max=2.0)", "the tensor's own, x.max()"])  # fmt: skip
+
     def test_a_method_of_a_class_is_called_of_an_object(self) -> None:
         ended = doctor("steps.py:Attention.token", "--inputs", "steps.py:token_inputs", "--json")
         printed, greatest = json.loads(ended.stdout)["findings"]

@@ -84,6 +84,8 @@ def host_read(use: Use, function: str = "") -> str:
         return "make it of the greatest size once, before the step, and mask it: torch.arange(maximum, device=x.device) < end"
     if use.kind == "argument" and use.around.split("(")[0].split(".")[-1] in _SIZED:
         return f"make it of the greatest size once, before the step, and mask it: torch.arange(maximum, device=x.device) < {kept}"
+    if (chosen := _greater(use.text)) is not None:
+        return f"Python's {called}() asks which is {'greater' if called == 'max' else 'less'}: use {chosen}"
     if use.text.startswith(("max(", "min(", "any(", "all(")):
         return f"Python's {called}() reads each element: use the tensor's own, x.{called}()"
     return f"keep {kept} a tensor on the device, or pass the number into the step from outside"
@@ -133,6 +135,27 @@ def _without_read(text: str) -> str:
         if text.startswith(call) and text.endswith(")"):
             return _without_read(text[len(call) : -1])
     return text
+
+
+def _greater(text: str) -> str | None:
+    """What computes Python's `max` or `min` of two or more on the device; None of anything else."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:  # the text was truncated
+        return None
+    if not isinstance(node, ast.Call) or len(node.args) < 2 or node.keywords or ast.unparse(node.func) not in ("max", "min"):
+        return None
+    name = ast.unparse(node.func)
+    numbers = [one for one in node.args if isinstance(one.operand if isinstance(one, ast.UnaryOp) else one, ast.Constant)]
+    tensors = [one for one in node.args if one not in numbers]
+    if not tensors or any(isinstance(one, ast.Starred) for one in tensors):
+        return None
+    made = ast.unparse(tensors[0])
+    for other in tensors[1:]:
+        made = f"torch.{name}imum({made}, {ast.unparse(other)})"
+    if numbers and isinstance(tensors[0], (ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp)) and len(tensors) == 1:
+        made = f"({made})"
+    return made + "".join(f".clamp({'min' if name == 'max' else 'max'}={ast.unparse(one)})" for one in numbers)
 
 
 _TYPED = re.compile(r"torch\.\w*Tensor\(")  #: their constructors take no device of a GPU

@@ -107,7 +107,10 @@ def _is_plain_object(value: Any) -> bool:
 
 
 #: Modules whose objects are not examined further.
-_OTHERS = ("torch", "builtins", "threading", "concurrent", "logging", "re", "itertools", "random")
+_OTHERS = (
+    *("torch", "builtins", "threading", "concurrent", "logging", "re", "itertools", "random"),
+    *("queue", "_queue", "asyncio", "multiprocessing"),
+)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """What a graph can capture. No line has a finding."""
 
+import asyncio
 import copy
+import queue
 import random
 
 import torch
@@ -343,6 +345,17 @@ def one_of_a_number(tokens):
     return torch.isin(tokens, 3) | torch.isin(3, tokens)
 
 
+class HandsOver(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.waiting, self.ready = queue.Queue(), asyncio.Queue()
+
+    def forward(self, x):
+        self.waiting.put(x * 2)
+        self.ready.put_nowait(self.waiting.get())
+        return self.ready.get_nowait() + 1
+
+
 def split_by_list(x):
     return x.tensor_split([2, 5], dim=-1)[0] * 2
 
@@ -405,6 +418,7 @@ CASES = {
     "slices_and_rows_written": lambda device: (torch.randn(3, device=device), torch.zeros(2, 3, dtype=torch.bool, device=device)),
     "one_of_few": lambda device: (torch.arange(4, device=device), torch.arange(3, device=device)),
     "one_of_a_number": lambda device: (torch.arange(4, device=device),),
+    "HandsOver": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "split_by_list": lambda device: (torch.randn(2, 8, device=device),),
     "copied_shallowly": lambda device: (torch.randn(2, 8, device=device),),
     "masked_by_kind_of_cache": lambda device: (torch.randn(4, 4, device=device), []),

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import Error
-from . import fake_cuda, values
+from . import fake_cuda, numbers, values
 from .source import Place, here
 from .watch import FOLLOWS, INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, stand_in
 
@@ -425,9 +425,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
                     watch.born(one, place)
         if watch.recording:
             place = place or watch.target
-            scalars = tuple(
-                leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
-            )
+            scalars = numbers.taken(name, tree_leaves((args, kwargs)))
             shapes = tuple(tuple(leaf.shape) for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
             watch.ran(Kernel(name, scalars, shapes, place))
             if name == "cat":

@@ -150,6 +150,20 @@ def ninth_number(x, a, b, c, d, e, f, g, h, i):
     return x * i  # finds: baked_constant
 
 
+def written_by_assignment(x, n):
+    y = x.clone()
+    y[0] = n  # finds: baked_constant
+    y[1, 2] = n  # finds: host_copy baked_constant
+    y[x > 1] = n  # finds: baked_constant
+    return y
+
+
+def padded_by_assignment(tokens, finished, pad):
+    tokens[finished] = pad
+    tokens[0] = pad
+    return tokens
+
+
 def jittered(x):
     shift = random.gauss(0.0, 0.1)  # finds: rng
     return x + shift
@@ -194,6 +208,12 @@ CASES = {
     "mixed": lambda device: (torch.randn(2, 8, device=device),),
     "ScaledAttention": lambda device: ((2.0,), (torch.randn(2, 8, device=device), torch.randn(8, 2, device=device))),
     "guided_by_numpy": lambda device: (torch.randn(2, 8, device=device), np.float32(3.0)),
+    "written_by_assignment": lambda device: (torch.randn(2, 8, device=device), 0.5),
+    "padded_by_assignment": lambda device: (
+        torch.zeros(2, 4, dtype=torch.long, device=device),
+        torch.ones(2, 4, dtype=torch.bool, device=device),
+        3,
+    ),
     "jittered": lambda device: (torch.randn(2, 8, device=device),),
     "layers_dropped": lambda device: (torch.randn(2, 8, device=device),),
     "scaled_by_numpy": lambda device: (torch.randn(2, 8, device=device),),

@@ -112,6 +112,15 @@ class Reports(unittest.TestCase):
                          ["peak.clamp(min=1e-06)", "(peak - floor).clamp(max=-1)", "torch.maximum(peak, floor)",
                           "torch.minimum(peak, floor).clamp(max=2.0)", "the tensor's own, x.max()"])  # fmt: skip
 
+    def test_a_copy_names_all_lines_that_make_what_it_is_computed_from(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "met.py"
+            file.write_text("import torch\ndef step(x, lengths):\n    a = torch.ones(8)\n    b = torch.arange(8)\n"
+                            "    both = a * b\n    return x.sum() * both.to(x.device)\n")  # fmt: skip
+            *made, copied = json.loads(doctor(f"{file}:step", "--inputs", "steps.py:inputs", "--json").stdout)["findings"]
+        self.assertEqual([(one["line"], one["code"]) for one in made], [(3, "cpu_tensor"), (4, "cpu_tensor")])
+        self.assertRegex(copied["remedy"], r"not needed once \S*met\.py:3 and \S*met\.py:4 are mended")
+
     def test_a_method_of_a_class_is_called_of_an_object(self) -> None:
         ended = doctor("steps.py:Attention.token", "--inputs", "steps.py:token_inputs", "--json")
         printed, greatest = json.loads(ended.stdout)["findings"]

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import Error
 from . import fake_cuda, numbers, values
 from .source import Place, here
-from .watch import FOLLOWS, INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, stand_in
+from .watch import INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, joined, stand_in
 
 # : Operators whose CUDA kernels read values although a fake tensor shows nothing, from PyTorch's
 # sources (aten/src/ATen/native) and the documentation of torch.linalg 2.11.
@@ -414,7 +414,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
                 view._doctor_pinned = True
         place = here() if watch.step or not tensors else None
         origins = [one._doctor_origin for one in tensors if hasattr(one, "_doctor_origin") and one.device.type == "cpu"]
-        origin = min(origins, key=lambda one: one.kind in (FOLLOWS, INTERNAL), default=None)
+        origin = joined(origins)
         for one in tree_leaves(result):
             if isinstance(one, torch.Tensor) and one.device.type == "cpu" and not hasattr(one, "_doctor_origin"):
                 if any(tensor.device.type == "cuda" for tensor in tensors):

@@ -9,7 +9,7 @@ import sys
 import threading
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
@@ -46,6 +46,20 @@ class Origin:
     is_module: bool = False
     #: of a parameter or a buffer: the modules around it, and where each is made
     makers: tuple[tuple[Any, Place | None], ...] = ()
+    beside: tuple[Origin, ...] = ()  #: of the other tensors that the user made on the CPU, and that it was computed from
+
+    @property
+    def is_made(self) -> bool:
+        return self.place is not None and self.kind in (STEP, SETUP, FOLLOWS)
+
+
+def joined(origins: Sequence[Origin]) -> Origin | None:
+    """The origin of what is computed on the CPU from tensors with these: one that the user made, or gave, before others."""
+    if len(set(origins)) < 2:
+        return next(iter(origins), None)
+    alone = dict.fromkeys(replace(part, beside=()) for one in origins for part in (one, *one.beside))
+    first = min(alone, key=lambda one: one.kind in (FOLLOWS, INTERNAL))
+    return replace(first, beside=tuple(one for one in alone if one.kind in (STEP, SETUP) and one != first))
 
 
 @dataclass(frozen=True)
@@ -300,17 +314,18 @@ class Watch:
         if place is None or self._is_own(origin, tensor) or (origin.kind == LITERAL and tensor.numel() == 0):
             return
         use = use_of(place)
-        if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
-            same = (origin.place.file, origin.place.line) == (place.file, place.line)
+        made = [one.place for one in (origin, *origin.beside) if one.is_made and one.place is not None]
+        same = [(one.file, one.line) == (place.file, place.line) for one in made]
+        self._born_on_cpu(origin, lambda one: f"and is copied to the GPU {'there' if one == str(place) else f'in {place}'}", place)
+        if origin.is_made:
             lazy = _lazily_moved(use, place) if origin.kind == SETUP else ""
-            self._born_on_cpu(origin, f"and is copied to the GPU {'there' if same else f'in {place}'}", place)
             if lazy:
                 self.found.add(findings.CPU_TENSOR, findings.SLOW, place,
                                f"`{use.text}` moves the tensor made in {origin.place} at the first call: a "
                                "capture without a call before it fails, and the address changes",
                                f"in __init__, {remedies.buffer(lazy, 'value')}")  # fmt: skip
                 return
-            if same:
+            if all(same):
                 return
         what = {LITERAL: "a literal", INTERNAL: "a list that is an index"}.get(origin.kind, "a tensor in host memory")
         kind = (
@@ -325,8 +340,9 @@ class Watch:
         remedy = "copy before the step into a static tensor of the device: static.copy_(value)"
         if pinned and waits:
             remedy += "; or non_blocking=True, from pinned memory that stays"
-        if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
-            remedy = f"not needed once {origin.place} is mended"
+        if origin.is_made:
+            lines = list(dict.fromkeys(map(str, made)))
+            remedy = f"not needed once {' and '.join(lines)} {'is' if len(lines) == 1 else 'are'} mended"
         elif origin.kind == LITERAL:
             remedy = "make it once, outside the step; or fill a static tensor: torch.full((), value, device=x.device)"
         elif origin.kind == INTERNAL:
@@ -358,17 +374,22 @@ class Watch:
             kept = ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps "
             kept += "this value" if tensor.dim() == 0 else "these values"
             severity = findings.STALE
-        if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
-            self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function}){kept}", place, severity)
-        else:
+        self._born_on_cpu(origin, lambda _: f"and meets a tensor of the GPU in {place} ({function}){kept}", place, severity)
+        if not origin.is_made:
             what = "an argument" if origin.kind == ARGUMENT else "a tensor"
             self.found.add(findings.HOST_COPY, severity, place,
                            f"`{use_of(place).text}` ({function}) takes {what} in host memory "
                            f"beside tensors of the GPU{kept}",
                            "move it to the device before the step; --inputs is given the device")  # fmt: skip
 
-    def _born_on_cpu(self, origin: Origin, then: str, place: Place, severity: str = findings.PREVENTS_CAPTURE) -> None:
-        assert origin.place is not None
+    def _born_on_cpu(
+        self, origin: Origin, then: Callable[[str], str], place: Place, severity: str = findings.PREVENTS_CAPTURE
+    ) -> None:
+        """``then`` is given the place of each."""
+        for other in origin.beside:
+            self._born_on_cpu(other, then, place, severity)
+        if not origin.is_made or origin.place is None:
+            return
         made, use = origin.place, use_of(origin.place)
         remedy = remedies.cpu_tensor(
             use,
@@ -383,7 +404,7 @@ class Watch:
                 remedy = remedies.module(use, is_kept=around > 0)
                 break
         when = "is made on the CPU, before the step," if origin.kind == SETUP else "is made on the CPU"
-        self.found.add(findings.CPU_TENSOR, severity, made, f"`{use.text}` {when} {then}", remedy, use.kind)
+        self.found.add(findings.CPU_TENSOR, severity, made, f"`{use.text}` {when} {then(str(origin.place))}", remedy, use.kind)
 
     def pinned(self) -> None:
         place = self._here()

@@ -117,6 +117,23 @@ def typed_constructor(x):
     return x + torch.Tensor([0.5])  # finds: cpu_tensor
 
 
+def met_on_the_cpu(x):
+    window = torch.hann_window(8)  # finds: cpu_tensor
+    ramp = torch.arange(8)  # finds: cpu_tensor
+    both = window * ramp
+    return x * (both + torch.ones(8)).to(x.device)  # finds: cpu_tensor host_copy
+
+
+class MetInInit(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.window = torch.hann_window(size)  # finds: cpu_tensor
+
+    def forward(self, x):
+        ramp = torch.arange(8)  # finds: cpu_tensor
+        return x + self.window * ramp
+
+
 def chosen_or_zero(x, mask):
     return torch.where(mask, x, torch.tensor(0.0))  # finds: cpu_tensor
 
@@ -184,6 +201,8 @@ CASES = {
     "literal_of_its_type": lambda device: (torch.randn(4, 2, device=device),),
     "array_to_device": lambda device: (torch.randn(4, device=device), np.ones(4, np.float32)),
     "typed_constructor": lambda device: (torch.randn(4, device=device),),
+    "met_on_the_cpu": lambda device: (torch.randn(2, 8, device=device),),
+    "MetInInit": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
     "chosen_or_zero": lambda device: (torch.randn(4, device=device), torch.ones(4, dtype=torch.bool, device=device)),
     "pinned_and_waited": lambda device: (torch.randn(4, device=device), torch.ones(4).pin_memory()),
     "pinned_part_not_waited": lambda device: (torch.randn(4, device=device), torch.ones(5).pin_memory()),

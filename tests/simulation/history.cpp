@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "supervisor/memory/limits.h"
-#include "tests/simulation/invariants.h"
+#include "tests/simulation/invariants/invariants.h"
 #include "tests/simulation/story.h"
 
 namespace bulkhead::simulation {

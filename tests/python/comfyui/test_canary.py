@@ -390,7 +390,8 @@ def prompt_of(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def members_read(source: str) -> set[str]:
-    """What model_management.py reads of patchers, also by getattr and hasattr: of `….model` and of the names that it gives them."""
+    """What model_management.py reads of patchers, also by getattr and hasattr: of `….model` and of
+    the names that it gives them."""
     patchers = {"model", "x", "m", "add_model"}
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):

@@ -1,4 +1,6 @@
-"""The half for a GPU, on a stand-in for `torch.cuda`: the order of a capture, and CUDA's errors in words. These tests run on no GPU."""
+"""The half for a GPU, on a stand-in for `torch.cuda`: the order of a capture, and CUDA's errors in words.
+
+These tests run on no GPU."""
 
 from __future__ import annotations
 

@@ -115,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _said(ended: int, child: int, options: argparse.Namespace) -> bytes:
-    """The last that the child says. Errors: deadline_exceeded, counted from where the target's code begins; the child is killed."""
+    """The last that the child says.
+
+    Errors: deadline_exceeded, counted from where the target's code begins; the child is killed."""
     error = Error("deadline_exceeded", f"looking at {options.target}: PyTorch was not imported within {_START_SECONDS:g} s",
                   f"try `import torch` with {sys.executable}")  # fmt: skip
     limit = _START_SECONDS

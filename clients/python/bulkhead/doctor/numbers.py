@@ -32,7 +32,8 @@ _SAMPLING = frozenset(
     "temperature top_p top_k min_p typical_p repetition_penalty presence_penalty frequency_penalty length_penalty "
     "guidance_scale cfg_scale cfg_weight exaggeration strength noise_scale length_scale".split()
 )
-_FIXED = re.compile(r"(^|_)(eps|epsilon|dim|dims|size|theta|id|ids)$|^(d|n|num)_")  #: of a model, also in a configuration that is given
+#: Numbers of a model, also in a configuration that is given.
+_FIXED = re.compile(r"(^|_)(eps|epsilon|dim|dims|size|theta|id|ids)$|^(d|n|num)_")
 _NUDGE = 1.0625
 _VALUE = "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)"
 _POSITION = (

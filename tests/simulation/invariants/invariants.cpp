@@ -1,4 +1,4 @@
-#include "tests/simulation/invariants.h"
+#include "tests/simulation/invariants/invariants.h"
 
 #include <algorithm>
 #include <functional>

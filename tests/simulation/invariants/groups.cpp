@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "tests/simulation/invariants.h"
+#include "tests/simulation/invariants/invariants.h"
 
 namespace bulkhead::simulation {
 

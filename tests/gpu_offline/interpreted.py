@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any, Callable
 from unittest import mock
@@ -94,8 +95,12 @@ class Interpreted:
         self.scope["assert_alignment"] = lambda *unused: None
 
     def __call__(self, arguments: list[Any]) -> list[Tensor]:
-        with mock.patch.object(torch.cuda, "_DeviceGuard", _NoGuard), mock.patch.object(triton_helpers, "libdevice", _Libdevice()), mock.patch.object(
-            interpreter, "_patch_lang_tensor", _with_index(interpreter._patch_lang_tensor)
+        with (
+            mock.patch.object(torch.cuda, "_DeviceGuard", _NoGuard),
+            mock.patch.object(triton_helpers, "libdevice", _Libdevice()),
+            mock.patch.object(interpreter, "_patch_lang_tensor", _with_index(interpreter._patch_lang_tensor)),
+            # Each sum computed a second time, to see it overflow: half of the interpreter's time.
+            mock.patch.object(interpreter.interpreter_builder, "options", dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)),
         ):
             call = self.scope["call"]
             return list(call(list(arguments)))
@@ -123,16 +128,18 @@ class _NoGuard:
 
 
 class _Launched:
-    """A kernel of the first of its configurations, with the grid that its launcher computes."""
+    """A kernel with the grid that its launcher computes. Of its configurations the one of the fewest programs, and of a sum in a loop at
+    least 64 rows a program: the interpreter takes its time by the program, not by the number."""
 
     def __init__(self, name: str, tuner: Any, launched: list[str]) -> None:
         self.name, self.tuner, self.launched = name, tuner, launched
-        self.config = tuner.configs[0]
+        self.config = max(tuner.configs, key=lambda config: config.kwargs.get("XBLOCK", 1) * config.kwargs.get("YBLOCK", 1))
+        if "R0_BLOCK" in self.config.kwargs:
+            self.config.kwargs["XBLOCK"] = max(self.config.kwargs["XBLOCK"], 64)
 
     def run(self, *arguments: Any, stream: int, **also: Any) -> None:
         self.launched.append(self.name)
-        fn = self.tuner.fn
-        blocks = dict(self.config.kwargs)
+        fn, blocks = self.tuner.fn, self.config.kwargs
         named = dict(zip([one for one in fn.arg_names if one not in blocks], arguments, strict=False))
         grid = triton_heuristics.GridExpr.from_meta(self.tuner.inductor_meta, self.config)
         scope = {**named, **blocks, **also}

@@ -38,7 +38,7 @@ def main(path: str, again: str | None = None) -> int:
         print(f"  skipped {len(names)}: {reason}")
         for name in names:
             print(f"      {name}")
-    slowest = sorted(cases, key=lambda case: -float(case.get("time", 0)))[:3]
+    slowest = sorted(cases, key=lambda case: -float(case.get("time", 0)))[:12]
     print("  slowest: " + ", ".join(f"{case.get('name')} {float(case.get('time')):.1f} s" for case in slowest))
     print(f"{states['passed']} passed, {states['failed']} failed, {states['skipped']} skipped")
     return 1 if states["failed"] or not states["passed"] else 0

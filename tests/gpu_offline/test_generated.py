@@ -42,8 +42,8 @@ WITHIN = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 
 
 
 class Decode(unittest.TestCase):
-    """A step behind 20 random positions, in float32, against the same step uncompiled: logits, and keys and values in place.
-    Each test names all calls of LibTorch in it; whatever else stands between kernels would be named among them."""
+    """A step behind 20 random positions, in float32 or, as on most GPUs, in bfloat16, against the same step uncompiled: logits, and keys
+    and values in place. Each test names all calls of LibTorch in it; whatever else stands between kernels would be named among them."""
 
     def test_a_language_model(self) -> None:
         self.assertEqual(self.step_of(family_named("causal_lm")(tiny_models.causal("llama"))), {})
@@ -53,7 +53,8 @@ class Decode(unittest.TestCase):
 
     def test_speech_with_guidance(self) -> None:
         """Two rows meet each matrix: cuBLAS would be called for two."""
-        self.assertEqual(self.step_of(family_named("chatterbox_t3")(tiny_models.chatterbox_t3())), {})
+        family = family_named("chatterbox_t3")(tiny_models.chatterbox_t3().to(torch.bfloat16))
+        self.assertEqual(self.step_of(family, dtype=torch.bfloat16), {})
 
     def test_speech_with_guidance_and_several_sequences(self) -> None:
         """The same calls as of a language model, of as many rows again."""
@@ -82,10 +83,11 @@ class Decode(unittest.TestCase):
         self.assertEqual(self.step_of(rounded("int8"), 3), {"extern_kernels.bmm": 1})
 
     def test_8_bits_with_guidance(self) -> None:
-        self.assertEqual(self.step_of(rounded("int8", family_named("chatterbox_t3")(tiny_models.chatterbox_t3()))), {})
+        family = family_named("chatterbox_t3")(tiny_models.chatterbox_t3().to(torch.bfloat16))
+        self.assertEqual(self.step_of(rounded("int8", family), dtype=torch.bfloat16), {})
 
     def test_4_bits(self) -> None:
-        self.assertEqual(self.step_of(rounded("int4")), {})
+        self.assertEqual(self.step_of(rounded("int4", dtype=torch.bfloat16), dtype=torch.bfloat16), {})
 
     def test_4_bits_and_several_sequences(self) -> None:
         self.assertEqual(self.step_of(rounded("int4"), 3), {"extern_kernels.bmm": 1})
@@ -123,9 +125,9 @@ class Decode(unittest.TestCase):
         return dict(collections.Counter(interpreted.others(code)))
 
 
-def rounded(kind: str, family: Family | None = None) -> Family:
-    """By default a language model whose every matrix has as many inputs as 4 bits ask for."""
-    family = family or family_named("causal_lm")(tiny_models.causal("qwen3", hidden_size=64, intermediate_size=96))
+def rounded(kind: str, family: Family | None = None, dtype: torch.dtype = torch.float32) -> Family:
+    """By default a language model whose every matrix has as many inputs as 4 bits ask for, in `dtype`."""
+    family = family or family_named("causal_lm")(tiny_models.causal("qwen3", hidden_size=64, intermediate_size=96).to(dtype))
     counts = quantised.quantise(family.model, family.step(), kind, family.numbers().vocabulary)
     assert counts[kind] >= 14, counts
     return family

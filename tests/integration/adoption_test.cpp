@@ -70,19 +70,6 @@ TEST(Adoption, AReadyWorkerKeepsItsProcessAndItsClientsNoticeNothing) {
     EXPECT_EQ(streamer.failed(), 0);
 }
 
-TEST(Adoption, LogsTellWhatCameBefore) {
-    Daemon daemon{fleet({evil_model("evil", "segv", "ok")})};
-    ASSERT_FALSE(daemon.load("evil"));
-    ASSERT_TRUE(daemon.wait_state("evil", "stopped"));  // else the next supervisor has an end of its own to tell
-    const auto lines = [&] { return daemon.call("logs.tail", {{"model", "evil"}}).value().at("lines").as_array(); };
-    const auto before = lines();
-    ASSERT_FALSE(before.empty());
-
-    kill_supervisor(daemon);
-
-    EXPECT_EQ(lines(), before);
-}
-
 TEST(Reload, AppliesWhatChangedAndKeepsWhatDidNot) {
     Daemon daemon{
         fleet({test_model("kept", "echo.pt"), test_model("changed", "echo.pt"), test_model("gone", "echo.pt")})};
@@ -141,6 +128,18 @@ TEST(Reload, SighupDoesTheSame) {
     ASSERT_TRUE(wait_gone(before));
     EXPECT_TRUE(daemon.load("fresh"));
     EXPECT_EQ(daemon.pid("echo"), worker);
+}
+
+TEST(Isolation, InferenceGoesOnWhileTheSupervisorIsStopped) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    auto channel = daemon.open("echo").value();
+    const pid_t supervisor = supervisor_of(daemon);
+
+    ::kill(supervisor, SIGSTOP);
+    for (int i = 0; i < 100; ++i) EXPECT_TRUE(infer_float(channel, "x", four, dims_four));
+    ::kill(supervisor, SIGCONT);
+
+    EXPECT_TRUE(daemon.call("daemon.info"));
 }
 
 }  // namespace

@@ -33,23 +33,6 @@ protected:
     }
 };
 
-TEST_F(Cli, PsShowsARowAWorker) {
-    ASSERT_EQ(daemon.cli({"load", "echo"}).exit_code, 0);
-
-    const auto rows = json_of({"ps"}).as_array();
-    const auto table = daemon.cli({"ps"});
-
-    ASSERT_EQ(rows.size(), 2u);
-    for (const char* key : {"model", "replica", "state", "pid", "device", "host_bytes", "gpu_bytes", "requests",
-                            "errors", "restarts", "generation"})
-        EXPECT_TRUE(rows[0].as_object().contains(key)) << key;
-    EXPECT_EQ(rows[0].at("state").as_string(), "ready");
-    EXPECT_EQ(rows[1].at("state").as_string(), "stopped");
-    EXPECT_TRUE(rows[1].at("pid").is_null());
-    EXPECT_THAT(table.out, AllOf(HasSubstr("echo"), HasSubstr("ready"), HasSubstr("stopped")));
-    EXPECT_THAT(table.out, ::testing::Not(HasSubstr("\x1b")));
-}
-
 TEST_F(Cli, LoadInferUnload) {
     const auto loaded = json_of({"load", "echo"});
     const auto inferred = json_of({"infer", "echo", "--input", "x=[1.5, -2, 3]"});
@@ -64,6 +47,7 @@ TEST_F(Cli, LoadInferUnload) {
     EXPECT_TRUE(inferred.as_object().contains("ms"));
     EXPECT_EQ(unloaded.at("receipts").at(0).at("ended").as_string(), "drained");
     EXPECT_TRUE(unloaded.at("receipts").at(0).at("verified").as_bool());
+    EXPECT_GT(unloaded.at("receipts").at(0).at("host_bytes").as_int64(), 1 << 20);
 }
 
 TEST_F(Cli, AFailedOperationExitsWith1AndSaysWhatToDo) {
@@ -149,6 +133,19 @@ TEST_F(Cli, UpgradeKeepsEveryWorkerAndItsChannels) {
     EXPECT_TRUE(infer_float(channel, "x", x, dims)) << "opened before, and used after";
     EXPECT_EQ(daemon.cli({"upgrade", "--supervisor-only"}).exit_code, 0);
     EXPECT_EQ(daemon.pid("echo"), echo);
+}
+
+TEST(ControlSocket, AnswersSocatByHand) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+
+    const auto finished = run({"socat", "-t5", "-", "UNIX-CONNECT:" + daemon.socket().string()}, {},
+                              "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"daemon.info\"}\n");
+
+    EXPECT_EQ(finished.exit_code, 0) << finished.err;
+    const auto answer = json::parse(finished.out);
+    EXPECT_EQ(answer.at("id").as_int64(), 1);
+    EXPECT_EQ(answer.at("result").at("keeper_pid").as_int64(), daemon.keeper().pid());
+    EXPECT_EQ(answer.at("result").at("socket").as_string(), daemon.socket().string());
 }
 
 }  // namespace

@@ -38,23 +38,6 @@ std::string limit_of(pid_t pid, std::string_view name) {
     return {};
 }
 
-TEST(Crash, ClientsHearOfADeathBeforeItsProcessCanBeReaped) {
-    // Half a gigabyte, which the kernel takes some time to free.
-    Daemon daemon{fleet({minimal_model("big", "MINIMAL_BALLAST_BYTES: \"536870912\"")}), minimal()};
-    auto channel = daemon.open("big").value();
-    ASSERT_TRUE(infer_float(channel, "x", four, dims_four));
-    const pid_t worker = daemon.pid("big");
-    const UniqueFd pidfd = open_pidfd(worker);
-    ASSERT_TRUE(pidfd);
-
-    ::kill(worker, SIGKILL);
-    EXPECT_TRUE(is_readable(channel.fd(), 30'000));
-    EXPECT_FALSE(is_readable(pidfd.get())) << "it could be reaped by then";
-    auto reply = infer_float(channel, "x", four, dims_four);
-    ASSERT_FALSE(reply);
-    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
-}
-
 struct Fault {
     const char* mode;
     const char* signal;

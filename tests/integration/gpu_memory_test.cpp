@@ -1,5 +1,5 @@
-/// Memory of a GPU from grant to receipt: the fake NVML, real processes, and a worker whose device memory is a line in
-/// the fake's machine that only the test takes out again.
+/// A GPU's quarantine: the fake NVML, real processes, and workers whose device memory is a line in the fake's machine that
+/// only the test takes out again.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,10 +9,8 @@
 
 #include <fmt/format.h>
 
-#include "ipc/base/unique_fd.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
-#include "tests/support/file_text.h"
 
 namespace bulkhead::test {
 namespace {
@@ -33,10 +31,9 @@ protected:
     }
     [[nodiscard]] std::string file() const { return folder_.path() / "machine"; }
     void set(const std::string& machine) const { std::filesystem::rename(folder_.write("next", machine), file()); }
-    [[nodiscard]] std::string machine() const { return file_text(file()); }
-    [[nodiscard]] std::string gpu_model(const std::string& name, const std::string& extra = {}) const {
+    [[nodiscard]] std::string gpu_model(const std::string& name) const {
         return minimal_model(name, fmt::format("MINIMAL_GPU_FILE: {}, MINIMAL_GPU_BYTES: \"{}\"", file(), had),
-                             "device: cuda:0\n" + extra);
+                             "device: cuda:0\n");
     }
     /// Its process dies of its own doing: a kill from outside would blame nobody.
     void crash(const Daemon& daemon, const std::string& model) const {
@@ -66,39 +63,6 @@ protected:
     TemporaryFolder folder_;
     SpawnOptions options_;
 };
-
-TEST_F(GpuMemory, OfARestartIsGrantedOnlyWhenThePredecessorsIsBack) {
-    Daemon daemon{fleet({gpu_model("m")}), options_};
-    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
-    const pid_t first = daemon.pid("m");
-    EXPECT_EQ(daemon.row("m").at("gpu_bytes").as_int64(), had);
-
-    ::kill(first, SIGKILL);  // its line stays: a worker that was granted memory now would fail for it
-    ASSERT_TRUE(daemon.wait_until("m", [](const json::object& row) {
-        return row.at("generation").as_int64() == 2 && row.at("state").as_string() == "loading";
-    }));
-    EXPECT_THAT(machine(), HasSubstr(fmt::format("process 0 {} ", first)));
-    set(card);
-
-    EXPECT_TRUE(daemon.wait_state("m", "ready"));
-    EXPECT_EQ(daemon.row("m").at("generation").as_int64(), 2);
-    EXPECT_EQ(daemon.row("m").at("restarts").as_int64(), 1);
-    set(card + fmt::format("process 0 {} {}\n", daemon.pid("m"), had));
-    EXPECT_TRUE(daemon.unload("m")->at("verified").as_bool());
-}
-
-TEST_F(GpuMemory, OfAnUnloadIsInItsReceiptByTheDriversAccount) {
-    Daemon daemon{fleet({gpu_model("m")}), options_};
-    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
-    set(card + fmt::format("process 0 {} {} late_reads=6\n", daemon.pid("m"), had));
-
-    const auto receipt = daemon.unload("m").value();
-
-    EXPECT_EQ(receipt.at("gpu_bytes").as_int64(), had);
-    EXPECT_EQ(receipt.at("gpu_bytes_by").as_string(), "process");
-    EXPECT_TRUE(receipt.at("verified").as_bool()) << json::serialize(receipt);
-    EXPECT_TRUE(receipt.at("held_by").as_array().empty());
-}
 
 TEST_F(GpuMemory, QuarantineOutlivesItsSupervisor) {
     Daemon daemon{fleet({gpu_model("one"), gpu_model("two"), gpu_model("three")}), options_};

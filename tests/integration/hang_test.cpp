@@ -88,22 +88,6 @@ TEST(Hang, AStoppedIdleWorkerIsFoundByPs) {
     EXPECT_EQ(daemon.crash_of("m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
 }
 
-TEST(Hang, AWorkerStoppedAmidARequestIsFoundByItsDeadline) {
-    Daemon daemon{fleet({minimal_model("m", "EVIL_RUN: deadlock", "deadlines: {request: 1s}")}), minimal()};
-    auto channel = daemon.open("m").value();
-    const pid_t former = daemon.pid("m");
-    StateEvents events{daemon};
-    const std::uint64_t request = submit_four(channel);
-    EXPECT_FALSE(events.reason_of("busy").empty());
-
-    ASSERT_EQ(::kill(former, SIGSTOP), 0);
-
-    EXPECT_THAT(events.reason_of("crashed"), HasSubstr("made no step for"));
-    expect_lost(channel.wait(request));
-    expect_replaced(daemon, "m", former);
-    EXPECT_EQ(daemon.crash_of("m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
-}
-
 /// One thread of another process, stopped while this lives. Must be used by one thread.
 class StoppedThread {
 public:

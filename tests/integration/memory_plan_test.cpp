@@ -65,15 +65,6 @@ TEST(MemoryPlan, ALoadUnloadsWhoIsIdle) {
     EXPECT_LE(memory_of_cpu(daemon).at("resident").to_number<std::uint64_t>(), 165u << 20);
 }
 
-TEST(MemoryPlan, AChannelIsOpenedWhenThereIsRoom) {
-    Daemon daemon{fleet({holder("a"), holder("b")}) + one_and_a_half, minimal()};
-    for (const char* model : {"a", "b", "a"}) {
-        auto channel = daemon.open(model);
-        ASSERT_TRUE(channel) << channel.error().text();
-        EXPECT_TRUE(infer_float(*channel, "x", four, dims_four));
-    }
-}
-
 TEST(MemoryPlan, APinnedModelStays) {
     Daemon daemon{fleet({holder("a"), holder("b")}) + one_and_a_half, minimal()};
     ASSERT_TRUE(daemon.load("a"));
@@ -84,12 +75,6 @@ TEST(MemoryPlan, APinnedModelStays) {
 
     ASSERT_TRUE(daemon.call("model.pin", {{"model", "a"}, {"pin", false}}));
     EXPECT_TRUE(daemon.load("b"));
-}
-
-TEST(MemoryPlan, AnIdleModelIsUnloadedAfterItsTime) {
-    Daemon daemon{fleet({minimal_model("a", "", "keep_alive: 100ms\n")}), minimal()};
-    ASSERT_TRUE(daemon.load("a"));
-    EXPECT_TRUE(daemon.wait_state("a", "stopped"));
 }
 
 TEST(MemoryPlan, OthersGetRoomWithReceipts) {

@@ -1,6 +1,5 @@
 // The demo's two models give what their own Python gives.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -53,31 +52,6 @@ TEST(RealModels, MiniLmEqualsTheReferenceImplementationThroughTheCli) {
     const auto compared = run(compare);
 
     EXPECT_EQ(compared.exit_code, 0) << compared.out << compared.err;
-}
-
-TEST(Stateful, ServesOneClientAtATimeAndIsResetBetweenThem) {
-    Daemon daemon{fleet({silero_vad()})};
-    const std::array<std::int64_t, 2> dims{1, 512};
-    std::vector<float> tone(512);
-    for (std::size_t i = 0; i < tone.size(); ++i) tone[i] = 0.3f * std::sin(0.05f * static_cast<float>(i));
-    const auto two_chunks = [&](Channel& channel) {
-        (void)infer_float(channel, "x", tone, dims, {{"sr", 16000}}).value();
-        return infer_float(channel, "x", tone, dims, {{"sr", 16000}}).value().outputs[0].as<float>()[0];
-    };
-    float first = 0;
-    {
-        auto channel = daemon.open("silero-vad").value();
-        first = two_chunks(channel);
-
-        const auto second = daemon.open("silero-vad");
-        ASSERT_FALSE(second);
-        EXPECT_EQ(second.error().code, ErrorCode::busy) << second.error().text();
-    }
-    Result<Channel> next = daemon.open("silero-vad");
-    while (!next && next.error().code == ErrorCode::busy) next = daemon.open("silero-vad");
-    ASSERT_TRUE(next) << next.error().text();
-
-    EXPECT_EQ(two_chunks(*next), first);
 }
 
 }  // namespace

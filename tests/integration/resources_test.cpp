@@ -26,7 +26,6 @@ public:
     SmallDisk(const SmallDisk&) = delete;
     SmallDisk& operator=(const SmallDisk&) = delete;
     [[nodiscard]] bool mounted() const noexcept { return mounted_; }
-    void make_read_only() const { ::mount("tmpfs", folder_.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr); }
 
 private:
     std::filesystem::path folder_;

@@ -11,7 +11,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/use_future.hpp>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "bulkhead/async_channel.h"
@@ -60,30 +59,6 @@ private:
     std::list<AsyncChannel> channels_;
     std::jthread thread_{[this] { loop_.run(); }};
 };
-
-TEST(RestingClient, LeavesTheWorkersRoomToOthersAfterABurst) {
-    Daemon daemon{fleet({minimal_model("m", {}, "channel: {input: 64KiB, output: 64KiB, max: 56MiB, worker_max: 64MiB}\n")}),
-                  minimal()};
-    Channel other = daemon.open("m").value();
-    constexpr std::array<std::int64_t, 1> room{32 << 20};
-    AsioClient client{daemon.socket()};
-    client.run([&]() -> asio::awaitable<void> {
-        AsyncChannel* channel = co_await client.open("m");
-        const std::vector<std::int64_t> most(1, 48 << 20);  // GCC 12 takes no list of its own in what is awaited
-        const Result<Input> burst = co_await channel->async_allocate(wire::DType::uint8, most, use_awaitable);
-        EXPECT_TRUE(burst) << burst.error().text();
-        const Result<Input> refused = other.allocate(wire::DType::uint8, room);
-        EXPECT_TRUE(!refused && refused.error().code == ErrorCode::resources_exhausted)
-            << "the burst leaves too little, or this shows nothing";
-    });
-
-    // The client rests: nobody uses its channel.
-    Result<Input> input = other.allocate(wire::DType::uint8, room);
-    for (const auto until = std::chrono::steady_clock::now() + 20s; !input && std::chrono::steady_clock::now() < until;)
-        input = other.allocate(wire::DType::uint8, room);
-
-    EXPECT_TRUE(input) << input.error().text();
-}
 
 TEST(RestingClient, ReturnsWhatItLentWhenItsOwnerUnloads) {
     Daemon daemon{fleet({test_model("a", "echo.pt"), test_model("b", "echo.pt")})};

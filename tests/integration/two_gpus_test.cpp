@@ -1,5 +1,5 @@
 /// Models on two GPUs of different sizes, those of the fake NVML: where each is placed, who goes for whom, and what
-/// happens when a driver lies, stalls, or loses one of them.
+/// happens when a driver stalls, or loses one of them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -90,23 +90,6 @@ TEST_F(TwoGpus, HoldWhatFitsAndTheIdleGoForWhatDoesNot) {
     EXPECT_EQ(daemon.state("large"), "ready") << "nobody went for what can never fit";
 }
 
-TEST_F(TwoGpus, AGameThatStartsSendsSomebodyIdleAwayAndIsSeenInTheLedger) {
-    Daemon daemon{fleet({model("little", 6, "device: cuda:0\n"), model("middle", 14)}) + margins, options_};
-    ASSERT_TRUE(daemon.load("little")) << daemon.why("little");
-    ASSERT_TRUE(daemon.load("middle")) << daemon.why("middle");
-    set(fmt::format("process 0 0 {}\n", 2 * gib));
-    ASSERT_TRUE(daemon.wait_state("little", "stopped"));
-    EXPECT_THAT(daemon.why("little"), HasSubstr("less than is in use"));
-    EXPECT_EQ(daemon.state("middle"), "ready");
-    EXPECT_EQ(ledger(daemon, "GPU-small").at("foreign").to_number<std::uint64_t>(), 2 * gib);
-
-    const auto refused = daemon.load("little");
-    ASSERT_FALSE(refused);
-    EXPECT_THAT(refused.error().text(), HasSubstr("2.0 GiB are others'"));
-    set("");
-    EXPECT_TRUE(daemon.load("little")) << daemon.why("little");
-}
-
 TEST_F(TwoGpus, ModelsOfOneThatIsLostMoveToTheOther) {
     Daemon daemon{fleet({model("little", 6, "device: ['cuda:0', 'cuda:1']\npreload: true\n"),
                          model("only", 1, "device: cuda:0\n"), model("middle", 10, "device: cuda:1\n")}) +
@@ -131,24 +114,6 @@ TEST_F(TwoGpus, ModelsOfOneThatIsLostMoveToTheOther) {
     EXPECT_TRUE(comes([&] { return daemon.load("only").has_value(); })) << daemon.why("only");
 }
 
-TEST_F(TwoGpus, ADriverThatTellsNonsenseChangesNothingForWhoRuns) {
-    Daemon daemon{fleet({model("little", 6), model("middle", 14), model("small", 1)}) + margins, options_};
-    ASSERT_TRUE(daemon.load("little")) << daemon.why("little");
-    ASSERT_TRUE(daemon.load("middle")) << daemon.why("middle");
-    set(fmt::format("process 0 0 {}\nprocess 1 0 {}\n", 100 * gib, 100 * gib));  // more than there is
-
-    const auto refused = daemon.load("small");
-    ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code, ErrorCode::resources_exhausted) << refused.error().text();
-    const auto status = daemon.call("gpu.status").value();
-    const std::string state{status.at("gpus").at(0).at("state").as_string()};
-    EXPECT_THAT(state, HasSubstr("failing: the driver says that"));
-    EXPECT_EQ(daemon.state("little"), "ready");
-    EXPECT_EQ(daemon.state("middle"), "ready");
-    set("");
-    EXPECT_TRUE(daemon.load("small")) << daemon.why("small");
-}
-
 TEST_F(TwoGpus, ADriverThatHangsOrIsGoneChangesNothingForWhoRuns) {
     Daemon daemon{fleet({model("little", 6), minimal_model("cpu")}) + margins, options_};
     ASSERT_TRUE(daemon.load("little")) << daemon.why("little");
@@ -166,27 +131,6 @@ TEST_F(TwoGpus, ADriverThatHangsOrIsGoneChangesNothingForWhoRuns) {
     set("");
     EXPECT_TRUE(comes([&] { return daemon.call("gpu.status")->at("nvml").as_bool(); }));
     EXPECT_TRUE(daemon.unload("little")->at("verified").as_bool());
-}
-
-TEST_F(TwoGpus, ADriverThatDoesNotAnswerAtTheStartIsAskedAgainAndTheLimitsHoldThen) {
-    set("driver unknown\n");
-    Daemon daemon{fleet({model("third", 6, "device: cuda:0\npreload: true\n"), model("first", 6, "device: cuda:0\n"),
-                         model("second", 6, "device: cuda:0\n"), minimal_model("cpu")}) +
-                      margins + "startup: [first]\n",
-                  options_};
-    EXPECT_TRUE(daemon.load("cpu"));
-    const auto refused = daemon.load("second");
-    ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code, ErrorCode::resources_exhausted) << refused.error().text();
-    EXPECT_THAT(refused.error().text(), HasSubstr("loading second on cuda:0: starting NVML: Unknown Error"));
-    EXPECT_THAT(daemon.why("first"), HasSubstr("which GPUs there are is not known"));
-    set("");
-    ASSERT_TRUE(daemon.wait_state("first", "ready")) << daemon.why("first");
-    EXPECT_TRUE(comes([&] { return daemon.why("third").find("not preloaded") != std::string::npos; })) << daemon.why("third");
-    EXPECT_EQ(daemon.state("first"), "ready") << "no preload evicts another";
-    ASSERT_TRUE(daemon.load("second")) << daemon.why("second");
-    EXPECT_EQ(daemon.state("first"), "stopped") << "both do not fit";
-    EXPECT_THAT(daemon.why("first"), HasSubstr("second needs its place"));
 }
 
 }  // namespace

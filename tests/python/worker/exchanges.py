@@ -100,6 +100,12 @@ BREAKING = [
     Exchange("a slab_lend without a descriptor", _named("slab_lend", 5, layout.SLAB_LEND.pack(slab_id=1 << 31, kind=1, size_bytes=4096)), ends=True),
 ]
 
+#: The channel ends, if the client agreed to nothing.
+UNAGREED = [
+    Exchange("a slab_return", _named("slab_return", 0, layout.SLAB_NAME.pack(slab_id=1)), ends=True),
+    Exchange("a slab_lend", _lend(1 << 31, 4096, _memfd), ends=True),
+]
+
 #: The request fails, or the message is ignored; the channel lives on.
 REFUSED = [
     Exchange("an unknown method", lambda client: client.infer(5, client.tensor(), method="backward"), "method_unknown", 5),
@@ -147,6 +153,7 @@ REFUSED = [
         {"slab_id": client.input, "offset_bytes": 0, "size_bytes": 16, "generation": 9}), request=0),
     Exchange("the return of an output slab", lambda client: client.send("slab_return", layout.SLAB_NAME.pack(slab_id=client.output)), request=0),
     Exchange("the return of a slab that is not there", lambda client: client.send("slab_return", layout.SLAB_NAME.pack(slab_id=77)), request=0),
+    Exchange("the return of a loan that is not there", _named("slab_return", 0, layout.SLAB_NAME.pack(slab_id=1 << 31)), request=0),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bulkhead import layout
 from bulkhead.layout import DIRECTION, FEATURE, LIMITS, MESSAGE
-from exchanges import BEFORE_HELLO, BREAKING, MESSAGES, REFUSED, Exchange, sealed
+from exchanges import BEFORE_HELLO, BREAKING, MESSAGES, REFUSED, UNAGREED, Exchange, sealed
 from harness import BUILD, PROGRAMS, Client, Worker, ask_slab
 from link_conformance import LinkConformance
 
@@ -61,6 +61,8 @@ class Conformance(LinkConformance):
         client.send("slab_return", layout.SLAB_NAME.pack(slab_id=offer["slab_id"]))
         client.infer(1, client.tensor())
         self.assertEqual(client.error(), ("protocol_violation", 1))
+        client.send("slab_return", layout.SLAB_NAME.pack(slab_id=offer["slab_id"]))
+        self.assertEqual(client.error(), ("protocol_violation", 0))
         client.input = first
         self.lives(client)
 
@@ -210,11 +212,9 @@ class Conformance(LinkConformance):
         for exchange in BREAKING:
             with self.subTest(exchange.name):  # type: ignore[attr-defined]
                 self.play(worker.open_channel(), exchange)
-        with self.subTest("a message that was not agreed"):  # type: ignore[attr-defined]
-            client = worker.open_channel(0)
-            client.send("slab_return", layout.SLAB_NAME.pack(slab_id=client.input))
-            self.assertEqual(client.error(), ("protocol_violation", 0))
-            self.assertTrue(client.is_over())
+        for exchange in UNAGREED:
+            with self.subTest(exchange.name):  # type: ignore[attr-defined]
+                self.play(worker.open_channel(0), exchange)
 
     def test_what_cannot_be_is_refused_and_the_channel_lives(self) -> None:
         worker = self.loaded()

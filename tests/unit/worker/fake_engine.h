@@ -136,10 +136,6 @@ public:
             {"moves", moves}, {"copies", copies}, {"buckets", boost::json::array{}}, {"eager", boost::json::object{}}};
     }
 
-    [[nodiscard]] const std::vector<std::int64_t>& presence_of(std::uint32_t slot) const {
-        return slots_.at(slot).presence;
-    }
-
     std::function<void()> at_launch;     ///< where a test holds a step up
     std::string fails;                   ///< the call that errs
     std::int32_t not_finite_after = -1;  ///< this token stands for logits that are not numbers

@@ -3,7 +3,6 @@
 /// What the tests of generation share: a loaded package, and sequences stepped through its engine.
 
 #include <memory>
-#include <optional>
 #include <random>
 #include <vector>
 

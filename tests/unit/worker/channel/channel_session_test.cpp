@@ -20,18 +20,6 @@ TEST_F(ChannelTest, RefusesAnUnknownMethodByNamingTheKnownOnes) {
     client.expect_result(2);
 }
 
-TEST_F(ChannelTest, ReportsTheModelsOwnFailureAndGoesOn) {
-    TestClient client = first_channel();
-
-    client.infer(1, "throw", {client.tensor({1})});
-    client.infer(2, "fail", {client.tensor({1})});
-    client.infer(3, "echo", {client.tensor({1})});
-
-    EXPECT_NE(client.expect_error(1, ErrorCode::inference_failed).attempt.find("own words"), std::string::npos);
-    client.expect_error(2, ErrorCode::inference_failed);
-    client.expect_result(3);
-}
-
 TEST_F(ChannelTest, TakesBackTheOutputsOfAFailedInference) {
     spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
     TestClient client = first_channel();

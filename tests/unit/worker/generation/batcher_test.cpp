@@ -4,11 +4,9 @@ namespace bulkhead::worker::generation {
 namespace {
 
 using testing::Contains;
-using testing::Each;
 using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::Not;
-using testing::StartsWith;
 
 TEST_F(BatcherTest, LeavesTheLastPromptTokenToTheFirstStep) {
     make(FakeEngine::usual());

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <poll.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 

@@ -10,21 +10,6 @@ namespace {
 
 using RequestQueue = LoopTest;
 
-TEST_F(RequestQueue, AnswersARequestWhoseDeadlinePassesInTheQueue) {
-    TestClient client = first_channel();
-    client.infer(1, "wait", {client.tensor({1})});
-    log->gate.await_arrivals(1);
-
-    client.infer(2, "echo", {client.tensor({2}, 64)}, {}, 5ms);
-
-    EXPECT_NE(client.expect_error(2, ErrorCode::deadline_exceeded).attempt.find("waiting"), std::string::npos);
-    log->gate.open();
-    client.expect_result(1);
-    client.infer(3, "echo", {client.tensor({3}, 64)});
-    client.expect_result(3);
-    EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 3"}));
-}
-
 TEST_F(RequestQueue, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
     spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
     TestClient client = first_channel();

@@ -12,28 +12,6 @@ using WorkerLoop = LoopTest;
 
 // --- the link and the load
 
-TEST_F(WorkerLoop, WaitsForTheGrantAndAnswersMeanwhile) {
-    load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
-        if (Result<> granted = context.wait_for_grant(12345); !granted) return granted.error();
-        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
-    };
-    start();
-    configure();
-    EXPECT_EQ(number(expect_said("grant_asked"), "device_bytes"), 12345U);
-
-    say({{"type", "hello_asked"}});
-    EXPECT_EQ(expect_said("hello").at("state").at("phase").as_string(), "loading");
-    TestClient client = introduce();
-    client.expect_error(0, ErrorCode::model_loading);
-    client.expect_end();
-    const boost::json::object refused = expect_said("channel_refused");
-    EXPECT_EQ(number(refused, "channel"), client.id);
-    EXPECT_EQ(refused.at("code").as_string(), "model_loading");
-
-    say({{"type", "grant"}});
-    expect_said("ready");
-}
-
 TEST_F(WorkerLoop, WaitsForItsGrantLongerThanForAnythingElse) {
     spec.deadlines.load = 1ms;
     load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
@@ -164,17 +142,6 @@ TEST_F(WorkerLoop, RefusesAConfigurationOfAnotherRelease) {
 
     EXPECT_EQ(expect_said("failed").at("code").as_string(), "config_invalid");
     EXPECT_EQ(expect_exit(), 78);
-}
-
-TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGone) {
-    TestClient client = first_channel();
-    client.infer(1, "wait", {client.tensor({1})});
-    log->gate.await_arrivals(1);
-
-    link.reset();
-
-    EXPECT_EQ(expect_exit(), 1);
-    client.expect_end();
 }
 
 TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGoneAmidALoad) {

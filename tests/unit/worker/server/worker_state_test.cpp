@@ -49,7 +49,7 @@ TEST_F(WorkerState, ListsMoreChannelsThanOnePacketMayBringDescriptorsOf) {
 TEST_F(WorkerState, TellsWhereALoadIs) {
     Gate capture;
     load = [&](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
-        if (Result<> granted = context.wait_for_grant(1); !granted) return granted.error();
+        if (Result<> granted = context.wait_for_grant(12345); !granted) return granted.error();
         context.progress("capturing", 0, 2, "steps", "forward");
         capture.pass();
         return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
@@ -63,7 +63,7 @@ TEST_F(WorkerState, TellsWhereALoadIs) {
     EXPECT_EQ(state(1), R"({"configured":false,"phase":"starting","in_flight":0,"grant":"none"})");
 
     configure();
-    expect_said("grant_asked");
+    EXPECT_EQ(number(expect_said("grant_asked"), "device_bytes"), 12345U);
     EXPECT_EQ(state(2), R"({"configured":true,"phase":"loading","in_flight":0,"grant":"asked"})");
 
     say({{"type", "grant"}});

@@ -184,20 +184,6 @@ TEST_F(SlabLend, ALargeSlabIsMappedWhileAnInferenceOfAnotherChannelRuns) {
     busy.expect_result(1);
 }
 
-TEST_F(SlabLend, WithoutADescriptorOrUnagreedItIsTheEndOfTheChannel) {
-    start_ready();
-    const ForeignSlab slab;
-    TestClient bare = open_channel(both);
-    bare.send(channel::encode(channel::SlabLend{1, first_id, wire::SlabKind::host_memfd, ForeignSlab::size_bytes}));
-    bare.expect_error(0, ErrorCode::protocol_violation);
-    bare.expect_end();
-
-    TestClient unagreed = open_channel(wire::feature_returning);
-    lend(unagreed, 1, first_id, slab.memfd.get());
-    unagreed.expect_error(0, ErrorCode::protocol_violation);
-    unagreed.expect_end();
-}
-
 TEST_F(SlabLend, AModelThatWritesIntoItsInputsIsLentNothing) {
     class Scribbler final : public FakeModel {
     public:

@@ -105,28 +105,6 @@ TEST_F(SlabReturn, AnInputSlabGoesWhenTheRequestThatReadsItHasEnded) {
     client.expect_result(4);
 }
 
-TEST_F(SlabReturn, WhatCannotBeReturnedIsAnErrorAndTooManyOfThemTheEnd) {
-    TestClient client = first_channel(both);
-    TestClient other = open_channel(both);
-    const std::uint32_t output = client.find_slab(wire::SlabDirection::output)->offer.slab_id;
-    const std::uint32_t input = client.find_slab(wire::SlabDirection::input)->offer.slab_id;
-
-    return_slab(client, output);  // not withdrawn
-    return_slab(client, 77);      // never offered
-    return_slab(client, input);
-    return_slab(client, input);  // twice
-    return_slab(client, wire::lent_slab_id_min);
-
-    for (const std::string_view why : {"not withdrawn", "does not have", "slab", "does not have"})
-        EXPECT_NE(client.expect_error(0, ErrorCode::protocol_violation).attempt.find(why), std::string::npos) << why;
-    fill(client, 1, 16);  // the channel lives, without inputs
-    for (int i = 0; i < 13; ++i) return_slab(client, 77);
-    for (int i = 0; i < 13; ++i) client.expect_error(0, ErrorCode::protocol_violation);
-    client.expect_end();
-    other.infer(1, "echo", {other.tensor({1})});
-    other.expect_result(1);
-}
-
 TEST_F(SlabReturn, AClientThatNeverFreesMeetsItsBoundAndNobodyElseDoes) {
     spec.channel.bytes_max = 8 * mib;
     spec.channel.idle = 1h;  // nothing of the other one's is withdrawn

@@ -8,8 +8,7 @@ import unittest
 
 import bulkhead
 from bulkhead import layout
-from bulkhead.aio import channel as aio_channel
-from bulkhead.layout import FEATURE, FLAG
+from bulkhead.layout import FEATURE
 from fake_worker import FakeWorker
 
 
@@ -95,29 +94,6 @@ class Inference(Opened):
         self.assertTrue(99_000 < layout.INFER.unpack(body)["deadline_ms"] <= 100_000)
         self.worker.answer(head["request_id"], [1.0])
         await task
-
-
-class Streams(Opened):
-    features = FEATURE["streaming"]
-
-    async def test_leaving_a_stream_cancels_it_and_gives_back_what_still_comes(self) -> None:
-        async def leave() -> None:
-            async for _ in self.channel.stream(x=[1.0]):
-                break
-
-        leaving = asyncio.ensure_future(leave())
-        head, _ = await asyncio.to_thread(self.worker.expect, "infer")
-        self.worker.answer(head["request_id"], [0.0], flags=FLAG["more"])
-        await leaving
-        cancelled, _ = await asyncio.to_thread(self.worker.expect, "cancel")
-        self.assertEqual(cancelled["request_id"], head["request_id"])
-        self.worker.answer(head["request_id"], [1.0], offset=64, generation=2, flags=FLAG["more"])
-        self.worker.error(head["request_id"], 9)
-        serving = asyncio.ensure_future(asyncio.to_thread(self.echo, 2))
-        await self.channel.infer(x=[1.0])
-        await self.channel.infer(x=[1.0])
-        await serving
-        self.assertIn((64, 2), self.worker.released)
 
 
 class Lending(Opened):

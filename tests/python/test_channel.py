@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import bulkhead
 from bulkhead import layout
 from bulkhead.channel import Channel
-from bulkhead.layout import FEATURE, FLAG, LIMITS
+from bulkhead.layout import FEATURE, LIMITS
 from bulkhead.shared_tensors import Arena
-from fake_worker import SEAL_GROW, SEAL_SEAL, FakeWorker
+from fake_worker import FakeWorker
 from opened import Opened
 
 

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <functional>
-#include <numeric>
 #include <vector>
 
 #include <gmock/gmock.h>

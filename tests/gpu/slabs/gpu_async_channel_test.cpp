@@ -22,7 +22,6 @@ namespace bulkhead::test {
 namespace {
 
 namespace asio = boost::asio;
-using cuda::Gpu;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
@@ -132,25 +131,6 @@ TEST_F(GpuAsyncChannel, WhoWaitsForASlabOfAWorkerThatDrainsAsksTheNext) {
     channel.reset();
     control.reset();
     loop.context.restart(), loop.context.poll();  // closes what the two had, and lets the scripts end
-}
-
-TEST_F(GpuAsyncChannel, AWorkerThatCannotMakeTheSlabTellsItsAskerAlone) {
-    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
-    echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";
-    start();
-    AsyncChannel channel = open_async();
-    std::optional<ErrorCode> refused;
-    std::optional<Result<Input>> on_host;
-    channel.async_allocate_on_gpu(wire::DType::float32, {count}, [&](Result<Input> input) {
-        ASSERT_FALSE(input);
-        refused = input.error().code;
-    });
-    channel.async_allocate(wire::DType::uint8, {16 << 20}, [&](Result<Input> input) { on_host = std::move(input); });
-    run_until([&] { return refused && on_host; });
-
-    EXPECT_EQ(refused, ErrorCode::out_of_memory);
-    ASSERT_TRUE(*on_host) << on_host->error().text();
-    EXPECT_FALSE((*on_host)->gpu());
 }
 
 TEST_F(GpuAsyncChannel, AtRestItLetsGoWhenItsWorkerIsToEnd) {

@@ -1,7 +1,6 @@
 /// What messages may say of a GPU, spoken by hand: a client to a worker's event loop, a worker to the C++ client, and a
 /// client that dies between any two of its steps.
 
-#include <array>
 #include <limits>
 #include <optional>
 

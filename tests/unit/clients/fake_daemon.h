@@ -3,9 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <string>

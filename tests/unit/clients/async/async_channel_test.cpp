@@ -64,34 +64,6 @@ TEST(AsyncChannel, EveryKindOfTokenGetsItsReply) {
     EXPECT_THAT(seen, ElementsAre(1, 2, 3, 4));
 }
 
-TEST(AsyncChannel, SeveralAreInFlightAndEndAsTheAnswersCome) {
-    std::array<Gate, 3> seen;
-    FakeWorker worker{[&](FakeWorker& w) {
-        w.greet();
-        std::vector<std::uint64_t> ids;
-        for (int i = 0; i < 3; ++i) ids.push_back(w.expect<channel::Infer>().request_id);
-        w.answer(ids[2], {});
-        seen[2].wait();
-        w.send(channel::encode(channel::Failure{ids[0], {ErrorCode::inference_failed, "it raised", ""}}));
-        seen[0].wait();
-        w.answer(ids[1], {});
-        w.await_hang_up();
-    }};
-    Loop loop;
-    AsyncChannel channel = loop.adopt(worker).value();
-    const Input x = loop.filled(channel, {1, 2, 3});
-    const auto inputs = only(x);
-    std::vector<int> order;
-    for (int i = 0; i < 3; ++i)
-        channel.async_infer({.inputs = inputs}, [&, i](Result<Reply> reply) {
-            order.push_back(i);
-            seen[static_cast<std::size_t>(i)].open();
-            EXPECT_EQ(reply.has_value(), i != 0);
-        });
-    loop.context.restart(), loop.context.run();
-    EXPECT_THAT(order, ElementsAre(2, 0, 1));
-}
-
 TEST(AsyncChannel, AFullSlabIsGrownWhileTheLoopRunsOn) {
     Gate replied;
     FakeWorker worker{[&](FakeWorker& w) {
@@ -252,17 +224,6 @@ TEST(AsyncChannel, AReopenThatComesTooLateEndsOnlyTheOneThatNamedTheDeadline) {
     EXPECT_EQ(loop.until(hasty).error().code, ErrorCode::deadline_exceeded);
     EXPECT_TRUE(loop.until(patient));
     EXPECT_TRUE(loop.until(reply));
-}
-
-TEST(AsyncChannel, AWorkerThatRefusesIsTheErrorOfOpening) {
-    FakeWorker worker{[](FakeWorker& w) {
-        w.expect<channel::Hello>();
-        w.send(channel::encode(channel::Failure{0, {ErrorCode::busy, "it has its client", "wait"}}));
-    }};
-    FakeDaemon daemon{introducing({&worker})};
-    Loop loop;
-    AsyncControl control{loop.context.get_executor(), daemon.path()};
-    EXPECT_EQ(loop.open(control).error().code, ErrorCode::busy);
 }
 
 }  // namespace

@@ -2,12 +2,10 @@
 
 #include <atomic>
 #include <list>
-#include <string>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
-#include <poll.h>
 
 #include "bulkhead/async_channel.h"
 #include "clients/cpp/base/limits.h"

@@ -1,8 +1,6 @@
 /// Answers that come in parts: in order, bounded, and never twice.
 
-#include <array>
 #include <optional>
-#include <vector>
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
@@ -20,7 +18,6 @@ namespace bulkhead {
 namespace {
 
 namespace asio = boost::asio;
-using namespace std::chrono_literals;
 using namespace test;
 using testing::HasSubstr;
 
@@ -40,25 +37,6 @@ std::int64_t token_of(const Reply& reply) { return reply.values.at("token").as_i
 template <typename C>
 class ChannelStreaming : public testing::Test {};
 TYPED_TEST_SUITE(ChannelStreaming, BothClients, ClientNames);
-
-TYPED_TEST(ChannelStreaming, PartsComeInOrderAndTheLastEndsTheRequest) {
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        const auto request = w.expect<channel::Infer>();
-        for (int token = 0; token < 3; ++token) send_token(w, request.request_id, token, token < 2);
-        w.await_hang_up();
-    }};
-    {
-        TypeParam channel = adopt<TypeParam>(worker).value();
-        const std::uint64_t id = channel.submit({.method = "generate", .in_parts = true}).value();
-        for (int token = 0; token < 3; ++token) {
-            const Reply part = channel.next(id).value();
-            EXPECT_EQ(token_of(part), token);
-            EXPECT_EQ(part.more, token < 2);
-        }
-        EXPECT_EQ(channel.next(id).error().code, ErrorCode::input_invalid) << "an answer ends once";
-    }
-}
 
 TYPED_TEST(ChannelStreaming, AWorkerThatDiesLeavesWhatCameAndSaysHowMuchThatWas) {
     FakeWorker worker{[](FakeWorker& w) {

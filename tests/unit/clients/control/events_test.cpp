@@ -1,6 +1,5 @@
 /// Events through the deaths of supervisors: what is known, and what is said of the rest.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "bulkhead/events.h"

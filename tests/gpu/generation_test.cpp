@@ -1,7 +1,6 @@
 #include <cmath>
 #include <numeric>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/gpu/loaded_model.h"

@@ -10,7 +10,6 @@
 
 #include "ipc/cuda/gpu.h"
 #include "tests/gpu/loaded_model.h"
-#include "tests/gpu/models.h"
 #include "tests/gpu/nvml.h"
 #include "worker/slabs/request_outputs.h"
 

@@ -57,31 +57,19 @@ void expect_replay_equals_eager(LoadedModel& graphs, LoadedModel& eager, const s
     for (const auto& [name, tensor] : *wanted) expect_near(replayed->at(name), tensor);
 }
 
-TEST(Graphs, ReplayOfATorchScriptModelEqualsEagerForEveryBucket) {
+TEST(Graphs, ReplayEqualsEagerForEveryBucketOfTorchScriptAndPackage) {
     SKIP_WITHOUT_GPU();
     Random random;
-    LoadedModel graphs = loaded("mlp", "graphs: required\n");
-    LoadedModel eager = loaded("mlp", "graphs: off\n");
-
-    for (const std::int64_t count : {1, 8, 32}) {
-        const std::string shapes = "[[" + std::to_string(count) + ",64]]";
-        const std::int64_t before = graphs.bucket(shapes, "hits");
-        expect_replay_equals_eager(graphs, eager, {rows(random, count)});
-        EXPECT_EQ(graphs.bucket(shapes, "hits"), before + 1);
-    }
-}
-
-TEST(Graphs, ReplayOfAnAotInductorPackageEqualsEagerForEveryBucket) {
-    SKIP_WITHOUT_GPU();
-    Random random;
-    LoadedModel graphs = loaded("mlp-package", "graphs: required\n");
-    LoadedModel eager = loaded("mlp-package", "graphs: off\n");
-
-    for (const std::int64_t count : {2, 8, 32}) {
-        const std::string shapes = "[[" + std::to_string(count) + ",64]]";
-        const std::int64_t before = graphs.bucket(shapes, "hits");
-        expect_replay_equals_eager(graphs, eager, {rows(random, count)});
-        EXPECT_EQ(graphs.bucket(shapes, "hits"), before + 1);
+    for (const auto& [model, least] : {std::pair{"mlp", 1}, std::pair{"mlp-package", 2}}) {
+        SCOPED_TRACE(model);
+        LoadedModel graphs = loaded(model, "graphs: required\n");
+        LoadedModel eager = loaded(model, "graphs: off\n");
+        for (const std::int64_t count : {least, 8, 32}) {
+            const std::string shapes = "[[" + std::to_string(count) + ",64]]";
+            const std::int64_t before = graphs.bucket(shapes, "hits");
+            expect_replay_equals_eager(graphs, eager, {rows(random, count)});
+            EXPECT_EQ(graphs.bucket(shapes, "hits"), before + 1);
+        }
     }
 }
 

@@ -14,6 +14,9 @@
 #include <sstream>
 #include <string_view>
 #include <thread>
+#include <type_traits>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "tests/soak/soak.h"
@@ -66,37 +69,25 @@ int main(int argc, char** argv) {
     end_with_the_daemons();
     ::testing::InitGoogleTest();  // the fixture reports through it
     bulkhead::soak::Options options;
+    const std::pair<std::string_view, std::variant<std::int64_t*, std::uint64_t*, int*>> numbers[] = {
+        {"--worker-kills", &options.worker_kills}, {"--supervisor-kills", &options.supervisor_kills},
+        {"--client-kills", &options.client_kills}, {"--memory-histories", &options.memory_histories},
+        {"--swap-seconds", &options.swap_seconds}, {"--workers", &options.workers},
+        {"--clients", &options.clients},           {"--life-ms", &options.life_ms_max},
+        {"--pause-ms", &options.pause_ms},         {"--minutes", &options.minutes},
+        {"--seed", &options.seed}};
     for (int i = 1; i < argc; ++i) {
         const std::string_view name{argv[i]};
         const char* value = i + 1 < argc ? argv[++i] : nullptr;
         if (value == nullptr) return std::fputs(usage, stderr), 2;
-        const long number = std::strtol(value, nullptr, 10);
-        if (name == "--model")
+        if (name == "--model") {
             options.model = value;
-        else if (name == "--worker-kills")
-            options.worker_kills = number;
-        else if (name == "--supervisor-kills")
-            options.supervisor_kills = number;
-        else if (name == "--client-kills")
-            options.client_kills = number;
-        else if (name == "--memory-histories")
-            options.memory_histories = number;
-        else if (name == "--swap-seconds")
-            options.swap_seconds = number;
-        else if (name == "--workers")
-            options.workers = static_cast<int>(number);
-        else if (name == "--clients")
-            options.clients = static_cast<int>(number);
-        else if (name == "--life-ms")
-            options.life_ms_max = static_cast<int>(number);
-        else if (name == "--pause-ms")
-            options.pause_ms = static_cast<int>(number);
-        else if (name == "--minutes")
-            options.minutes = number;
-        else if (name == "--seed")
-            options.seed = static_cast<std::uint64_t>(number);
-        else
-            return std::fputs(usage, stderr), 2;
+            continue;
+        }
+        const auto number = std::ranges::find(numbers, name, [](const auto& one) { return one.first; });
+        if (number == std::end(numbers)) return std::fputs(usage, stderr), 2;
+        std::visit([&](auto* to) { *to = static_cast<std::remove_pointer_t<decltype(to)>>(std::strtol(value, nullptr, 10)); },
+                   number->second);
     }
     if (std::ranges::find(bulkhead::soak::kinds, options.model) == std::end(bulkhead::soak::kinds))
         return std::fputs(usage, stderr), 2;

@@ -7,8 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "bulkhead/events.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/soak/soak.h"

@@ -1,5 +1,4 @@
 #include <cstring>
-#include <memory>
 #include <random>
 #include <vector>
 

@@ -12,7 +12,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::Each;
-using testing::IsEmpty;
 using worker::generation::Engine;
 using worker::generation::Function;
 using worker::generation::Parts;

@@ -30,22 +30,10 @@ protected:
             if (asked->at("type").as_string() == "hello_asked") return asked->at("nonce").to_number<std::uint64_t>();
         return 0;
     }
-    void answer(FakeWorker& worker, std::string_view phase, json::object more = {}) {
+    void answer(FakeWorker& worker, std::string_view phase, const json::object& more = {}) {
         worker.received.clear();
         ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
-        json::object hello{{"type", "hello"},
-                           {"protocol", json::array{1, 1}},
-                           {"model", worker.name.model},
-                           {"replica", worker.name.replica},
-                           {"generation", worker.name.generation},
-                           {"pid", worker.pid},
-                           {"nonce", nonce(worker)},
-                           {"channels", json::array{}},
-                           {"state", {{"configured", true}, {"phase", phase}, {"in_flight", 0}, {"grant", "none"}}}};
-        if (phase == "ready" || phase == "draining")
-            hello["loaded"] = {{"load_ms", 12}, {"torch", "2.11.0"}, {"device", "cpu"}, {"graphs", json::object{}}};
-        for (auto& [name, value] : more) hello[name] = value;
-        worker.say(hello);
+        worker.hello_again({{"configured", true}, {"phase", phase}, {"in_flight", 0}, {"grant", "none"}}, more);
     }
     ReplicaRecord kept(const FakeWorker& worker) {
         return ReplicaRecord::parse(keeper_.ledgers.at(worker.name.generation)).value();

@@ -42,17 +42,31 @@ struct FakeWorker {
     void say_text(std::string_view text) { (void)send_packet(link.get(), text); }
     void print(std::string_view text) { (void)!::write(output.get(), text.data(), text.size()); }
 
+    boost::json::object introduction() const {
+        return {{"type", "hello"},
+                {"protocol", boost::json::array{1, 1}},
+                {"model", name.model},
+                {"replica", name.replica},
+                {"generation", name.generation},
+                {"pid", pid},
+                {"channels", boost::json::array{}}};
+    }
     void hello(int page = -1) {
-        boost::json::object said{{"type", "hello"},
-                                 {"protocol", boost::json::array{1, 1}},
-                                 {"model", name.model},
-                                 {"replica", name.replica},
-                                 {"generation", name.generation},
-                                 {"pid", pid},
-                                 {"channels", boost::json::array{}}};
+        boost::json::object said = introduction();
         if (page < 0) return say(said);
         said["page"] = true;
         (void)send_packet(link.get(), boost::json::serialize(said), {&page, 1});
+    }
+    /// What a new supervisor asks for; `more` has the last word.
+    void hello_again(const boost::json::object& state, const boost::json::object& more = {}) {
+        boost::json::object said = introduction();
+        for (const auto& one : received)
+            if (one.at("type") == "hello_asked") said["nonce"] = one.at("nonce");
+        said["state"] = state;
+        if (state.at("phase") == "ready" || state.at("phase") == "draining")
+            said["loaded"] = {{"load_ms", 12}, {"torch", "2.11.0"}, {"device", "cpu"}, {"graphs", boost::json::object{}}};
+        for (const auto& [member, value] : more) said[member] = value;
+        say(said);
     }
     void ready() {
         say({{"type", "ready"},

@@ -1,6 +1,5 @@
 #include "supervisor/base/async_mutex.h"
 
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>

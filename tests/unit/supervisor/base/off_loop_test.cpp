@@ -8,7 +8,6 @@
 #include <future>
 #include <vector>
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "supervisor/base/proc_files.h"

@@ -1,7 +1,6 @@
 #include "supervisor/base/proc_files.h"
 
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -2,8 +2,6 @@
 
 #include <sys/resource.h>
 
-#include <fstream>
-
 #include <gmock/gmock.h>
 
 #include "supervisor/base/limits.h"

@@ -57,6 +57,11 @@ protected:
             worker->ready();
         }
     }
+    void load(ControlClient& client, const std::string& model, std::size_t replicas) {
+        send(client, 1, "model.load", {{"model", model}});
+        make_ready(replicas);
+        EXPECT_TRUE(client.answer().contains("result"));
+    }
     void drain_and_exit(FakeWorker& worker) {
         ASSERT_TRUE(test::run_until(io_, [&] { return worker.got("drain"); }));
         worker.say({{"type", "drained"}});
@@ -105,9 +110,7 @@ TEST_F(MethodsTest, StatusHasOneRowAReplicaWithExactlyTheDocumentedMembers) {
 
 TEST_F(MethodsTest, StatusDoesNotWaitForAWorkerThatDoesNotAnswer) {
     auto client = connect();
-    send(client, 1, "model.load", {{"model", "a"}});
-    make_ready(1);
-    EXPECT_TRUE(client.answer().contains("result"));
+    load(client, "a", 1);
     const auto rows = client.call("fleet.status").at("result").at("models").as_array();
     EXPECT_EQ(rows[0].at("state").as_string(), "ready");
     EXPECT_EQ(rows[0].at("pid").to_number<int>(), keeper_.latest().pid);
@@ -216,9 +219,7 @@ TEST_F(MethodsTest, AChannelIsAPairWhoseOtherEndTheWorkerHas) {
 
 TEST_F(MethodsTest, ChannelsSpreadOverReplicas) {
     auto client = connect();
-    send(client, 1, "model.load", {{"model", "b"}});
-    make_ready(2);
-    EXPECT_TRUE(client.answer().contains("result"));
+    load(client, "b", 2);
     const auto first = client.call("channel.open", {{"model", "b"}, {"client", "x"}}).at("result").at("replica");
     const auto second = client.call("channel.open", {{"model", "b"}, {"client", "x"}}).at("result").at("replica");
     EXPECT_NE(first, second);
@@ -226,9 +227,7 @@ TEST_F(MethodsTest, ChannelsSpreadOverReplicas) {
 
 TEST_F(MethodsTest, ChannelOpenNeitherUndoesAnUnloadNorLiftsAQuarantine) {
     auto client = connect();
-    send(client, 1, "model.load", {{"model", "a"}});
-    make_ready(1);
-    EXPECT_TRUE(client.answer().contains("result"));
+    load(client, "a", 1);
     send(client, 2, "model.unload", {{"model", "a"}});
     ASSERT_TRUE(test::run_until(io_, [&] { return keeper_.latest().got("drain"); }));
     auto other = connect();
@@ -247,9 +246,7 @@ TEST_F(MethodsTest, ChannelOpenNeitherUndoesAnUnloadNorLiftsAQuarantine) {
 
 TEST_F(MethodsTest, RestartGivesReceiptsAndANewProcess) {
     auto client = connect();
-    send(client, 1, "model.load", {{"model", "a"}});
-    make_ready(1);
-    EXPECT_TRUE(client.answer().contains("result"));
+    load(client, "a", 1);
     send(client, 2, "model.restart", {{"model", "a"}});
     drain_and_exit(*keeper_.workers[0]);
     make_ready(2);
@@ -284,9 +281,7 @@ TEST_F(MethodsTest, SubscribersSeeStatesProgressAndReceiptsOfTheirModels) {
 
 TEST_F(MethodsTest, LogsAreTailedAndFollowed) {
     auto client = connect();
-    send(client, 1, "model.load", {{"model", "a"}});
-    make_ready(1);
-    EXPECT_TRUE(client.answer().contains("result"));
+    load(client, "a", 1);
     keeper_.latest().print("one\ntwo \x1b[2J\n");
     Model& model = *fleet_.find("a").value();
     ASSERT_TRUE(test::run_until(io_, [&] { return model.log.last_line(0, 1).starts_with("two"); }));
@@ -308,9 +303,7 @@ TEST_F(MethodsTest, LogsAreTailedAndFollowed) {
 TEST_F(MethodsTest, AModelThatIsStoppedIsNotCalledChangedByWhatItWasLoadedFrom) {
     auto client = connect();
     const std::map<std::string, std::string> today{{"a", "another"}, {"b", "another"}};
-    send(client, 1, "model.load", {{"model", "a"}});
-    make_ready(1);
-    EXPECT_TRUE(client.answer().contains("result"));
+    load(client, "a", 1);
     EXPECT_THAT(fleet_.differing_from(today), testing::ElementsAre("a")) << "it runs with something else";
 
     send(client, 2, "model.unload", {{"model", "a"}});
@@ -343,9 +336,7 @@ TEST_F(MethodsTest, InfoHasExactlyTheDocumentedMembers) {
 
 TEST_F(MethodsTest, StopUnloadsEverythingAndLoadsNothingMore) {
     auto client = connect();
-    send(client, 1, "model.load", {{"model", "a"}});
-    make_ready(1);
-    EXPECT_TRUE(client.answer().contains("result"));
+    load(client, "a", 1);
     send(client, 2, "daemon.stop");
     ASSERT_TRUE(test::run_until(io_, [&] { return keeper_.latest().got("drain"); }));
     auto other = connect();

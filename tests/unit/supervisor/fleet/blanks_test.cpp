@@ -183,16 +183,8 @@ TEST_F(BlanksTest, TheNextSupervisorEndsThemAndAdoptsThoseThatHaveAModel) {
     supervise_anew({spec_of("a")});
     EXPECT_TRUE(blank.got_signal(SIGKILL));
     ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
-    worker.say({{"type", "hello"},
-                {"protocol", json::array{1, 1}},
-                {"model", "a"},
-                {"replica", 0},
-                {"generation", 2},
-                {"pid", worker.pid},
-                {"nonce", worker.received.back().at("nonce")},
-                {"channels", json::array{}},
-                {"state", {{"configured", true}, {"phase", "ready"}, {"in_flight", 0}, {"grant", "none"}}},
-                {"loaded", {{"load_ms", 12}, {"torch", "2.11.0"}, {"device", "cpu"}, {"graphs", json::object{}}}}});
+    worker.hello_again({{"configured", true}, {"phase", "ready"}, {"in_flight", 0}, {"grant", "none"}},
+                       {{"model", "a"}, {"generation", 2}});
     ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
     EXPECT_EQ(replica("a").process()->name, (WorkerName{"a", 0, 2}));
     EXPECT_GE(context_.generation_last, 3u);
@@ -216,15 +208,7 @@ TEST_F(BlanksTest, OneThatWasTakenAndNotConfiguredIsConfiguredByTheNextSuperviso
 
     supervise_anew({spec_of("a")});
     ASSERT_TRUE(wait([&] { return blank.got("hello_asked"); }));
-    blank.say({{"type", "hello"},
-               {"protocol", json::array{1, 1}},
-               {"model", blank.name.model},
-               {"replica", 0},
-               {"generation", blank.name.generation},
-               {"pid", blank.pid},
-               {"nonce", blank.received.back().at("nonce")},
-               {"channels", json::array{}},
-               {"state", {{"configured", false}, {"phase", "starting"}, {"in_flight", 0}, {"grant", "none"}}}});
+    blank.hello_again({{"configured", false}, {"phase", "starting"}, {"in_flight", 0}, {"grant", "none"}});
     ASSERT_TRUE(wait([&] { return blank.got("configure"); }));
     EXPECT_EQ(configure_of(blank).at("generation").to_number<int>(), 2);
 }

@@ -45,22 +45,10 @@ protected:
     }
     /// Answers its new supervisor.
     void answer(FakeWorker& worker, bool configured, bool is_ready, std::uint32_t in_flight) {
-        json::object hello{{"type", "hello"},
-                           {"protocol", json::array{1, 1}},
-                           {"model", worker.name.model},
-                           {"replica", worker.name.replica},
-                           {"generation", worker.name.generation},
-                           {"pid", worker.pid},
-                           {"nonce", worker.received.back().at("nonce")},
-                           {"channels", json::array{}},
-                           {"state",
-                            {{"configured", configured},
-                             {"phase", is_ready ? "ready" : "loading"},
-                             {"in_flight", in_flight},
-                             {"grant", "none"}}}};
-        if (is_ready)
-            hello["loaded"] = {{"load_ms", 12}, {"torch", "2.11.0"}, {"device", "cpu"}, {"graphs", json::object{}}};
-        worker.say(hello);
+        worker.hello_again({{"configured", configured},
+                            {"phase", is_ready ? "ready" : "loading"},
+                            {"in_flight", in_flight},
+                            {"grant", "none"}});
     }
 };
 

@@ -1,7 +1,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -5,7 +5,6 @@
 #include <array>
 #include <csignal>
 #include <fstream>
-#include <sstream>
 #include <thread>
 
 #include <gmock/gmock.h>

@@ -4,7 +4,6 @@
 
 #include <condition_variable>
 #include <mutex>
-#include <set>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -16,7 +15,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::EndsWith;
-using testing::HasSubstr;
 using testing::StartsWith;
 
 /// Takes nothing while it is shut.

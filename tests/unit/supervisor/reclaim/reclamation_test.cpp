@@ -47,6 +47,13 @@ protected:
         Reclamation::start(io_, off_loop_, gpus_, trace_, true,
                            [this](Reclaimed reclaimed) { done_ = std::move(reclaimed); });
     }
+    /// What a worker of this machine leaves.
+    void reclaim(const std::string& processes) {
+        machine(processes);
+        sample();
+        end_worker();
+        start();
+    }
     /// Lets some looks pass.
     void look_on(int looks = 4) {
         for (int i = 0; i < looks && !done_; ++i) {
@@ -77,20 +84,14 @@ protected:
 };
 
 TEST_F(GpuReclamation, IsVerifiedByTheDriversAccountOfTheProcess) {
-    machine(process(worker_.pid(), had));
-    sample();
-    end_worker();
-    start();
+    reclaim(process(worker_.pid(), had));
     EXPECT_TRUE(reclaimed().verified());
     EXPECT_EQ(returned().bytes, had);
     EXPECT_EQ(returned().by, "process");
 }
 
 TEST_F(GpuReclamation, WaitsForMemoryThatComesBackLateAlthoughItIsAtRestMeanwhile) {
-    machine(process(worker_.pid(), had, "ghost"));
-    sample();
-    end_worker();
-    start();
+    reclaim(process(worker_.pid(), had, "ghost"));
     look_on();
     ASSERT_FALSE(done_) << "equal readings alone prove nothing";
     machine("");
@@ -99,19 +100,13 @@ TEST_F(GpuReclamation, WaitsForMemoryThatComesBackLateAlthoughItIsAtRestMeanwhil
 }
 
 TEST_F(GpuReclamation, WaitsForLateMemoryOfWhichTheDriverNamesNoOwner) {
-    machine(process(worker_.pid(), had, "late_reads=8 unlisted"));
-    sample();
-    end_worker();
-    start();
+    reclaim(process(worker_.pid(), had, "late_reads=8 unlisted"));
     EXPECT_TRUE(reclaimed().verified());
     EXPECT_EQ(done_->remains.gpu_free_bytes, total);
 }
 
 TEST_F(GpuReclamation, NamesAGhostThatNeverFrees) {
-    machine(process(worker_.pid(), had, "ghost"));
-    sample();
-    end_worker();
-    start();
+    reclaim(process(worker_.pid(), had, "ghost"));
     const Reclaimed result = reclaimed();
     EXPECT_FALSE(result.verified());
     ASSERT_EQ(result.remains.held_by.size(), 1U);
@@ -173,10 +168,7 @@ TEST_F(GpuReclamation, WithoutFiguresWhatStillRisesIsNotAllThatComesBack) {
 }
 
 TEST_F(GpuReclamation, WithoutFiguresMemoryThatHasNotRisenAtAllIsNotBack) {
-    machine(process(worker_.pid(), had, "na ghost unlisted"));
-    sample();
-    end_worker();
-    start();
+    reclaim(process(worker_.pid(), had, "na ghost unlisted"));
     look_on();
     EXPECT_FALSE(done_);
     machine("");
@@ -222,10 +214,7 @@ TEST_F(GpuReclamation, OfALostGpuNothingCanBeVerified) {
 }
 
 TEST_F(GpuReclamation, WhereTheDriverTellsNoMemoryTheListOfProcessesIsTheMeasure) {
-    machine(process(worker_.pid(), had) + "device 0 na_memory\n");
-    sample();
-    end_worker();
-    start();
+    reclaim(process(worker_.pid(), had) + "device 0 na_memory\n");
     EXPECT_TRUE(reclaimed().verified());
     EXPECT_EQ(returned().bytes, had);
 }

@@ -15,7 +15,6 @@ namespace bulkhead::supervisor {
 namespace {
 
 using S = WorkerState;
-using E = WorkerEvent;
 
 std::string operations_page() {
     std::ostringstream page;

@@ -6,9 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
-#include <cstring>
+#include <ranges>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -18,30 +17,14 @@
 namespace bulkhead::supervisor {
 namespace {
 
-constexpr std::array inherited_names{"PATH",
-                                     "HOME",
-                                     "USER",
-                                     "LOGNAME",
-                                     "SHELL",
-                                     "LANG",
-                                     "LANGUAGE",
-                                     "TZ",
-                                     "TMPDIR",
-                                     "LD_LIBRARY_PATH",
-                                     "CUDA_HOME",
-                                     "CUDA_PATH",
-                                     "XDG_CACHE_HOME",
-                                     "HF_HOME",
-                                     "HF_HUB_CACHE",
-                                     "NVIDIA_VISIBLE_DEVICES",
-                                     "NVIDIA_DRIVER_CAPABILITIES",
-                                     "ASAN_OPTIONS",
-                                     "UBSAN_OPTIONS",
-                                     "TSAN_OPTIONS",
-                                     "LSAN_OPTIONS"};
+constexpr std::string_view inherited_names =
+    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH CUDA_HOME CUDA_PATH XDG_CACHE_HOME HF_HOME "
+    "HF_HUB_CACHE NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES ASAN_OPTIONS UBSAN_OPTIONS TSAN_OPTIONS LSAN_OPTIONS";
 
 bool may_pass(std::string_view name) {
-    return name.starts_with("LC_") || std::ranges::find(inherited_names, name) != inherited_names.end();
+    return name.starts_with("LC_") || std::ranges::any_of(std::views::split(inherited_names, ' '), [&](const auto& word) {
+               return std::string_view{word.begin(), word.end()} == name;
+           });
 }
 
 std::filesystem::path cache_home() {

@@ -4,6 +4,8 @@
 #include <fstream>
 #include <limits>
 #include <numeric>
+#include <ranges>
+#include <set>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -194,52 +196,21 @@ void read_draw(const Field& root, Manifest& manifest) {
 
 /// Members of a manifest, as clients/python/bulkhead/export/manifest.py lists them; those that may
 /// be null; and those that older exporters omit. Each value is checked when it is read.
-constexpr std::string_view members[] = {"format",
-                                        "family",
-                                        "name",
-                                        "exporter",
-                                        "torch",
-                                        "device",
-                                        "compute_capability",
-                                        "cpu_flags",
-                                        "dtypes",
-                                        "vocabulary",
-                                        "codebooks",
-                                        "rows",
-                                        "length",
-                                        "length_max",
-                                        "slots",
-                                        "slots_max",
-                                        "kv",
-                                        "buckets",
-                                        "prefill",
-                                        "decode",
-                                        "stop",
-                                        "delay_pattern",
-                                        "first_token",
-                                        "rope_delta",
-                                        "bos",
-                                        "sampling",
-                                        "methods",
-                                        "constants",
-                                        "weights",
-                                        "tokenizer",
-                                        "sampling_order",
-                                        "source",
-                                        "functions"};
-constexpr std::string_view nullable[] = {"compute_capability", "first_token", "bos", "delay_pattern", "prefill"};
-constexpr std::string_view optional[] = {"functions"};
+constexpr std::string_view required =
+    "format family name exporter torch device cpu_flags dtypes vocabulary codebooks rows length length_max slots slots_max kv "
+    "buckets decode stop rope_delta sampling methods constants weights tokenizer sampling_order source";
+constexpr std::string_view nullable = "compute_capability first_token bos delay_pattern prefill";
+constexpr std::string_view optional = "functions";
 
 void check_members(const Field& root) {
-    for (const std::string_view name : members)
-        if (!root.find(name) && std::ranges::find(nullable, name) == std::end(nullable) &&
-            std::ranges::find(optional, name) == std::end(optional))
-            (void)root[name];
-    const json::object& all = root.object();
-    for (const std::string_view name : nullable)
-        if (!all.contains(name)) (void)root[name];
-    for (const auto& member : all)
-        if (std::ranges::find(members, std::string_view{member.key()}) == std::end(members)) root.unknown(member.key());
+    std::set<std::string_view> known{optional};
+    for (const auto& [names, may_be_null] : {std::pair{required, false}, std::pair{nullable, true}})
+        for (const auto& word : std::views::split(names, ' ')) {
+            const std::string_view name = *known.emplace(word.begin(), word.end()).first;
+            if (may_be_null ? !root.object().contains(name) : !root.find(name)) (void)root[name];
+        }
+    for (const auto& member : root.object())
+        if (!known.contains(std::string_view{member.key()})) root.unknown(member.key());
 }
 
 /// Checks that each number of sequences up to `slots_max` has a function.

@@ -7,7 +7,6 @@
 #include <set>
 
 #include <boost/asio/post.hpp>
-#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "config/limits.h"

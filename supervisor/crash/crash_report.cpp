@@ -11,7 +11,6 @@
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <utility>

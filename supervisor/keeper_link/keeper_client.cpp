@@ -1,6 +1,5 @@
 #include "supervisor/keeper_link/keeper_client.h"
 
-#include <fcntl.h>
 #include <signal.h>
 
 #include <cerrno>

@@ -12,7 +12,6 @@
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 
 #include <fmt/format.h>

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include <boost/asio/post.hpp>
-#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "supervisor/base/text.h"

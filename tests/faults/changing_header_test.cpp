@@ -1,25 +1,15 @@
 // Fault 9: what a client says of its tensors while it is read.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <fstream>
 #include <thread>
 
 #include "tests/faults/raw_channel.h"
-#include "tests/integration/fixture/fleets.h"
 #include "tests/integration/fixture/sanitizer.h"
 
 namespace bulkhead::test {
 namespace {
-
-namespace json = boost::json;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(Fault09, AHeaderThatChangesUnderTheReaderIsReadOnceAndChecked) {
     if (finds_races) GTEST_SKIP() << "a race in this process is what it is about";

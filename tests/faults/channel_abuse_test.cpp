@@ -1,13 +1,11 @@
 // A client that only sends: a million requests, and it reads none of the answers.
 
 #include <gtest/gtest.h>
-#include <poll.h>
 
 #include "ipc/base/packet.h"
 #include "tests/faults/raw_channel.h"
 #include "tests/integration/fixture/fleets.h"
 #include "tests/integration/fixture/sanitizer.h"
-#include "tests/support/file_text.h"
 #include "tests/support/resident_kib.h"
 
 namespace bulkhead::test {

@@ -16,7 +16,6 @@
 namespace bulkhead::test {
 namespace {
 
-namespace json = boost::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
 

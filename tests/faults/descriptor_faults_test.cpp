@@ -14,7 +14,6 @@
 namespace bulkhead::test {
 namespace {
 
-namespace json = boost::json;
 using ::testing::HasSubstr;
 
 /// Number and target of every descriptor of a process.

@@ -15,7 +15,6 @@
 namespace bulkhead::test {
 namespace {
 
-namespace json = boost::json;
 using ::testing::HasSubstr;
 
 // That its GPU is quarantined, and the models on it are not, is shown with a fake keeper in tests/unit/supervisor: a

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <filesystem>
 
 #include "ipc/base/packet.h"
 #include "supervisor/keeper/base/packet_socket.h"

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <random>
-#include <set>
 #include <string>
 
 #include <fmt/format.h>

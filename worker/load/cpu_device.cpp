@@ -1,6 +1,5 @@
 #include <atomic>
 
-#include <fmt/format.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 
 #include "worker/generation/models/cpu_engine.h"

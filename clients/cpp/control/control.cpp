@@ -5,8 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/control/control_connection.h"
 #include "clients/cpp/control/control_rules.h"

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "supervisor/keeper/base/limits.h"
 #include "supervisor/keeper/base/packet_socket.h"
 
 namespace bulkhead::keeper {

@@ -2,7 +2,6 @@
 #include <map>
 #include <mutex>
 #include <sstream>
-#include <utility>
 
 #include "tests/fakes/fake_cuda/fake.h"
 

@@ -4,7 +4,6 @@
 ///
 /// WHAT is `answers`, or how it dies before it answers: `config`, `running`, `crash`, `mute`.
 
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <csignal>

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <cstddef>
-#include <cstring>
 #include <vector>
 
 #include "tests/unit/keeper/process_facts.h"

@@ -8,8 +8,6 @@
 
 namespace bulkhead::test {
 namespace {
-
-using keeper_link::Exited;
 using keeper_link::Type;
 using keeper_link::WorkerFate;
 using ::testing::HasSubstr;

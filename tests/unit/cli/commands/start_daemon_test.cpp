@@ -3,8 +3,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include <csignal>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

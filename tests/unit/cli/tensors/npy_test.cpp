@@ -1,7 +1,6 @@
 #include "clients/cli/tensors/npy.h"
 
 #include <cstring>
-#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

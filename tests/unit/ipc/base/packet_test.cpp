@@ -5,8 +5,6 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include <filesystem>
-
 #include <gtest/gtest.h>
 
 #include "tests/support/open_descriptors.h"

@@ -1,8 +1,5 @@
 #include "ipc/channel/tensor_layout.h"
 
-#include <array>
-#include <vector>
-
 #include <gtest/gtest.h>
 
 namespace bulkhead {

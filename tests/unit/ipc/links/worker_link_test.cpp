@@ -8,7 +8,6 @@
 #include <set>
 #include <type_traits>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace bulkhead::worker_link {

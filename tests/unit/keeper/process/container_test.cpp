@@ -5,8 +5,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <sched.h>
-
 #include "tests/unit/keeper/keeper_process.h"
 #include "tests/unit/keeper/process_facts.h"
 

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include "tests/unit/keeper/keeper_process.h"
 #include "tests/unit/keeper/process_facts.h"
@@ -16,7 +15,6 @@ namespace {
 
 using keeper_link::SpawnStep;
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::StartsWith;
 

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <iostream>
 
 #include "supervisor/keeper/state/saved_state.h"
 #include "tests/unit/keeper/keeper_process.h"

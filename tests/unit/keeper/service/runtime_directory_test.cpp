@@ -16,7 +16,6 @@
 #include "supervisor/keeper/base/limits.h"
 #include "supervisor/keeper/service/path_claim.h"
 #include "tests/unit/keeper/keeper_process.h"
-#include "tests/unit/keeper/process_facts.h"
 
 namespace bulkhead::test {
 namespace {

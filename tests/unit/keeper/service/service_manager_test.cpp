@@ -5,8 +5,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <cstring>
-
 #include "tests/unit/keeper/keeper_process.h"
 #include "tests/unit/keeper/process_facts.h"
 

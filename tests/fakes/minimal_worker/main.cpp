@@ -4,6 +4,7 @@
 ///
 ///   MINIMAL_BALLAST_BYTES  resident memory it fills at load
 ///   MINIMAL_RUN_MS         how long each request runs
+///   MINIMAL_RUN_GATE       a FIFO: a request ends once somebody has it open for writing
 ///   MINIMAL_LOAD_STEPS     how many steps its load reports, a tenth of a second apart
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
 ///   MINIMAL_GENERATES      not empty: it generates too, by the tests' fake engine, each step as long as MINIMAL_RUN_MS
@@ -126,6 +127,8 @@ public:
             fmt::print(stderr, "minimal: running\n");  // an event to wait for
             ::usleep(static_cast<useconds_t>(run_for_) * 1000);
         }
+        if (const char* gate = environment("MINIMAL_RUN_GATE"); *gate != '\0')
+            const UniqueFd opened{::open(gate, O_RDONLY | O_CLOEXEC)};
         if (gpu_) return gpu_->run(method, inputs, sink);
         if (is_evil_ && is_provoked(inputs))
             if (Result<> done = misbehave_as("EVIL_RUN"); !done) return done;

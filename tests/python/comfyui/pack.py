@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable
+from unittest import mock
 
 import bulkhead
 import stand_in_interface
@@ -80,9 +81,7 @@ class WithPack(unittest.TestCase):
 
     def serve(self, socket: str) -> bulkhead.Client:
         """The pack's daemon from now on, and a client of it for the test."""
-        previous = os.environ.get("BULKHEAD_SOCKET")
-        os.environ["BULKHEAD_SOCKET"] = socket
-        self.addCleanup(lambda: os.environ.pop("BULKHEAD_SOCKET") if previous is None else os.environ.update(BULKHEAD_SOCKET=previous))
+        self.enterContext(mock.patch.dict(os.environ, BULKHEAD_SOCKET=socket))
         client = bulkhead.connect(socket, name="test")
         self.addCleanup(client.close)
         return client

@@ -7,11 +7,11 @@ import gc
 import json
 import os
 import signal
-import tempfile
 import threading
 import unittest
 import uuid
 import weakref
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -195,44 +195,41 @@ class Interrupts(WithPack):
         self.client = self.fleet(slow={"run_ms": 600_000, "deadlines": {"request": "900s", "drain": "300ms", "kill": "300ms"}},
                                  loading={"environment": {"MINIMAL_LOAD_HANGS": "1"}})  # fmt: skip
 
-    def test_a_load_that_was_interrupted_is_reached_by_the_next_unload(self) -> None:
+    def busy(self) -> None:
+        until(self.client, "slow", lambda now: now["state"] == "busy")
+
+    def ends(self, work: Coroutine[Any, Any, Any], raised: type[BaseException], reached: Callable[[], Any],
+             act: Callable[[], Any]) -> None:  # fmt: skip
+        """Once `reached` has returned, `act` ends a node's work by that exception; it runs on the prompt's loop."""
+
         async def prompt() -> None:
-            asking = asyncio.ensure_future(self.echo("loading"))
-            await asyncio.to_thread(until, self.client, "loading", lambda now: now["state"] == "loading")
-            self.manager.interrupted = True
-            with self.assertRaises(Interrupted):
-                await asking
+            working = asyncio.ensure_future(work)
+            await asyncio.to_thread(reached)
+            act()
+            with self.assertRaises(raised):
+                await working
 
         asyncio.run(prompt())
+
+    def interrupt(self, work: Coroutine[Any, Any, Any], reached: Callable[[], Any]) -> None:
+        self.ends(work, Interrupted, reached, lambda: setattr(self.manager, "interrupted", True))
+
+    def test_a_load_that_was_interrupted_is_reached_by_the_next_unload(self) -> None:
+        self.interrupt(self.echo("loading"), lambda: until(self.client, "loading", lambda now: now["state"] == "loading"))
         self.assertEqual((self.manager.names(), row(self.client, "loading")["state"]), (["loading"], "loading"))
         self.manager.press_free()
         self.assertEqual((self.manager.names(), row(self.client, "loading")["state"]), ([], "stopped"))
 
     def test_a_request_that_is_interrupted_is_cancelled(self) -> None:
-        async def prompt() -> None:
-            asking = asyncio.ensure_future(self.echo("slow"))
-            await asyncio.to_thread(until, self.client, "slow", lambda now: now["state"] == "busy")
-            self.manager.interrupted = True
-            with self.assertRaises(Interrupted):
-                await asking
-
-        asyncio.run(prompt())
+        self.interrupt(self.echo("slow"), self.busy)
         self.assertFalse(self.manager.interrupted, "ComfyUI's flag is taken back, as its own nodes do")
         self.assertEqual(row(self.client, "slow")["errors"], 1, "the worker has answered `cancelled`")
 
     def test_a_request_that_waits_behind_another_clients_is_cancelled(self) -> None:
         with self.client.open("slow") as channel:
             channel.submit(x=[1.0])
-            until(self.client, "slow", lambda now: now["state"] == "busy")
-
-            async def prompt() -> None:
-                asking = asyncio.ensure_future(self.echo("slow"))
-                await asyncio.to_thread(until_queued, self.client, "slow", 1)
-                self.manager.interrupted = True
-                with self.assertRaises(Interrupted):
-                    await asking
-
-            asyncio.run(prompt())
+            self.busy()
+            self.interrupt(self.echo("slow"), lambda: until_queued(self.client, "slow", 1))
             now = row(self.client, "slow")
             self.assertEqual((now["queued"], now["in_flight"], now["errors"]), (0, 1, 1), "the other client's still runs")
 
@@ -240,16 +237,9 @@ class Interrupts(WithPack):
         """A server's request is what it waits for."""
         with self.client.open("slow") as channel:
             request = channel.submit(x=[1.0])
-            until(self.client, "slow", lambda now: now["state"] == "busy")
-
-            async def prompt() -> None:
-                unloading = asyncio.ensure_future(self.pack("nodes_fleet").UnloadModel.execute("slow"))
-                await asyncio.to_thread(until, self.client, "slow", lambda now: now["state"] != "busy")
-                self.manager.interrupted = True
-                with self.assertRaises(Interrupted):
-                    await unloading
-
-            asyncio.run(prompt())
+            self.busy()
+            unload = self.pack("nodes_fleet").UnloadModel.execute("slow")
+            self.interrupt(unload, lambda: until(self.client, "slow", lambda now: now["state"] != "busy"))
             with self.assertRaises(bulkhead.Error):
                 channel.wait(request)
         until(self.client, "slow", lambda now: now["state"] == "stopped")
@@ -261,7 +251,7 @@ class Interrupts(WithPack):
             with self.client.open("slow") as channel:
                 self.manager.on_prompt_thread(lambda: self.pack("manager").enlist("slow", row(self.client, "slow")))
                 asked = [channel.submit(x=[1.0]), channel.submit(x=[2.0])]
-                until(self.client, "slow", lambda now: now["state"] == "busy")
+                self.busy()
                 how()
                 for request in asked:
                     with self.assertRaises(bulkhead.Error) as refused:
@@ -271,79 +261,20 @@ class Interrupts(WithPack):
             self.client.load("slow")
 
     def test_a_model_that_is_removed_during_a_request_ends_it(self) -> None:
-        async def prompt() -> None:
-            asking = asyncio.ensure_future(self.echo("slow"))
-            await asyncio.to_thread(until, self.client, "slow", lambda now: now["state"] == "busy")
+        def rename() -> None:
             fleet = json.loads(self.daemon.fleet.read_text())
             self.daemon.fleet.write_text(json.dumps({**fleet, "models": {"renamed": fleet["models"]["slow"]}}))
-            await asyncio.to_thread(self.client.reload)
-            with self.assertRaises(self.pack("daemon").NodeError):
-                await asking
+            self.client.reload()
 
-        asyncio.run(prompt())
+        self.ends(self.echo("slow"), self.pack("daemon").NodeError, self.busy, rename)
         self.refused(lambda: asyncio.run(self.echo("slow")), "no model 'slow'", "renamed")
         self.manager.press_free()
         self.assertTrue(self.manager.thread_lives)
 
     def test_unload_during_a_request_drains_and_ends(self) -> None:
         """Of another node of the same prompt, which blocks the loop that the request is awaited on."""
-
-        async def prompt() -> None:
-            asking = asyncio.ensure_future(self.echo("slow"))
-            await asyncio.to_thread(until, self.client, "slow", lambda now: now["state"] == "busy")
-            self.manager.press_free()
-            with self.assertRaises(self.pack("daemon").NodeError):
-                await asking
-
-        asyncio.run(prompt())
+        self.ends(self.echo("slow"), self.pack("daemon").NodeError, self.busy, self.manager.press_free)
         self.assertEqual(row(self.client, "slow")["state"], "stopped")
-
-    def test_the_weights_of_a_repository_are_those_in_the_hubs_cache(self) -> None:
-        hub = {"runtime": "python", "engine": "a:B", "options": {"model": "owner/name"}}
-        self.daemon.fleet.write_text(json.dumps({"version": 1, "models": {"hub": hub}}))  # the daemon does not read it again
-        with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, {"HF_HOME": home, "HF_HUB_CACHE": ""}):
-            sizes = self.pack("sizes")
-
-            def expected(model: str, **more: Any) -> int:
-                return int(sizes.expected({"model": model, **more}))
-
-            self.assertEqual(expected("hub"), 0)
-            self.assertEqual(expected("hub", memory={"estimated": 5 * GIB, "measured": None}), 5 * GIB, "what is declared")
-            self.assertEqual(expected("hub", memory={"estimated": None, "measured": None}), 0)
-            kept = Path(home, "hub/models--owner--name")
-            for revision, size in (("old", 5), ("new", 7)):
-                (kept / "snapshots" / revision).mkdir(parents=True)
-                (kept / "snapshots" / revision / "model.safetensors").write_bytes(bytes(size))
-            (kept / "refs").mkdir()
-            (kept / "refs/main").write_bytes(b"\xff")
-            self.assertEqual(expected("hub"), 0, "a cache that cannot be read")
-            (kept / "refs/main").write_text("new")
-            self.assertEqual(expected("hub"), 7)
-            self.assertEqual(expected("hub", memory={"estimated": 5 * GIB}), 7, "weights on disk come before it")
-            text = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64, "dtype": "bfloat16"}
-            (kept / "snapshots/new/config.json").write_text(json.dumps({"text_config": text}))
-            self.assertEqual(expected("hub"), 7, "whose caches nobody knows")
-            hub |= {"engine": "bulkhead.engines.qwen3_vl:Qwen3VL", "options": {"model": "owner/name", "cache_lengths": [256, 1024]}}
-            self.daemon.fleet.write_text(json.dumps({"version": 1, "models": {"hub": hub}}))
-            self.assertEqual(expected("hub"), 7 + 2 * 3 * 2 * 8 * (256 + 1024) * 2)
-
-    def test_a_package_has_its_weights_and_its_cache(self) -> None:
-        manifest = {"kv": {"layers": 3, "heads": 2, "dim": 8}, "rows": 2, "length": 512, "slots": 4, "dtypes": {"kv": "float32"}}
-        with tempfile.TemporaryDirectory() as package:
-            Path(package, "weights.safetensors").write_bytes(bytes(9))
-            Path(package, "manifest.json").write_text(json.dumps(manifest))
-            for told, positions in (({}, 4 * 512), ({"generate": {"slots": 1, "length": 64}}, 64)):
-                model = {"runtime": "generate", "package": package, **told}
-                self.daemon.fleet.write_text(json.dumps({"version": 1, "models": {"package": model}}))
-                self.assertEqual(self.pack("sizes").expected({"model": "package"}), 9 + 2 * 3 * 2 * 8 * 2 * positions * 4)
-
-    def test_a_size_that_hardly_differs_is_not_written_again(self) -> None:
-        learnt = self.pack("learnt")
-        learnt.learn_size("one", 1000)
-        file = Path(self.user.name, "bulkhead.json")
-        for size, written in ((1030, 1000), (990, 1000), (1100, 1100)):
-            learnt.learn_size("one", size)
-            self.assertEqual(json.loads(file.read_text())["models"]["one"]["bytes"], written)
 
 
 class OnGpus(WithPack):
@@ -384,10 +315,6 @@ class OnGpus(WithPack):
         self.assertEqual(self.pack("sizes").of_process(told, True), 2 * GIB)
         self.manager.press_free()
         self.assertEqual(row(self.client, "first")["state"], "stopped")
-
-    def test_memory_is_told_in_the_unit_that_fits(self) -> None:
-        told = [self.pack("sizes").text(size) for size in (0, 3 << 19, GIB - 1, GIB, 35 * GIB // 2)]
-        self.assertEqual(told, ["0.0 MiB", "1.5 MiB", "1024.0 MiB", "1.00 GiB", "17.50 GiB"])
 
     def test_gpus_are_matched_by_uuid_whatever_their_numbers(self) -> None:
         self.numbers = {cuda(0): GPUS[1], cuda(1): GPUS[0]}  # CUDA_DEVICE_ORDER

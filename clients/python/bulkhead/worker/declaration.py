@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -147,7 +148,8 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """JSON has numbers beyond a float: 1e999 is read as infinity."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_text(value: Any) -> bool:
@@ -178,7 +180,8 @@ def _article(kind: str) -> str:
 
 def _kind(value: Any) -> str:
     kinds = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array", dict: "an object"}
-    return "null" if value is None else kinds[type(value)]
+    is_beyond = type(value) is int and not _is_integer(value) or type(value) is float and not _is_number(value)
+    return "null" if value is None else kinds[type(value)] + (" beyond 64 bits" if is_beyond else "")
 
 
 def _short(value: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import bulkhead
 import httpx
 import numpy as np
-from daemon import Daemon
+from daemon import Daemon, row, until
 from PIL import Image
 
 SOURCE = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ import small_models  # noqa: E402
 FLEET = """
 version: 1
 models:
-  speech: {{runtime: python, engine: "bulkhead.engines.small_voice:SmallVoice", interpreter: {python}, device: cpu}}
+  speech: {{runtime: python, engine: "bulkhead.engines.small_voice:SmallVoice", interpreter: {python}, device: cpu, deadlines: {{request: 1h}}}}
   vision: {{runtime: python, engine: "bulkhead.engines.qwen3_vl:Qwen3VL", interpreter: {python}, device: cpu, options: {{model: {model}}}}}
 """
 WAV_HEADER_BYTES = 44
@@ -118,15 +118,18 @@ class Service(unittest.TestCase):
             self.assertEqual(answer.status_code, status, answer.text)
 
     def test_a_listener_that_goes_away_cancels(self) -> None:
+        """Its request ends with `cancelled`, which counts as an error: spoken to its end it would be none, and its deadline is
+        far beyond that."""
+        errors = row(self.client, "speech")["errors"]
         with self.long_speech():
             pass
-        begun = self.http.post("/speech", json={"text": "Hi."}, timeout=15)  # far sooner than at the long one's deadline, 30 s
-        self.assertEqual(begun.status_code, 200)
+        until(self.client, "speech", lambda now: now["state"] == "ready", seconds=240)
+        self.assertEqual(row(self.client, "speech")["errors"], errors + 1)
+        self.assertEqual(self.http.post("/speech", json={"text": "Hi."}).status_code, 200)
 
     def test_one_model_dies_and_the_other_answers(self) -> None:
         with self.long_speech() as pieces:
-            (row,) = [row for row in self.client.ps() if row["model"] == "speech"]
-            os.kill(row["pid"], 9)
+            os.kill(row(self.client, "speech")["pid"], 9)
             self.assertEqual(self.http.post("/questions", params={"prompt": "Still there?"}).status_code, 200)
             with self.assertRaises(httpx.RemoteProtocolError):
                 for _ in pieces:

@@ -63,6 +63,12 @@ class Exchanges(unittest.TestCase):
         (described,) = worker.tensors(body)
         return head["request_id"], described
 
+    def asking(self, how: str = "", **welcome: Any) -> tuple[FakeWorker, int]:
+        """A channel with the request `r` under way, whose input is `x`: the worker, and the request's number."""
+        worker = self.opened(**welcome)
+        self.do("put a x 1")
+        return worker, self.asked(worker, "r", how=how)[0]
+
     def serves(self, worker: FakeWorker, channel: str = "a") -> None:
         self.do(f"put {channel} seven 7")
         number, tensor = self.asked(worker, "last", "seven", channel=channel)
@@ -133,9 +139,7 @@ class Exchanges(unittest.TestCase):
     def test_an_answer_that_lies_breaks_the_channel_off(self) -> None:
         for name, say in BAD_ANSWERS.items():
             with self.subTest(name):
-                worker = self.opened(features=BOTH)
-                self.do("put a x 1")
-                self.asked(worker, "r")
+                worker, _ = self.asking(features=BOTH)
                 self.do("ask a after x")  # whatever comes first, this one is not answered
                 say(worker)
                 self.do("get after", "protocol_violation")
@@ -143,9 +147,7 @@ class Exchanges(unittest.TestCase):
                 self.gone(worker)
                 self.do("reset")
         with self.subTest("a slab withdrawn, which was not agreed"):
-            worker = self.opened()
-            self.do("put a x 1")
-            self.asked(worker, "r")
+            worker, _ = self.asking()
             worker.name_slab("slab_withdraw", 1)
             self.do("get r", "protocol_violation")
 
@@ -169,17 +171,13 @@ class Exchanges(unittest.TestCase):
         self.assertNotIn(tensor["lease"]["generation"], [one["lease"]["generation"] for _, one in sent.values()])
 
     def test_an_error_of_one_request_is_its_own(self) -> None:
-        worker = self.opened()
-        self.do("put a x 1")
-        number, _ = self.asked(worker, "r")
+        worker, number = self.asking()
         worker.error(number, 10, "x has rank 1", "send rank 2")
         self.do("get r", "shape_mismatch x has rank 1; send rank 2")
         self.serves(worker)
 
     def test_an_error_of_the_channel_ends_it_only_if_nothing_follows(self) -> None:
-        worker = self.opened()
-        self.do("put a x 1")
-        number, _ = self.asked(worker, "r")
+        worker, number = self.asking()
         worker.error(0, BROKEN, "a stale release")
         worker.answer(number, [1.0])
         self.do("get r", "ok 1")
@@ -212,9 +210,7 @@ class Exchanges(unittest.TestCase):
                 self.do("reset")
 
     def test_closing_refuses_what_is_new_and_answers_what_is_under_way(self) -> None:
-        worker = self.opened()
-        self.do("put a x 1")
-        number, _ = self.asked(worker, "r")
+        worker, number = self.asking()
         worker.send("closing", layout.CLOSING.pack(code=14, deadline_ms=1000))
         worker.answer(number, [1.0])
         self.do("get r", "ok 1")
@@ -236,9 +232,7 @@ class Exchanges(unittest.TestCase):
         self.serves(worker)
 
     def test_a_cancelled_request_ends_and_its_neighbour_lives(self) -> None:
-        worker = self.opened()
-        self.do("put a x 1")
-        number, _ = self.asked(worker, "r")
+        worker, number = self.asking()
         other, _ = self.asked(worker, "s")
         self.do("cancel r")
         self.assertEqual(worker.expect("cancel")[0]["request_id"], number)
@@ -266,9 +260,7 @@ class Exchanges(unittest.TestCase):
     # --- memory
 
     def test_an_output_goes_back_with_the_next_request_once_it_is_dropped(self) -> None:
-        worker = self.opened()
-        self.do("put a x 1")
-        number, _ = self.asked(worker, "r")
+        worker, number = self.asking()
         worker.answer(number, [1.0], offset=128, generation=9)
         self.do("get r", "ok 1")
         self.serves(worker)
@@ -329,18 +321,14 @@ class Exchanges(unittest.TestCase):
         self.assertEqual(sorted(worker.released), [(0, 1), (64, 2)])  # of the parts that nobody took
 
     def test_a_worker_that_dies_amid_parts_leaves_what_came(self) -> None:
-        worker = self.opened(features=FEATURE["streaming"])
-        self.do("put a x 1")
-        number, _ = self.asked(worker, "r", how="parts")
+        worker, number = self.asking(features=FEATURE["streaming"], how="parts")
         self.streams(worker, number, 2, last=False)
         worker.close()
         for expected in ("more 0", "more 1", "worker_lost"):
             self.do("get r", expected)
 
     def test_leaving_a_stream_cancels_it_and_gives_back_what_still_comes(self) -> None:
-        worker = self.opened(features=FEATURE["streaming"])
-        self.do("put a x 1")
-        number, _ = self.asked(worker, "r", how="parts")
+        worker, number = self.asking(features=FEATURE["streaming"], how="parts")
         worker.answer(number, [0.0], flags=FLAG["more"])
         self.do("get r", "more 0")
         self.do("leave r")
@@ -362,9 +350,10 @@ class Exchanges(unittest.TestCase):
         self.do("get r", "ok 4 5 6")
         return first, second
 
-    def forwarded(self, second: FakeWorker, request: str, lends: bool = True) -> tuple[int, int, dict[str, Any]]:
+    def forwarded(self, second: FakeWorker, request: str, lends: bool = True,
+                  channel: str = "b") -> tuple[int, int, dict[str, Any]]:  # fmt: skip
         """Sends `r` to it: the loan's number, the request's, and its tensor."""
-        self.client.begin(f"ask b {request} r")
+        self.client.begin(f"ask {channel} {request} r")
         loan, memory = second.borrow() if lends else (0, None)
         head, body = second.expect("infer")
         self.says("ok")
@@ -463,13 +452,9 @@ class Exchanges(unittest.TestCase):
 
     def test_an_output_may_go_back_to_its_own_worker(self) -> None:
         first, _ = self.given()
-        self.client.begin("ask a s r")
-        loan, _ = first.borrow()
-        head, body = first.expect("infer")
-        self.says("ok")
-        (tensor,) = first.tensors(body)
+        loan, number, tensor = self.forwarded(first, "s", channel="a")
         self.assertEqual(tensor["lease"]["slab_id"], loan)
-        first.answer(head["request_id"], first.floats(tensor))
+        first.answer(number, first.floats(tensor))
         self.do("get s", "ok 4 5 6")
 
 

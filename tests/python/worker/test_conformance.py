@@ -119,7 +119,7 @@ class Conformance(LinkConformance):
     def test_an_overrun_is_told(self) -> None:
         worker = self.loaded(run_ms=60_000, request="100ms")
         client = worker.open_channel()
-        client.infer(1, client.tensor())
+        client.infer(1, client.tensor(), deadline_ms=60_000)  # which is cut to the model's own
         self.assertEqual(client.error(), ("deadline_exceeded", 1))
         overrun = worker.expect("overrun")
         self.assertEqual((overrun["method"], overrun["budget_ms"]), ("forward", 100))

@@ -93,12 +93,13 @@ class Daemon:
         self._bulkhead("down")
         self.folder.cleanup()
 
-    def _bulkhead(self, *arguments: str) -> None:
+    def _bulkhead(self, *arguments: str) -> str:
         environment = {**os.environ, "XDG_CACHE_HOME": str(BUILD / "test-cache")}
         done = subprocess.run([str(BUILD / "bin" / "bulkhead"), "--socket", self.socket, *arguments],
                               capture_output=True, text=True, env=environment, timeout=120)  # fmt: skip
         if done.returncode != 0:
             raise RuntimeError(f"bulkhead {arguments[0]}: {done.stderr}")
+        return done.stdout
 
 
 class MinimalDaemon:

@@ -158,7 +158,9 @@ class Engines(unittest.TestCase):
 
     def test_the_declaration_is_told(self) -> None:
         with self.client.open("good") as channel:
-            act = channel.methods["act"]
+            methods, act = channel.methods, channel.methods["act"]
+        printed = self.daemon._bulkhead("info", "--model", "good", "--json")
+        self.assertEqual(json.loads(printed), {"model": "good", "methods": methods})
         self.assertEqual(act["description"], "Does it.")
         self.assertEqual(act["parameters"], [{"name": "what", "type": "string"}, {"name": "seconds", "type": "integer", "default": 0}])
 

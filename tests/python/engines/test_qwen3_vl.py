@@ -123,7 +123,8 @@ class Qwen3VLTest(SmallModelTest):
             with self.subTest(**options):
                 engine = self.fresh(**options)
                 values = answered(engine, "answer", **{"prompt": PROMPT, **SAMPLING, "max_new_tokens": 3})[1].values
-                self.assertEqual((values["dtype"], values["attention"], values["attention_fallback"]), (dtype, attention, ""))
+                told = [values[name] for name in ("dtype", "quantization", "attention", "attention_fallback")]
+                self.assertEqual(told, [dtype, "none", attention, ""])
                 self.assertGreater(values["tokens_per_second"], 0)
                 self.assertGreater(values["load_seconds"], 0)
 
@@ -232,9 +233,9 @@ class Quantised(SmallModelTest):
                 self.assertIn(layer, {type(module).__name__ for module in engine.model.modules()})
                 for _ in range(2):
                     for images in (None, IMAGES[:1]):
-                        ours = answered(engine, "answer", prompt=PROMPT, images=images, **SAMPLING)[1].values["text"]
-                        self.assertGreater(len(set(ours)), 5)
-                        self.assertEqual(ours, upstream(model, processor, images))
+                        values = answered(engine, "answer", prompt=PROMPT, images=images, **SAMPLING)[1].values
+                        self.assertGreater(len(set(values["text"])), 5)
+                        self.assertEqual((values["text"], values["quantization"]), (upstream(model, processor, images), bits))
 
 
 if __name__ == "__main__":

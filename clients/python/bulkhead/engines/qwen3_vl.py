@@ -56,6 +56,7 @@ class Qwen3VL:
         placed = {} if self.language_model is None else {"device_map": "cpu"}
         self.model = load_weights(kind, folder, context, attn_implementation=wanted, quantization_config=quantization, **placed)
         self.attention = str(self.model.config.text_config._attn_implementation)
+        self.bits = next((bits for bits in ("8bit", "4bit") if getattr(self.model, f"is_loaded_in_{bits}", False)), "none")
         if self.language_model is not None:
             del self.model.model.language_model, self.model.lm_head  # the package has them
             self.model.to(context.device)
@@ -128,7 +129,8 @@ class Qwen3VL:
         return Result(values={
             "text": text, "tokens": len(made), "prompt_tokens": length, "first_token_seconds": first - begun,
             "tokens_per_second": (len(made) - 1) / took if len(made) > 1 else 0.0, "load_seconds": self.load_seconds,
-            "dtype": str(self.model.dtype).removeprefix("torch."), "attention": self.attention, "attention_fallback": self.fallback,
+            "dtype": str(self.model.dtype).removeprefix("torch."), "quantization": self.bits,
+            "attention": self.attention, "attention_fallback": self.fallback,
         })  # fmt: skip
 
     def _inputs(self, prompt: str, system_prompt: str, images: Any, video: Any, fps: float) -> Any:

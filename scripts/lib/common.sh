@@ -58,6 +58,24 @@ quietly() {
     fi
 }
 
+# both NAME COMMAND... -- NAME COMMAND...: as `quietly`, side by side, and told one after the other. Where one fails, the other is
+# brought to its end too.
+both() {
+    local first=() status=0
+    while [ "$1" != -- ]; do first+=("$1") && shift; done
+    shift
+    mkdir -p "$build/log"
+    set -m  # a process group of its own, which can be ended as a whole
+    (dim='' quietly "$@") >"$build/log/beside.log" 2>&1 &
+    set +m
+    trap "kill -- -$! 2>/dev/null || true" EXIT
+    (quietly "${first[@]}") || status=$?
+    wait $! || status=$?
+    trap - EXIT
+    cat "$build/log/beside.log"
+    return $status
+}
+
 # install_and_compile [TARGET...]: all targets where none is named. `install_options` are those of scripts/install.
 install_options=()
 install_and_compile() {
@@ -68,7 +86,8 @@ install_and_compile() {
 }
 
 # The same, and the demo's models.
+prepare_models=("preparing the models" "$python" "$root/scripts/models/prepare.py" "$build/models")
 install_and_build() {
     install_and_compile "$@"
-    quietly "preparing the models" "$python" "$root/scripts/models/prepare.py" "$build/models"
+    quietly "${prepare_models[@]}"
 }

@@ -196,27 +196,32 @@ def linear_out(linear):
     return LinearOut()
 
 
-def tiny_generate(length: int = 256):
+def tiny_generate(length: int = 256, layers: int = 2):
     """A Llama with random weights, wide apart so that greedy tokens have no near ties: what a generate runtime is tried on."""
     import torch
     import transformers
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, max_position_embeddings=length, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True, initializer_range=0.2,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
 
 
+def tiny_layer():
+    """One layer of it, which is soon compiled."""
+    return tiny_generate(layers=1)
+
+
 def tiny_long():
     """The same with sequences so long that a test is over before one of them: a step reads all that came before."""
-    return tiny_generate(length=131072)
+    return tiny_generate(length=131072, layers=1)
 
 
 def tiny_bfloat16():
     """The same in 16 bits, weights and keys and values."""
-    return tiny_generate()
+    return tiny_layer()
 
 
 #: The functions above, and what their export is told.

@@ -1,11 +1,13 @@
 """Packages in 16 bits, or with keys and values of another type than the weights, compiled for a CPU: as near to exact arithmetic
 as the upstream class itself is in those types.
 
-Each is a package of its own, of one layer, and but one of them for single sequences, so that it is soon compiled."""
+Each is a package of its own, of one layer, and but two of them for single sequences, so that it is soon compiled; that in bfloat16
+is the one of make_test_models.py."""
 
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
 import unittest
 from pathlib import Path
@@ -17,13 +19,14 @@ import transformers
 from bulkhead.export import check, make, quantised, source
 from bulkhead.export.families import Prompt
 
+BFLOAT16 = Path(os.environ["BULKHEAD_BUILD"]) / "models" / "test" / "tiny_bfloat16"
 MAKER = Path(__file__).resolve().parents[3] / "scripts" / "models" / "make_test_models.py"
 VOCABULARY, PROMPT, LENGTH = 512, 40, 120
 
 
 class SixteenBits(unittest.TestCase):
     def test_bfloat16(self) -> None:
-        self.packaged("bfloat16")
+        self.packaged("bfloat16", slots=2, made=BFLOAT16)
 
     def test_float16(self) -> None:
         self.packaged("float16")
@@ -37,10 +40,9 @@ class SixteenBits(unittest.TestCase):
     def test_bfloat16_with_keys_and_values_in_float32(self) -> None:
         self.packaged("bfloat16", "float32")
 
-    def packaged(self, dtype: str, kv_dtype: str | None = None, weights: str | None = None, slots: int = 1) -> None:
+    def packaged(self, dtype: str, kv_dtype: str | None = None, weights: str | None = None, slots: int = 1, made: Path | None = None) -> None:
         kv_dtype = kv_dtype or dtype
-        family = source.load(f"{MAKER}:tiny_generate", getattr(torch, dtype)).family
-        family.model.config.num_hidden_layers = 1
+        family = source.load(f"{MAKER}:tiny_layer", getattr(torch, dtype)).family
         if weights is not None:
             quantised.quantise(family.model, family.step(), weights, VOCABULARY)
         ids = torch.randint(3, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(1))
@@ -48,9 +50,10 @@ class SixteenBits(unittest.TestCase):
             exact = copy.deepcopy(family.model).float()(ids[None]).logits[0]  # of the weights as they are, rounded
             theirs = family.model(ids[None], past_key_values=Rounding(getattr(torch, kv_dtype)), use_cache=True).logits[0]
         with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
-            out = Path(folder, "tiny")
-            make.make(source.Loaded(family, "tiny", {}), out, device="cpu", kv_dtype=kv_dtype, length=None, slots=1, slots_max=slots, buckets=None, chunk=64,
-                      tell=lambda said: None)  # fmt: skip
+            out = made or Path(folder, "tiny")
+            if made is None:
+                make.make(source.Loaded(family, "tiny", {}), out, device="cpu", kv_dtype=kv_dtype, length=None, slots=1, slots_max=slots, buckets=None,
+                          chunk=64, tell=lambda said: None)  # fmt: skip
             package = check.Package(out)
             self.assertEqual(package.manifest["dtypes"], {"weights": dtype, "kv": kv_dtype})
             for prompt in family.prompts():

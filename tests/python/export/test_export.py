@@ -15,11 +15,13 @@ from typing import Any
 from unittest import mock
 
 import family_packages
+import forked
 import tiny_models
 import tokenizers
 import torch
 from bulkhead.errors import Error
 from bulkhead.export import check, functions, inductor, make, manifest, source, step, target
+from bulkhead.export.__main__ import main as command
 from bulkhead.export.families import Family, family_named
 from bulkhead.export.gguf_once import parsed_once
 from torch._inductor import config, cpp_builder
@@ -188,10 +190,12 @@ class Target(unittest.TestCase):
 class Command(unittest.TestCase):
     @staticmethod
     def run_it(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "bulkhead.export", *arguments], capture_output=True, text=True)
+        with mock.patch.object(sys, "argv", ["bulkhead.export", *arguments]):
+            return forked.run(command, arguments)
 
     def test_an_error_is_one_line(self) -> None:
-        done = self.run_it("/none/at/all", "/none/out")
+        """Of the command as people start it; the other tests fork."""
+        done = subprocess.run([sys.executable, "-m", "bulkhead.export", "/none/at/all", "/none/out"], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout.count("Traceback")), (1, 0))
         self.assertRegex(done.stderr.splitlines()[-1], "^error: input_invalid: .*no such file or folder")
 

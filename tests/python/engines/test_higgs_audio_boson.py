@@ -147,6 +147,14 @@ class HiggsAudioTest(SmallModelTest):
         self.assertGreater(len(parts), 2)
         torch.testing.assert_close(torch.cat([part.tensors["audio"] for part in parts], dim=1), whole.tensors["audio"], atol=1e-6, rtol=1e-4)
 
+    def test_a_part_sounds_as_its_frames_do_in_the_whole(self) -> None:
+        """Also one with frames before it, for which what the small model says is too short."""
+        frames = list(torch.randint(0, 24, (100, 4), generator=torch.Generator().manual_seed(1)))
+        whole, hop = self.engine._sound(torch.stack(frames[1:], dim=1)), self.engine.hop
+        for start, end in ((0, 25), (25, 50), (40, 70)):
+            part = self.engine._between(frames, start, end)
+            torch.testing.assert_close(part, whole[:, start * hop : end * hop], atol=1e-5, rtol=1e-4)
+
     def test_static_caches_are_used_as_long_as_they_hold(self) -> None:
         engine = self.fresh()
         self.said(engine)

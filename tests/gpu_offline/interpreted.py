@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._inductor.codegen import wrapper
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch._inductor.runtime.hints import TRITON_MAX_BLOCK
 from triton.runtime import interpreter
 
 #: Of CUDA's libdevice, in whose place the interpreter has nothing.
@@ -26,6 +27,8 @@ LIBDEVICE: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x), "exp": np.exp, "exp2": np.exp2, "log": np.log, "sin": np.sin, "cos": np.cos, "tanh": np.tanh, "sqrt": np.sqrt,
     "floor": np.floor,
 }  # fmt: skip
+
+NUMBERS_MAX = 1 << 18  #: in an array of a program, where its rows are chosen here
 
 
 class _Written(Exception):
@@ -99,6 +102,7 @@ class Interpreted:
             mock.patch.object(torch.cuda, "_DeviceGuard", _NoGuard),
             mock.patch.object(triton_helpers, "libdevice", _Libdevice()),
             mock.patch.object(interpreter, "_patch_lang_tensor", _with_index(interpreter._patch_lang_tensor)),
+            mock.patch.object(interpreter.ReduceOps, "generic_reduce", _with_maximum(interpreter.ReduceOps.generic_reduce)),
             # Each sum computed a second time, to see it overflow: half of the interpreter's time.
             mock.patch.object(interpreter.interpreter_builder, "options", dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)),
         ):
@@ -128,19 +132,19 @@ class _NoGuard:
 
 
 class _Launched:
-    """A kernel with the grid that its launcher computes. Of its configurations the one of the fewest programs, and of a sum in a loop at
-    least 64 rows a program: the interpreter takes its time by the program, not by the number."""
+    """A kernel with the grid that its launcher computes. Of its configurations the one of the fewest programs, and of so many rows a
+    program that two do all: the interpreter takes its time by the program, not by the number."""
 
     def __init__(self, name: str, tuner: Any, launched: list[str]) -> None:
         self.name, self.tuner, self.launched = name, tuner, launched
         self.config = max(tuner.configs, key=lambda config: config.kwargs.get("XBLOCK", 1) * config.kwargs.get("YBLOCK", 1))
-        if "R0_BLOCK" in self.config.kwargs:
-            self.config.kwargs["XBLOCK"] = max(self.config.kwargs["XBLOCK"], 64)
 
     def run(self, *arguments: Any, stream: int, **also: Any) -> None:
         self.launched.append(self.name)
         fn, blocks = self.tuner.fn, self.config.kwargs
         named = dict(zip([one for one in fn.arg_names if one not in blocks], arguments, strict=False))
+        if "XBLOCK" in blocks:
+            blocks["XBLOCK"] = max(blocks["XBLOCK"], _rows(named, blocks))
         grid = triton_heuristics.GridExpr.from_meta(self.tuner.inductor_meta, self.config)
         scope = {**named, **blocks, **also}
         for line in grid.prefix:
@@ -150,12 +154,30 @@ class _Launched:
         fn[sizes](**named, **{**constants, **blocks})
 
 
+def _rows(named: dict[str, Any], blocks: dict[str, int]) -> int:
+    """Half of all rows, but no more than generated code allows for, and in arrays that stay in a cache."""
+    beside = blocks.get("YBLOCK", 1) * (blocks.get("R0_BLOCK") or triton.next_power_of_2(named.get("r0_numel", 1)))
+    half = triton.next_power_of_2((named["xnumel"] + 1) // 2)
+    return min(half, TRITON_MAX_BLOCK["X"], NUMBERS_MAX // beside)
+
+
 def _with_index(before: Any) -> Any:
     """Triton's own way from a tensor of one element to an index is one that numpy 2.4 no longer goes."""
 
     def patched(tensor: Any, scope: Any) -> None:
         before(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda one: int(one.handle.data.item()))
+
+    return patched
+
+
+def _with_maximum(before: Any) -> Any:
+    """Of Inductor's maximum Triton knows only that it takes two numbers: it would be called for each."""
+
+    def patched(reduce: Any, given: Any) -> Any:
+        if reduce.combine_fn is triton_helpers.maximum:
+            return [reduce.min_max(given, val_reduce_op=np.max)]  # which keeps a NaN, as that does
+        return before(reduce, given)
 
     return patched
 

@@ -77,6 +77,13 @@ class Upstream:
             torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+class Documents(unittest.TestCase):
+    def test_name_as_many_findings_as_were_checked_by_hand(self) -> None:
+        for name in ("chatterbox", "higgs"):
+            count = sum(row.code != "-" and row.fate != "after" for row in checked(HERE / f"{name}.checked"))
+            self.assertRegex((HERE.parents[2] / f"docs/doctor-{name}.md").read_text(), rf"(?m)^{count} findings[.:]")
+
+
 class ChatterBox(Upstream, unittest.TestCase):
     name, beside, needs, patches = "chatterbox", "chatterbox", ("chatterbox", "s3tokenizer"), chatterbox_patches.PATCHES
     kept = {

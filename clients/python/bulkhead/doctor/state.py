@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import types
 from collections import deque
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from .coverage import Executed
 from .findings import Findings
 from .source import Place, one_line
 
-_OBJECTS_MAX, _DEPTH_MAX = 50_000, 10
+_OBJECTS_MAX, _DEPTH_MAX, _ARRAY_MAX = 50_000, 10, 4096
 _CHANGES = frozenset(
     "append extend insert pop popleft appendleft remove clear update setdefault add discard popitem reverse sort put".split()
 )
@@ -28,6 +29,7 @@ class Seen:
 
     summary: Any
     tensor: Any = None
+    text: str = ""  #: for a reader, of what has no readable summary
 
 
 Path = tuple[str, ...]  #: how it is reached, the names of attributes with a dot in front
@@ -35,6 +37,8 @@ Path = tuple[str, ...]  #: how it is reached, the names of attributes with a dot
 
 def snapshot(roots: dict[str, Any]) -> dict[Path, Seen]:
     seen: dict[Path, Seen] = {}
+    numpy = sys.modules.get("numpy")
+    arrays = () if numpy is None else (numpy.ndarray, numpy.generic)
     for path, value in reached(roots):
         if isinstance(value, torch.Tensor):
             seen[path] = Seen(tuple(value.shape), value)
@@ -42,6 +46,8 @@ def snapshot(roots: dict[str, Any]) -> dict[Path, Seen]:
             seen[path] = Seen(value)
         elif isinstance(value, (list, tuple, dict, set, frozenset, deque)):
             seen[path] = Seen(len(value))
+        elif isinstance(value, arrays) and value.size <= _ARRAY_MAX and not value.dtype.hasobject:
+            seen[path] = Seen((value.shape, value.tobytes()), text=str(value.tolist()))
         elif type(value).__module__ == "itertools":  # itertools.count says where it is
             seen[path] = Seen(repr(value))
     return seen
@@ -155,7 +161,8 @@ def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -
                     Change(path, "becomes another tensor at each call, and the call reads the one before", findings.STALE)
                 )
         elif old.summary != new.summary:
-            what = f"changes from {one_line(repr(old.summary), 30)} to {one_line(repr(new.summary), 30)} in a call"
+            was, is_now = (one_line(one.text or repr(one.summary), 30) for one in (old, new))
+            what = "changes in a call" if was == is_now else f"changes from {was} to {is_now} in a call"
             found.append(Change(path, what, findings.STALE))
     return found
 

@@ -3,6 +3,7 @@
 import itertools
 import time
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -196,6 +197,24 @@ def noted_in_helper(x, notes):
     return y
 
 
+class Slots:
+    def __init__(self):
+        self.positions = np.zeros(2, dtype=np.int64)
+        self.scale = np.array([1.0, np.nan])
+
+
+class CountsInArray(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slots = Slots()
+        self.calls = np.int64(0)
+
+    def forward(self, x):
+        self.slots.positions[0] += 1  # finds: python_state
+        self.calls += 1  # finds: python_state
+        return x * 2
+
+
 CASES = {
     "remembered_in_module": lambda device: (torch.randn(4, device=device),),
     "mask_of_default": lambda device: (torch.randn(4, device=device),),
@@ -212,6 +231,7 @@ CASES = {
     "CountsByName": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "CountsByIterator": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "CountsInClass": lambda device: ((), (torch.randn(2, 8, device=device),)),
+    "CountsInArray": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "timed": lambda device: (torch.randn(2, 8, device=device), []),
     "noted_in_helper": lambda device: (torch.randn(2, 8, device=device), []),
 }

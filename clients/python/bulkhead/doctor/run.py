@@ -35,7 +35,10 @@ from .threads import Threads
 from .watch import Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare; the second and third are compared
-_PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist|attention_mask)", re.IGNORECASE)  #: the first operand's name
+#: the first operand's name
+_PAST = re.compile(
+    r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist|attention_mask|tokens|input_ids|generated)", re.IGNORECASE
+)
 DEVICE = "cuda"
 
 
@@ -301,7 +304,9 @@ class _Run:
         given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
         for leaf in tree_leaves(result):
             made: Concatenation | None = getattr(leaf, "_doctor_cat", None)
-            if made is not None and given & set(made.operands) and _PAST.search(use_of(made.place).text):
+            if made is None or len(set(made.operands)) == 1:  # a batch that is doubled
+                continue
+            if given & set(made.operands) and _PAST.search(use_of(made.place).text):
                 self._found.add(findings.PYTHON_STATE, findings.RECAPTURES, made.place,
                                 "an argument is returned longer than it was: as the next call's argument it has another shape",
                                 "write into a cache of a fixed length: cache.index_copy_(dim, position, new), and mask what is "

@@ -368,7 +368,12 @@ def masked_by_kind_of_cache(x, past_key_values):
     return x.tril() if hasattr(past_key_values, "is_sliding") else x
 
 
+def doubled_for_guidance(tokens):
+    return torch.cat([tokens, tokens])
+
+
 CASES = {
+    "doubled_for_guidance": lambda device: (torch.ones(1, 3, dtype=torch.long, device=device),),
     "normalised": lambda device: (torch.randn(2, 8, device=device), torch.ones(8, device=device)),
     "rotated": lambda device: (torch.randn(3, 8, device=device), torch.arange(3, device=device), torch.rand(4, device=device)),
     "scored_in_place": lambda device: (torch.randn(4, device=device), torch.ones(4, dtype=torch.bool, device=device)),

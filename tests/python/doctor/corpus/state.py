@@ -197,6 +197,17 @@ def noted_in_helper(x, notes):
     return y
 
 
+def lengthened(logits, tokens):
+    chosen = logits.argmax(-1)
+    tokens = torch.cat([tokens, chosen[:, None]], -1)  # finds: python_state
+    return tokens
+
+
+def lengthened_ids(logits, input_ids):
+    chosen = logits.argmax(-1)
+    return torch.cat((input_ids, chosen[:, None]), dim=-1), chosen  # finds: python_state
+
+
 class Slots:
     def __init__(self):
         self.positions = np.zeros(2, dtype=np.int64)
@@ -231,6 +242,8 @@ CASES = {
     "CountsByName": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "CountsByIterator": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "CountsInClass": lambda device: ((), (torch.randn(2, 8, device=device),)),
+    "lengthened": lambda device: (torch.randn(1, 16, device=device), torch.ones(1, 3, dtype=torch.long, device=device)),
+    "lengthened_ids": lambda device: (torch.randn(1, 16, device=device), torch.ones(1, 3, dtype=torch.long, device=device)),
     "CountsInArray": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "timed": lambda device: (torch.randn(2, 8, device=device), []),
     "noted_in_helper": lambda device: (torch.randn(2, 8, device=device), []),

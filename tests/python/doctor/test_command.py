@@ -300,6 +300,33 @@ class Library(unittest.TestCase):
         self.assertIn("x.index_copy_(dim, position, new)", written)
         self.assertEqual(spans, "give it the device: torch.linspace(0, 1, 8, dtype=frame.dtype, device=frame.device)")
 
+    def test_what_takes_no_device_is_made_once(self) -> None:
+        from bulkhead.doctor.remedies import cpu_tensor
+        from bulkhead.doctor.source import Use
+
+        remedies = self.remedies_of(
+            "import numpy, torch\ndef step(x, lengths):\n    return x + torch.from_numpy(numpy.ones(8)).to(x.device)\n"
+        )  # fmt: skip
+        self.assertEqual(sorted(remedies), [3])
+        read = cpu_tensor(Use("value", "torch.frombuffer(row, dtype=torch.uint8)"), "frombuffer", in_init=False, is_module=False)
+        for remedy in (remedies[3], read):
+            self.assertTrue(remedy.startswith("make it once, before the step, on the device"), remedy)
+        kept = cpu_tensor(Use("value", "torch.from_numpy(rows)"), "from_numpy", in_init=True, is_module=False)
+        self.assertEqual(kept, "make it on the device once: torch.from_numpy(rows).to(device)")
+
+    def remedies_of(self, text: str) -> dict[int, str]:
+        """Of the first finding of each line of a file whose `step` is given what steps.inputs gives."""
+        import steps
+        from bulkhead.doctor import diagnose
+        from findings import imported
+
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "of_text.py"
+            file.write_text(text)
+            report = diagnose(imported(file).step, steps.inputs)
+        self.assertEqual(report.error, "")
+        return {one.line: one.remedy for one in reversed(report.findings)}
+
     def test_a_pinned_copy_prevents_capture_where_the_host_waits_for_it(self) -> None:
         from bulkhead.doctor import diagnose
         from findings import imported

@@ -158,7 +158,7 @@ def _greater(text: str) -> str | None:
     return made + "".join(f".clamp({'min' if name == 'max' else 'max'}={ast.unparse(one)})" for one in numbers)
 
 
-_TYPED = re.compile(r"torch\.\w*Tensor\(")  #: their constructors take no device of a GPU
+_WITHOUT_DEVICE = re.compile(r"torch\.(\w*Tensor|from_numpy|frombuffer)\(")  #: they take no device of a GPU
 _MOVED = re.compile(r"\.to\((?:device=)?([\w.]*\bdevice)\b")
 _LIKE = re.compile(r"dtype=([\w.]+)\.dtype")  #: of a tensor of the step
 _FACTORIES = tuple("arange zeros ones full empty rand randn randint randperm linspace logspace eye hann_window".split())
@@ -171,7 +171,7 @@ def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool, moved_by:
         return buffer(assigned[1], use.text) if assigned else f"where it is kept, {buffer('name', 'value')}"
     if in_init:
         return f"make it on the device once: {_with_device(use.text, 'device')}"
-    if made_by in ("tensor", "as_tensor", "from_numpy") or _TYPED.match(use.text):
+    if made_by in ("tensor", "as_tensor") or _WITHOUT_DEVICE.match(use.text):
         return (
             "make it once, before the step, on the device, and keep it; a number that changes is an input: x.fill_(value) of "
             "a static tensor"
@@ -201,6 +201,8 @@ def _with_device(text: str, device: str) -> str:
                 depth += (text[at] == "(") - (text[at] == ")")
                 if depth == 0 and text[at] == ")":
                     return f"{text[start:at]}, device={device})"
+    if _WITHOUT_DEVICE.match(text):
+        return f"{text}.to({device})"
     return f"{text}, with device={device}"
 
 

@@ -314,6 +314,17 @@ class Library(unittest.TestCase):
         kept = cpu_tensor(Use("value", "torch.from_numpy(rows)"), "from_numpy", in_init=True, is_module=False)
         self.assertEqual(kept, "make it on the device once: torch.from_numpy(rows).to(device)")
 
+    def test_a_distribution_checks_its_arguments_and_a_text_is_written_after_the_replay(self) -> None:
+        remedies = self.remedies_of(
+            "import torch\ndef step(x, lengths):\n    y = torch.distributions.Normal(x.abs(), x.exp()).mean\n    label = str(y.mean())\n"
+            "    z = torch.distributions.Normal(y, x, validate_args=False).sample()\n    return y + z, label, '{}'.format(x.sum())\n"
+        )  # fmt: skip
+        self.assertEqual(sorted(remedies), [3, 4, 5, 6])
+        self.assertIn("validate_args=False", remedies[3])
+        self.assertNotIn("validate_args=False leaves", remedies[5])
+        for line in (4, 6):
+            self.assertEqual(remedies[line], "return the tensor, and write it after the replay, outside the step")
+
     def remedies_of(self, text: str) -> dict[int, str]:
         """Of the first finding of each line of a file whose `step` is given what steps.inputs gives."""
         import steps

@@ -45,6 +45,8 @@ def host_read(use: Use, function: str = "") -> str:
         )
     if (call := _LINALG.match(use.text)) is not None:
         return f"it reads whether it failed: torch.linalg.{call[1]}_ex gives that as a tensor, which is looked at after the step"
+    if _checks_arguments(use.text):
+        return "it checks its arguments: validate_args=False leaves that out; check them before the step"
     if use.kind == "if":
         return (f"compute both branches and choose on the device, torch.where({condition(use)}, a, b), or decide once before the "
                 "step; "
@@ -60,9 +62,7 @@ def host_read(use: Use, function: str = "") -> str:
         return f"check it before the step, or on the device: torch._assert_async({condition(use)})"
     if called.startswith(("masked_fill", "index_fill")):
         return f"{called} takes its value with item(): torch.where(mask, value, x) takes a tensor of the device as it is"
-    if called in ("save", "dump", "dumps"):
-        return "return the tensor, and write it after the replay, outside the step"
-    if use.kind in ("print", "f-string"):
+    if called in ("save", "dump", "dumps", "str", "repr", "format") or use.kind in ("print", "f-string"):
         return "return the tensor, and write it after the replay, outside the step"
     if use.kind == "slice":
         return "keep the full length and mask what is behind the end: torch.arange(length, device=x.device) < end"
@@ -127,6 +127,23 @@ def condition(use: Use) -> str:
     return f"{text} {'==' if inverted else '!='} 0"
 
 
+def _checks_arguments(text: str) -> bool:
+    """Whether it makes a distribution, which asks its arguments whether they are valid."""
+    node = _parsed(text)
+    return (
+        isinstance(node, ast.Call)
+        and re.fullmatch(r"(torch\.)?distributions\.\w+", ast.unparse(node.func)) is not None
+        and all(one.arg != "validate_args" for one in node.keywords)
+    )
+
+
+def _parsed(text: str) -> ast.expr | None:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError:  # the text was truncated
+        return None
+
+
 def _without_read(text: str) -> str:
     for read in (".item()", ".tolist()", ".cpu()", ".numpy()", ".detach()"):
         if text.endswith(read):
@@ -139,10 +156,7 @@ def _without_read(text: str) -> str:
 
 def _greater(text: str) -> str | None:
     """What computes Python's `max` or `min` of two or more on the device; None of anything else."""
-    try:
-        node = ast.parse(text, mode="eval").body
-    except SyntaxError:  # the text was truncated
-        return None
+    node = _parsed(text)
     if not isinstance(node, ast.Call) or len(node.args) < 2 or node.keywords or ast.unparse(node.func) not in ("max", "min"):
         return None
     name = ast.unparse(node.func)

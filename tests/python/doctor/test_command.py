@@ -325,6 +325,22 @@ class Library(unittest.TestCase):
         for line in (4, 6):
             self.assertEqual(remedies[line], "return the tensor, and write it after the replay, outside the step")
 
+    def test_a_remedy_of_state_names_the_owner_and_copies_no_python_value(self) -> None:
+        remedies = self.remedies_of(
+            "from collections import deque\nclass Slots:\n    def __init__(self):\n        self.free, self.seen = [], set()\n"
+            "        self.last, self.of_name, self.kept, self.count = deque(), {}, [], 0\nSLOTS = Slots()\nCOUNTS = {'calls': 0}\n"
+            "def keep(items):\n    items.append(1)\ndef step(x, lengths):\n    slots = SLOTS\n    slots.free.append(1)\n"
+            "    SLOTS.seen.add(len(slots.seen))\n    slots.last.appendleft(2)\n    slots.of_name[len(slots.of_name)] = 3\n"
+            "    slots.count += 1\n    COUNTS['calls'] += 1\n    keep(slots.kept)\n    return x * 2\n"
+        )  # fmt: skip
+        outside = {10: "SLOTS.kept", 12: "slots.free", 13: "SLOTS.seen", 14: "slots.last", 15: "slots.of_name"}
+        inside = {16: "slots.count", 17: "COUNTS['calls']"}
+        self.assertEqual(sorted(remedies), sorted(outside | inside))
+        for line, owner in outside.items():
+            self.assertEqual(remedies[line], f"change `{owner}` outside the step, after the replay")
+        for line, owner in inside.items():
+            self.assertIn(f"changed in place: {owner}.copy_(new)", remedies[line])
+
     def remedies_of(self, text: str) -> dict[int, str]:
         """Of the first finding of each line of a file whose `step` is given what steps.inputs gives."""
         import steps

@@ -30,6 +30,7 @@ class Seen:
     summary: Any
     tensor: Any = None
     text: str = ""  #: for a reader, of what has no readable summary
+    is_container: bool = False
 
 
 Path = tuple[str, ...]  #: how it is reached, the names of attributes with a dot in front
@@ -45,7 +46,7 @@ def snapshot(roots: dict[str, Any]) -> dict[Path, Seen]:
         elif isinstance(value, _PLAIN):
             seen[path] = Seen(value)
         elif isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-            seen[path] = Seen(len(value))
+            seen[path] = Seen(len(value), is_container=True)
         elif isinstance(value, arrays) and value.size <= _ARRAY_MAX and not value.dtype.hasobject:
             seen[path] = Seen((value.shape, value.tobytes()), text=str(value.tolist()))
         elif type(value).__module__ == "itertools":  # itertools.count says where it is
@@ -124,11 +125,18 @@ class Change:
     path: Path
     what: str
     severity: str
+    is_container: bool = False  #: a list, a set, a dictionary …, whose length changes
 
     @property
     def name(self) -> str:
         """The name of the attribute or variable that holds it."""
         return next((part[1:] for part in reversed(self.path) if part.startswith(".")), self.path[0].split()[-1])
+
+    @property
+    def owned(self) -> str:
+        """How the code reaches it."""
+        parts = (part if part.startswith(".") else f"[{part}]" for part in self.path[1:])
+        return self.path[0].split()[-1] + "".join(parts)
 
     @property
     def is_variable(self) -> bool:
@@ -163,7 +171,7 @@ def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -
         elif old.summary != new.summary:
             was, is_now = (one_line(one.text or repr(one.summary), 30) for one in (old, new))
             what = "changes in a call" if was == is_now else f"changes from {was} to {is_now} in a call"
-            found.append(Change(path, what, findings.STALE))
+            found.append(Change(path, what, findings.STALE, old.is_container or new.is_container))
     return found
 
 
@@ -171,41 +179,59 @@ def tell(found: Findings, changed: list[Change], executed: Executed, target: Pla
     """Reports at the lines that write the changed name; if there is none, at the target's definition."""
     for change in changed:
         places = list(_places(change, executed)) or (list(_places(change, executed, by_alias=True)) if change.is_argument else [])
-        for place in places or [target]:
-            owner = "" if change.is_variable else "self."
-            remedy = ("keep it in a tensor of the device and of a fixed shape, changed in place: "
-                      f"{owner}{change.name}.copy_(new), index_copy_ at a position "
-                      "that is a tensor; or change it outside the step")  # fmt: skip
+        for place, written in places or [(target, change.owned)]:
+            remedy = (
+                f"change `{written}` outside the step, after the replay"
+                if change.is_container
+                else f"keep it in a tensor of the device and of a fixed shape, changed in place: {written}.copy_(new), index_copy_ "
+                "at a position that is a tensor; or change it outside the step"
+            )
             found.add(
                 findings.PYTHON_STATE, change.severity, place, f"`{change.name}` {change.what}; a replay runs no Python", remedy
             )
 
 
-def _places(change: Change, executed: Executed, by_alias: bool = False) -> Iterator[Place]:
-    """``by_alias``: the lines that change an object under any name of a variable."""
+def _places(change: Change, executed: Executed, by_alias: bool = False) -> Iterator[tuple[Place, str]]:
+    """With what each writes, in its own words. ``by_alias``: the lines that change an object under any name of a variable."""
     for file, lines in executed.items():
         for node, function in executed.nodes(file):
             if (
                 isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call, ast.Delete))
                 and node.lineno in lines
-                and _writes(node, change, by_alias)
+                and (written := _written(node, change, by_alias))
             ):
                 end = node.end_col_offset or 0
-                yield Place(file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function)
+                end = end + 1 if node.end_lineno == node.lineno else 0
+                yield Place(file, node.lineno, node.col_offset + 1, end, function), one_line(written)
 
 
-def _writes(node: ast.AST, change: Change, by_alias: bool) -> bool:
+def _written(node: ast.AST, change: Change, by_alias: bool) -> str:
+    """The source of what the node changes, if that is it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+        is_it = len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and node.args[1].value == change.name
+        return f"{ast.unparse(node.args[0])}.{change.name}" if is_it else ""
+    parts: list[ast.expr] = []
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id in ("setattr", "delattr"):
-            return len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and node.args[1].value == change.name
-        return node.func.id == "next" and bool(node.args) and _is_it(node.args[0], change, by_alias)
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES and _is_it(node.func.value, change, by_alias)
+        parts = node.args[:1] if node.func.id == "next" else []
+    elif isinstance(node, ast.Call):
+        parts = [node.func.value] if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES else []
+    else:
+        parts = _targets(node, change)
+    for part in parts:
+        if _is_it(part, change, by_alias):
+            while change.is_container and isinstance(part, ast.Subscript):  # d[key] = …: the container, not what it holds
+                part = part.value
+            return ast.unparse(part)
+    return ""
+
+
+def _targets(node: ast.AST, change: Change) -> list[ast.expr]:
+    """Of an assignment or a `del`, one by one."""
     targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]  # type: ignore[attr-defined]
     parts = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
     if change.is_argument and not isinstance(node, ast.AugAssign):
         parts = [part for part in parts if not isinstance(part, ast.Name)]
-    return any(_is_it(part, change, by_alias) for part in parts)
+    return parts
 
 
 def _is_it(node: ast.expr, change: Change, by_alias: bool) -> bool:

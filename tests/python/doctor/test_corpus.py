@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unittest
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def scored(files: list[Path]) -> Score:
     return score
 
 
+def origin(case: Case) -> str:
+    """The package, version and file in the line above the case; empty if that line has none."""
+    named = re.search(rf"^# ([\w-]+ \d[\d.]*, [\w/]+\.py)\b.*\n(?:def|class) {case.name}\b", case.file.read_text(), re.MULTILINE)
+    return named[1] if named else ""
+
+
 class Corpus(unittest.TestCase):
     def test_finds_what_each_line_expects(self) -> None:
         score = scored([file for file in sorted(FOLDER.glob("*.py")) if not file.stem.startswith("blind")])
@@ -61,6 +68,12 @@ class Corpus(unittest.TestCase):
         self.assertGreaterEqual(score.functions, 60)
         self.assertGreaterEqual(score.clean * 4, score.functions)
         self.assertFalse(score.wrong + score.missed + score.broken, "printed above")
+
+    def test_ten_cases_name_the_published_package_that_they_come_from(self) -> None:
+        files = [file for file in sorted(FOLDER.glob("*.py")) if not file.stem.startswith("blind")]
+        named = [case.name for file in files for case in cases(file) if origin(case)]
+        print(f"\n{len(named)} cases name a published package")
+        self.assertGreaterEqual(len(named), 10)
 
     def test_blind_sets(self) -> None:
         """Each file corpus/blind*.py is one, of the form that findings.py says. They measure; what they miss fails

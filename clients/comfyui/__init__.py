@@ -1,4 +1,5 @@
-"""Bulkhead's nodes for ComfyUI: each model in a process of its own, whose memory comes back when it is unloaded."""
+"""Bulkhead's nodes for ComfyUI: each model in a process of its own, whose memory comes back when
+it is unloaded."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from typing import Any
 
 
 async def comfy_entrypoint() -> Any:
-    """ComfyUI calls it once. It needs neither a daemon nor the client: the nodes say what is missing."""
+    """ComfyUI calls it once. It needs neither a daemon nor the client: the nodes say
+    what is missing."""
     from comfy_api.latest import ComfyExtension
 
     from . import manager

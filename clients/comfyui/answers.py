@@ -1,4 +1,5 @@
-"""One request to a model: loaded, listed with ComfyUI, asked, and its answer copied out of the memory shared with the worker."""
+"""One request to a model: loaded, listed with ComfyUI, asked, and its answer copied out of the
+memory shared with the worker."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ Part = Callable[[Answer], Awaitable[None]]
 
 
 async def ask(model: str, method: str | None, values: dict[str, Any], part: Part) -> Answer:
-    """Asks the model once. A user's interrupt cancels it. ``method`` None: the model's only method. ``part`` receives
-    the parts of a stream."""
+    """Asks the model once. A user's interrupt cancels it. ``method`` None: the model's only method.
+    ``part`` receives the parts of a stream."""
     return await running.interruptible(_ask(model, method, values, part))
 
 
@@ -40,7 +41,9 @@ async def _ask(model: str, method: str | None, values: dict[str, Any], part: Par
             async with aclosing(channel.stream(tensors, method=name, parameters=parameters, deadline=REQUEST_SECONDS)) as replies:
                 async for reply in replies:
                     answer, more = Answer({one: tensor.torch() for one, tensor in reply.items()}, reply.values_json), reply.more
-                    del reply  # it looks at the worker's memory, and an interrupt leaves this frame in a traceback
+                    # It looks at the worker's memory, and an interrupt leaves this frame
+                    # in a traceback.
+                    del reply
                     if more and "progress" in answer.values:
                         await running.show(answer.values["progress"]["done"], answer.values["progress"]["total"])
                     elif more:
@@ -59,7 +62,8 @@ def _method(model: str, name: str | None, methods: dict[str, Any]) -> str:
 
 
 async def load(client: Any, model: str) -> dict[str, Any]:
-    """Loads the model and returns its row. First asks ComfyUI for the room; shows the load's progress on the node."""
+    """Loads the model and returns its row. First asks ComfyUI for the room; shows the load's
+    progress on the node."""
     row = _row(await client.ps(), model)
     if row["state"] in RUNNING:
         return row

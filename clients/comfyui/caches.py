@@ -11,7 +11,8 @@ _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def of_package(folder: Path, declared: dict[str, Any]) -> int:
-    """For `runtime: generate`: by the package's manifest; values of the fleet file take precedence."""
+    """For `runtime: generate`: by the package's manifest; values of the fleet file
+    take precedence."""
     said = _read(folder / "manifest.json")
     try:
         kv, told = said["kv"], {**said, **(declared.get("generate") or {})}

@@ -1,4 +1,5 @@
-"""The daemon, as nodes see it. Every failure is one sentence of what happened and one of what to do."""
+"""The daemon, as nodes see it. Every failure is one sentence of what happened and one
+of what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class NodeError(RuntimeError):
 
 
 def library() -> Any:
-    """Imports the Python client. Raises ``NodeError`` where that fails: the pack itself can be imported everywhere."""
+    """Imports the Python client. Raises ``NodeError`` where that fails: the pack itself can be
+    imported everywhere."""
     if sys.platform != "linux":
         raise NodeError(f"Bulkhead runs models on Linux, and this is {sys.platform}: start ComfyUI and the daemon on Linux, on Windows within WSL2")
     try:
@@ -33,7 +35,8 @@ def library() -> Any:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turns the client's errors into ComfyUI's. Out of memory becomes ComfyUI's own exception, after which it unloads models."""
+    """Turns the client's errors into ComfyUI's. Out of memory becomes ComfyUI's own exception,
+    after which it unloads models."""
     bulkhead = library()
     try:
         yield
@@ -54,7 +57,8 @@ def translated(error: Any) -> Exception:
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[Any]:
-    """A client for one run of a node. ComfyUI gives each prompt a new event loop, so no client is kept."""
+    """A client for one run of a node. ComfyUI gives each prompt a new event loop, so no
+    client is kept."""
     with reported():
         async with library().aio.connect(name=NAME) as client:
             yield client
@@ -67,7 +71,8 @@ _rows: list[dict[str, Any]] | Exception = []
 
 
 def ask(method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None) -> Any:
-    """Calls one method, from any thread and without an event loop, for ComfyUI's model management. Raises the client's Error."""
+    """Calls one method, from any thread and without an event loop, for ComfyUI's model management.
+    Raises the client's Error."""
     global _client
     bulkhead = library()
     with _lock:
@@ -78,7 +83,8 @@ def ask(method: str, params: dict[str, Any] | None = None, *, deadline: float | 
 
 
 def rows(*, age: float = 0.0) -> list[dict[str, Any]]:
-    """Returns ``fleet.status``, or raises its error, at most ``age`` seconds old: many menus ask, also while the daemon hangs."""
+    """Returns ``fleet.status``, or raises its error, at most ``age`` seconds old: many menus ask,
+    also while the daemon hangs."""
     global _seen, _rows
     if age == 0.0 or time.monotonic() - _seen > age:
         try:

@@ -10,8 +10,9 @@ _gpus: list[dict[str, Any]] = []
 
 
 def device_of(row: dict[str, Any]) -> Any:
-    """Returns ComfyUI's object for the worker's GPU, found by UUID. ``cpu`` for a worker on the CPU, and for one on a GPU
-    that ComfyUI does not use: ComfyUI cannot give that memory to another model."""
+    """Returns ComfyUI's object for the worker's GPU, found by UUID. ``cpu`` for a worker on the
+    CPU, and for one on a GPU that ComfyUI does not use: ComfyUI cannot give that memory to
+    another model."""
     import torch
     from comfy import model_management
 
@@ -23,7 +24,8 @@ def device_of(row: dict[str, Any]) -> Any:
 
 
 def gpu_uuid(device: str) -> str | None:
-    """Parses the daemon's ``cuda:1`` or ``GPU-…``; None for the CPU. If the daemon answers late, uses its last answer."""
+    """Parses the daemon's ``cuda:1`` or ``GPU-…``; None for the CPU. If the daemon answers late,
+    uses its last answer."""
     global _gpus
     from .daemon import ask
 

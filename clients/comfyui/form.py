@@ -44,8 +44,8 @@ def _parameter(declared: dict[str, Any]) -> Any:
 
 
 def chosen(inputs: dict[str, Any], name: str = "model") -> tuple[str, dict[str, Any]]:
-    """Returns the model and the values of its fields. ComfyUI nests the form's fields. It gives fields of a workflow that
-    was made before the form was known as ``model.text``."""
+    """Returns the model and the values of its fields. ComfyUI nests the form's fields. It gives
+    fields of a workflow that was made before the form was known as ``model.text``."""
     given = inputs.get(name)
     values = dict(given) if isinstance(given, dict) else {name: given}
     key = values.pop(name, None)
@@ -57,7 +57,8 @@ def chosen(inputs: dict[str, Any], name: str = "model") -> tuple[str, dict[str, 
 
 
 def request(method: dict[str, Any], values: dict[str, Any], *, of: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Makes tensors and parameters from the fields' values. ``of``: the model and its method, for errors."""
+    """Makes tensors and parameters from the fields' values. ``of``: the model and its
+    method, for errors."""
     inputs = {one["name"]: one for one in method["inputs"]}
     parameters = {one["name"]: one for one in method["parameters"]}
     tensors: dict[str, Any] = {}

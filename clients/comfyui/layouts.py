@@ -19,8 +19,9 @@ UNBOUNDED = str(2**63 - 1)  #: the upper end of a range that has none
 
 
 def to_tensor(value: Any, declared: dict[str, Any]) -> tuple[Any, int | None]:
-    """Converts a node's input to what the method declares; also returns the sample rate of AUDIO. Values keep
-    their meaning: an image's 0 to 1 become 0 to 255 in uint8, a sound's -1 to 1 all of int16."""
+    """Converts a node's input to what the method declares; also returns the sample rate of
+    AUDIO. Values keep their meaning: an image's 0 to 1 become 0 to 255 in uint8, a sound's -1 to
+    1 all of int16."""
     if isinstance(value, str):
         return _of_json(value, declared), None
     rate, low = None, 0
@@ -72,8 +73,8 @@ def _is_integer(dtype: str) -> bool:
 
 
 def _of_dtype(tensor: Any, declared: dict[str, Any], low: int) -> Any:
-    """``low`` (0 or -1) to 1 become the whole range of an integer. An unsigned sound is silent in the middle of it, as in a
-    WAV file of 8 bits; a signed one at 0."""
+    """``low`` (0 or -1) to 1 become the whole range of an integer. An unsigned sound is silent in
+    the middle of it, as in a WAV file of 8 bits; a signed one at 0."""
     import torch
 
     dtype = getattr(torch, declared["dtype"])

@@ -1,5 +1,5 @@
-"""What was learnt of each model while it ran: its methods and its size in memory. Kept in ComfyUI's user folder, so that forms
-have their fields, and room is made for a model, before it is loaded."""
+"""What was learnt of each model while it ran: its methods and its size in memory. Kept in ComfyUI's
+user folder, so that forms have their fields, and room is made for a model, before it is loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def learn(model: str, methods: dict[str, Any]) -> None:
 
 
 def learn_size(model: str, size: int) -> None:
-    """Writes the size if it has changed by more than 5 %: memory differs a little after each request."""
+    """Writes the size if it has changed by more than 5 %: memory differs a little
+    after each request."""
     known = _known().setdefault(model, {})
     if abs(known.get("bytes", 0) - size) > size // 20:
         known["bytes"] = size

@@ -1,5 +1,5 @@
-"""The models that ComfyUI's model management lists, so that its Unload button, /free, its own need of memory and
---disable-smart-memory reach them."""
+"""The models that ComfyUI's model management lists, so that its Unload button, /free, its own need
+of memory and --disable-smart-memory reach them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def make_room(model: str, row: dict[str, Any]) -> None:
 
 
 def enlist(model: str, row: dict[str, Any]) -> Patcher:
-    """Lists the model, on ComfyUI's thread. Call it before a load, so that Unload Models can end what an interrupt does
-    not; and before each request, since ComfyUI may have detached the model, or needs memory itself."""
+    """Lists the model, on ComfyUI's thread. Call it before a load, so that Unload Models can end
+    what an interrupt does not; and before each request, since ComfyUI may have detached the model,
+    or needs memory itself."""
     from comfy import model_management
 
     device = _device(row)
@@ -45,7 +46,8 @@ def enlist(model: str, row: dict[str, Any]) -> Patcher:
 
 
 def enlist_again() -> None:
-    """Call when ComfyUI starts: lists the models that it used in its last run and that are still loaded."""
+    """Call when ComfyUI starts: lists the models that it used in its last run and that
+    are still loaded."""
     try:
         for row in daemon.rows():
             if row["pid"] is not None and learnt.methods(row["model"]):
@@ -93,7 +95,8 @@ def _processes(model: str) -> list[dict[str, Any]]:
 
 
 def unload(model: str) -> None:
-    """Blocks until the daemon has the memory back, at most for the model's own deadlines and ours."""
+    """Blocks until the daemon has the memory back, at most for the model's own
+    deadlines and ours."""
     for receipt in daemon.ask("model.unload", {"models": [model]}, deadline=UNLOAD_SECONDS)["receipts"]:
         logging.info("Bulkhead: %s", sentence(receipt))
     daemon.rows()

@@ -1,4 +1,5 @@
-"""The menus of models. Without a daemon they say what is needed: a menu is made whenever ComfyUI looks at a node."""
+"""The menus of models. Without a daemon they say what is needed: a menu is made whenever ComfyUI
+looks at a node."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ HINT = "A model that never ran, of an engine that is not Bulkhead's own, has few
 
 
 def _methods() -> dict[str, dict[str, Any]]:
-    """Returns the methods of each model, as its worker last described them, else as an engine of Bulkhead declares them."""
+    """Returns the methods of each model, as its worker last described them, else as an engine of
+    Bulkhead declares them."""
     found = {model: learnt.methods(model) for model in models()}
     try:
         if not all(found.values()):
@@ -62,7 +64,8 @@ def _methods() -> dict[str, dict[str, Any]]:
 
 
 def _of_method(name: str, known: dict[str, Any], apart: tuple[str, ...]) -> Any:
-    """Returns models with that method, and models whose methods are unknown. ``apart``: inputs that the node has itself."""
+    """Returns models with that method, and models whose methods are unknown. ``apart``: inputs that
+    the node has itself."""
     from comfy_api.latest import IO
 
     options = []

@@ -113,7 +113,8 @@ async def _receipts(client: Any, model: str) -> list[dict[str, Any]]:
 
 
 async def _memory(client: Any, model: str, *, on: list[str] | None = None) -> dict[str, pictures.Memory]:
-    """Measures each GPU that the model is on, and the machine if a replica is on none. ``on``: these devices instead."""
+    """Measures each GPU that the model is on, and the machine if a replica is on none. ``on``:
+    these devices instead."""
     import psutil
 
     gpus = {name: gpu for gpu in (await client.gpus())["gpus"] if gpu["total_bytes"] for name in (gpu["uuid"], f"cuda:{gpu['index']}")}

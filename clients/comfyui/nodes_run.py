@@ -43,7 +43,8 @@ class GenerateSpeech(IO.ComfyNode):
 
 
 class Heard:
-    """Shows the sound so far as the node's preview. Its final length is unknown: the bar only shows that work goes on."""
+    """Shows the sound so far as the node's preview. Its final length is unknown: the bar only shows
+    that work goes on."""
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
@@ -139,7 +140,8 @@ class RunAnyModel(IO.ComfyNode):
 
 
 def _laid(tensor: Any, layout: Any) -> Any:
-    """Converts an output to a layout of ComfyUI. If that fails, whoever uses the output gets the reason."""
+    """Converts an output to a layout of ComfyUI. If that fails, whoever uses the output
+    gets the reason."""
     from comfy_execution.graph_utils import ExecutionBlocker
 
     if tensor is None:
@@ -151,7 +153,8 @@ def _laid(tensor: Any, layout: Any) -> Any:
 
 
 class Written:
-    """Shows the text so far on the node. The number of parts is unknown: the bar only shows that they come."""
+    """Shows the text so far on the node. The number of parts is unknown: the bar only shows
+    that they come."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []

@@ -1,7 +1,9 @@
-"""What ComfyUI's model management holds of a model: an object with the members of a ModelPatcher that it reads.
+"""What ComfyUI's model management holds of a model: an object with the members of a ModelPatcher
+that it reads.
 
-It counts the memory that the daemon measures, and its ``detach`` unloads the model in the daemon. It never raises: an exception
-here ends ComfyUI's prompt thread, and every later prompt would wait for ever.
+It counts the memory that the daemon measures, and its ``detach`` unloads the model in the
+daemon. It never raises: an exception here ends ComfyUI's prompt thread, and every later prompt
+would wait for ever.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any
 
 
 class BulkheadModel:
-    """Stands for the weights: ComfyUI keeps a weak reference to it, and its class's name is what ComfyUI logs."""
+    """Stands for the weights: ComfyUI keeps a weak reference to it, and its class's name is
+    what ComfyUI logs."""
 
 
 class Patcher:
@@ -21,7 +24,8 @@ class Patcher:
 
     def __init__(self, name: str, device: Any, size_now: Callable[[], int], size_expected: Callable[[], int],
                  unload: Callable[[], None]) -> None:  # fmt: skip
-        """``size_now``: bytes of its processes, 0 without one. ``unload`` returns when the memory is back."""
+        """``size_now``: bytes of its processes, 0 without one. ``unload`` returns when the
+        memory is back."""
         import torch
 
         self.name = name
@@ -67,7 +71,8 @@ class Patcher:
         return 0
 
     def partially_unload(self, device_to: Any, memory_to_free: float = 0, force_patch_weights: bool = False) -> int:
-        """Returns the bytes freed: none, since a process cannot be unloaded in part. ComfyUI then calls ``detach``."""
+        """Returns the bytes freed: none, since a process cannot be unloaded in part. ComfyUI then
+        calls ``detach``."""
         return 0
 
     def model_patches_to(self, device_or_dtype: Any) -> None:

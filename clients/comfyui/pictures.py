@@ -11,7 +11,8 @@ BACK, FREE, USED, MODEL, INK = (24, 26, 31), (52, 56, 66), (92, 107, 140), (232,
 
 
 class Memory(NamedTuple):
-    """A device's memory in bytes: all of it, what is used, and the part of that which the unloaded models hold."""
+    """A device's memory in bytes: all of it, what is used, and the part of that which the
+    unloaded models hold."""
 
     device: str
     total: int

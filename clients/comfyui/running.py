@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 async def interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of ``work``. Cancels it when the user interrupts or ComfyUI drops the prompt; the client then
-    cancels its request."""
+    """Returns the result of ``work``. Cancels it when the user interrupts or ComfyUI drops the
+    prompt; the client then cancels its request."""
     from comfy import model_management
 
     task = asyncio.ensure_future(work)

@@ -12,16 +12,17 @@ WEIGHTS = (".safetensors", ".pt2", ".pt", ".pth", ".jit", ".gguf", ".bin")
 
 
 def of_process(row: dict[str, Any], on_gpu: bool) -> int:
-    """Returns a process' bytes: the daemon's figure, or the worker's own report if the driver gives none, as in WSL2 and
-    in containers. With neither, the expected size, so that the model does not seem unloaded."""
+    """Returns a process' bytes: the daemon's figure, or the worker's own report if the driver gives
+    none, as in WSL2 and in containers. With neither, the expected size, so that the model does not
+    seem unloaded."""
     if not on_gpu:
         return int(row["host_bytes"] or 0)
     return row["gpu_bytes"] or (row["graphs"] or {}).get("reserved_bytes") or expected(row)
 
 
 def expected(row: dict[str, Any]) -> int:
-    """Returns the bytes that a load will take: the last measurement, else weights on disk plus caches, else the daemon's
-    estimate, else 0."""
+    """Returns the bytes that a load will take: the last measurement, else weights on disk plus
+    caches, else the daemon's estimate, else 0."""
     return learnt.size(row["model"]) or _on_disk(row["model"]) or int((row.get("memory") or {}).get("estimated") or 0)
 
 
@@ -41,20 +42,22 @@ def weights(path: Path) -> int:
 
 
 def _on_disk(model: str) -> int:
-    """Returns the size on disk of what its declaration names: a file, a package, or the option ``model``: a folder, or a
-    repository in the Hugging Face cache."""
+    """Returns the size on disk of what its declaration names: a file, a package, or the option
+    ``model``: a folder, or a repository in the Hugging Face cache."""
     try:
         folder, models = fleet_file.read()
         declared = models[model]
         named = [declared.get("file"), declared.get("package"), (declared.get("options") or {}).get("model")]
         paths = [path for name in named if isinstance(name, str) for path in (folder / name, _cached(name)) if path.exists()]
         return sum(weights(path) + caches.of_package(path, declared) + caches.of_engine(path, declared) for path in paths)
-    except Exception:  # a daemon on its way out, a file that was moved, another user's: then nothing is known
+    except Exception:
+        # A daemon on its way out, a file that was moved, another user's: then nothing is known.
         return 0
 
 
 def _cached(repository: str) -> Path:
-    """Returns the folder where the Hugging Face Hub's library keeps the main revision of ``owner/name``."""
+    """Returns the folder where the Hugging Face Hub's library keeps the main revision of
+    ``owner/name``."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
     folder = cache / f"models--{repository.replace('/', '--')}"

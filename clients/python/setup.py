@@ -1,5 +1,6 @@
-"""All is said in pyproject.toml but what a wheel with the native programs has besides: scripts/wheel puts them into programs/,
-beside this file, of a copy of this folder. This also stops a build that would leave out what the package cannot do without."""
+"""All is said in pyproject.toml but what a wheel with the native programs has besides:
+scripts/wheel puts them into programs/, beside this file, of a copy of this folder. This also stops
+a build that would leave out what the package cannot do without."""
 
 from pathlib import Path
 

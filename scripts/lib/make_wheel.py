@@ -2,8 +2,9 @@
 folder PROGRAMS, into the folder OUT; with --torch, the wheel `bulkhead-gpu-torch`, which has
 bulkhead-worker for the torch of scripts/requirements.txt.
 
-The tag of the first is that of the oldest glibc that its programs run on, which `auditwheel show` finds and this prints.
-The second is for the venv that has torch: the worker looks for LibTorch there, relative to itself.
+The tag of the first is that of the oldest glibc that its programs run on, which `auditwheel show`
+finds and this prints. The second is for the venv that has torch: the worker looks for LibTorch
+there, relative to itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clients" / "python"
 PROGRAMS = ("bulkhead", "bulkheadd", "bulkhead-supervisor")
-TORCH_PROGRAMS = ("bulkhead-worker", "libbulkhead_cuda.so")  # the second where a CUDA toolkit was found
+# The second where a CUDA toolkit was found.
+TORCH_PROGRAMS = ("bulkhead-worker", "libbulkhead_cuda.so")
 LIBRARIES = ":".join(f"$ORIGIN/../lib/python3.{minor}/site-packages/{folder}" for minor in range(10, 15) for folder in ("torch/lib", "nvidia/cu13/lib"))
 TORCH_PROJECT = """
 [build-system]

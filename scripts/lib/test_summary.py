@@ -1,6 +1,8 @@
-"""Sums up a ctest JUnit report: why tests were skipped, and "N passed, N failed, N skipped" as the last line.
+"""Sums up a ctest JUnit report: why tests were skipped, and "N passed, N failed, N skipped" as
+the last line.
 
-A second report is that of the failed ones, run again by themselves: those that passed there are named as unsteady.
+A second report is that of the failed ones, run again by themselves: those that passed there are
+named as unsteady.
 """
 
 import collections

@@ -1,11 +1,12 @@
-"""What transformers itself generates greedily with SmolLM2-135M-Instruct (float32, CPU), and whether a package does the same.
+"""What transformers itself generates greedily with SmolLM2-135M-Instruct (float32, CPU), and
+whether a package does the same.
 
   greedy_references.py make FILE [--prompts 20] [--first 0] [--tokens 32]
       writes prompts and their greedy tokens as JSON; tests/python/smollm2_greedy.json was made so
-  greedy_references.py compare FILE PACKAGE [--model NAME [--socket PATH]]
-      generates the same with the package, in Python, and counts equal tokens; exit 1 unless all are, near ties excused.
-      With --model it is the running daemon's model of this name that generates, and PACKAGE, of which it was made, is
-      asked for logits where both part
+  greedy_references.py compare FILE PACKAGE [--model NAME [--socket PATH]] generates the same with
+      the package, in Python, and counts equal tokens; exit 1 unless all are, near ties excused.
+      With --model it is the running daemon's model of this name that generates, and PACKAGE, of
+      which it was made, is asked for logits where both part
 
 A near tie: where both part, the package's own logits of the two tokens differ by at most 1e-3.
 """

@@ -1,12 +1,14 @@
 """What the models' own Python says, to compare Bulkhead's answers with.
 
-  reference.py vad --audio SPEECH.f32 [--out probabilities.npy] [--compare PROBABILITIES.txt]
-      one probability per 512 samples of raw float32 at 16 kHz, and the speech segments, as JSON; or the largest
-      difference to one probability a line, exit 1 when it is above 1e-4
+  reference.py vad --audio SPEECH.f32 [--out probabilities.npy] [--compare PROBABILITIES.txt] one
+      probability per 512 samples of raw float32 at 16 kHz, and the speech segments, as JSON; or the
+      largest difference to one probability a line, exit 1 when it is above 1e-4
   reference.py minilm --out DIR "a sentence" …
-      writes NAME_input_ids.npy, NAME_attention_mask.npy, NAME_embedding.npy for s0, s1 …, and prints them as JSON
+      writes NAME_input_ids.npy, NAME_attention_mask.npy, NAME_embedding.npy for s0, s1 …, and
+          prints them as JSON
   reference.py similarity --out DIR --ours SUFFIX "a sentence" …
-      compares NAME_SUFFIX.npy with NAME_embedding.npy, and prints the sentences' cosine similarities by SUFFIX
+      compares NAME_SUFFIX.npy with NAME_embedding.npy, and prints the sentences' cosine
+          similarities by SUFFIX
   reference.py compare A.npy B.npy [--tolerance 1e-4]
       prints the largest absolute difference; exit 1 when it is above the tolerance
 """

@@ -1,14 +1,17 @@
-"""The bench "engines": engines in Python in a worker of their own, against the same class called in-process by the same Python.
+"""The bench "engines": engines in Python in a worker of their own, against the same class called
+in-process by the same Python.
 
     engines.py [--rounds N] [--reloads N]        BULKHEAD_BUILD names the build folder
 
-Rounds alternate, and each line names its baseline. The models are small and have random weights: a step of "qwen3-vl-tiny" takes
-about 1 ms, one of "qwen3-vl" about 10 ms, which is nearer to a true model's. After each reload the program in-process is started
-again too, and the swings of both are told. "beside a spinning thread" has a thread in the caller's process that runs Python
-without end, as ComfyUI's may. In-process it would share the interpreter with the engine: a sentence of 7 s then took minutes and
-is not measured. Models named "one-thread" compute with one thread on both sides, so that a core is left for the client: on a
-machine of two cores the others share theirs with it. The node's lines are what a run of a ComfyUI node
-costs whose engine gives back what it gets: a connection and a channel, model management, layouts, and the worker.
+Rounds alternate, and each line names its baseline. The models are small and have random weights: a
+step of "qwen3-vl-tiny" takes about 1 ms, one of "qwen3-vl" about 10 ms, which is nearer to a true
+model's. After each reload the program in-process is started again too, and the swings of both are
+told. "beside a spinning thread" has a thread in the caller's process that runs Python without end,
+as ComfyUI's may. In-process it would share the interpreter with the engine: a sentence of 7 s then
+took minutes and is not measured. Models named "one-thread" compute with one thread on both sides,
+so that a core is left for the client: on a machine of two cores the others share theirs with it.
+The node's lines are what a run of a ComfyUI node costs whose engine gives back what it gets: a
+connection and a channel, model management, layouts, and the worker.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ class Spinner:
 
 
 class InProcess:
-    """A Python process that calls an engine's class itself, with further variables in its environment."""
+    """A Python process that calls an engine's class itself, with further variables in
+    its environment."""
 
     lost = ""  #: why it takes no further part
 
@@ -97,14 +101,16 @@ def in_worker(client: bulkhead.Client, model: str, method: str, parameters: dict
     return time.monotonic() - begun
 
 
-#: How OpenMP's threads wait: by libgomp's own default, or asleep between two parallel regions, as they do in workers.
+#: How OpenMP's threads wait: by libgomp's own default, or asleep between two parallel regions, as
+#: they do in workers.
 MANY = {"in-process": {}, "in-process, passive": {"OMP_WAIT_POLICY": "passive"}}
 ONE = {"in-process": {"OMP_NUM_THREADS": "1"}}
 
 
 def compare(client: bulkhead.Client, model: str, engine: str, options: dict[str, Any], method: str, parameters: dict[str, Any], rounds: int,
             environments: dict[str, dict[str, str]]) -> None:  # fmt: skip
-    """The speed in the worker over the speed in-process: 1 is equal, above it the worker is faster."""
+    """The speed in the worker over the speed in-process: 1 is equal, above it the
+    worker is faster."""
     peers = {name: InProcess(engine, options, **variables) for name, variables in environments.items()}
     taken: dict[str, list[float]] = {name: [] for name in ("worker", *peers, "worker, spinning")}
     try:
@@ -139,8 +145,8 @@ def compare(client: bulkhead.Client, model: str, engine: str, options: dict[str,
 
 def reloads(client: bulkhead.Client, model: str, engine: str, options: dict[str, Any], method: str, parameters: dict[str, Any], count: int,
             variables: dict[str, str]) -> None:  # fmt: skip
-    """The speed after each of so many reloads, beside that of the program in-process after as many starts; how long an unload takes
-    until its receipt."""
+    """The speed after each of so many reloads, beside that of the program in-process after as many
+    starts; how long an unload takes until its receipt."""
     receipts, loads, lost = [], [], ""
     middles: dict[str, list[float]] = {"worker": [], "in-process": []}
     client.load(model)

@@ -1,6 +1,7 @@
 """plot.py BENCH.json IMAGE.svg: draws what the bench "channel" measured, with nothing but Python.
 
-Left: the median round trip of one client over the payload's size. Right: requests a second over the number of clients.
+Left: the median round trip of one client over the payload's size. Right: requests a second over the
+number of clients.
 """
 
 import json
@@ -13,7 +14,8 @@ from xml.sax.saxutils import escape
 
 NAME = re.compile(r"(.+), (\d+ [KMG]?B) (and back|there, 4 B back), (\d+) clients?: (p50|throughput)$")
 SIZES = {"64 B": 64, "1 MB": 1 << 20, "64 MB": 64 << 20, "1 GB": 1 << 30}
-COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#e69f00")  # Okabe and Ito: told apart by everybody
+# Okabe and Ito: told apart by everybody.
+COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#e69f00")
 GREY = "#777777"
 WIDTH, HEIGHT = 430, 270  # of one panel's inside
 MARGIN_X, MARGIN_Y = 86, 64
@@ -85,7 +87,8 @@ def main() -> None:
         if what == "throughput":
             rates[size, way][name].append((int(clients), row["value"]))
         elif clients == "1":
-            ways = round_trip if size == "64 B" else {way: None}  # so small a question is not smaller than its answer
+            # So small a question is not smaller than its answer.
+            ways = round_trip if size == "64 B" else {way: None}
             for one in ways:
                 round_trip[one][name].append((SIZES[size], row["value"]))
                 kind = "one memcpy" if "memcpy" in row["baseline"] else row["baseline"]

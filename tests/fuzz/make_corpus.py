@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the seeds in tests/fuzz/corpus that need no fuzzer to find: one of each kind of input, right and a little wrong.
+"""Writes the seeds in tests/fuzz/corpus that need no fuzzer to find: one of each kind of input,
+right and a little wrong.
 
-They are committed, as are the inputs that fuzzing found worth keeping; this script is run again when a format changes.
+They are committed, as are the inputs that fuzzing found worth keeping; this script is run again
+when a format changes.
 """
 
 import json
@@ -102,7 +104,8 @@ def descriptor(kind, seals, size, output=0, claimed=None):
 
 
 def page(seals, magic, steps, request, sequence=2):
-    """Seals of the memfd, then the page: the futex word with its waiters' bit, and the members behind it."""
+    """Seals of the memfd, then the page: the futex word with its waiters' bit, and the
+    members behind it."""
     content = struct.pack("<I", 0x80000000 | 4711) + bytes(60) + struct.pack("<IIQQI", magic, 0, steps, 1, sequence) + request
     return bytes([seals]) + content
 

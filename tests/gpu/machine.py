@@ -1,7 +1,7 @@
 """What a machine has that the GPU tests need, found out before the first of them starts.
 
-Nothing here is fatal: what is missing is named, worked around where that is possible, and else becomes the reason for which
-tests are skipped.
+Nothing here is fatal: what is missing is named, worked around where that is possible, and else
+becomes the reason for which tests are skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ FUTEX_WAITV = 449  # x86-64; Linux 5.16
 
 
 class Machine:
-    """`lines` tell what was found, `environment` is that of every test. Of the reasons, each is empty where it does not hold.
+    """`lines` tell what was found, `environment` is that of every test. Of the reasons, each is
+    empty where it does not hold.
 
     no_programs     none of the carried programs can start
     no_libtorch     none that loads LibTorch can
@@ -46,7 +47,8 @@ class Machine:
         self.lines: list[str] = []
         self.scratch = tempfile.TemporaryDirectory(prefix="bh-machine-")
         self.build = build
-        for program in [*build.glob("bin/*"), *build.glob("minimal/bin/*")]:  # what was carried may have lost its mode
+        # What was carried may have lost its mode.
+        for program in [*build.glob("bin/*"), *build.glob("minimal/bin/*")]:
             if not os.access(program, os.X_OK):
                 program.chmod(0o755)
         self.no_programs = self.no_libtorch = self.no_gpu = self.no_export = ""
@@ -135,7 +137,8 @@ class Machine:
 
     def look_at_driver(self) -> None:
         if containers := [folder for folder in ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib") if Path(folder, "libcuda.so.1").exists()]:
-            self.environment["LD_LIBRARY_PATH"] += os.pathsep + containers[0]  # where containers have it, unknown to ldconfig
+            # Where containers have it, unknown to ldconfig.
+            self.environment["LD_LIBRARY_PATH"] += os.pathsep + containers[0]
         said = asked(["nvidia-smi", "--query-gpu=name,memory.total,driver_version,mig.mode.current", "--format=csv,noheader"], 30)[1]
         self.tell("nvidia-smi", last_line(said))
         opened = asked([sys.executable, "-c", "import ctypes; c = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(); "
@@ -171,7 +174,8 @@ class Machine:
             self.find_stub(self.toolkit)
 
     def find_stub(self, toolkit: Path) -> None:
-        """Packages are linked with -lcuda: by the toolkit's stub, or by the driver itself under that name."""
+        """Packages are linked with -lcuda: by the toolkit's stub, or by the driver itself
+        under that name."""
         stubs = [*toolkit.glob("lib64/stubs/libcuda.so"), *toolkit.glob("lib/stubs/libcuda.so"), *toolkit.glob("targets/*/lib/stubs/libcuda.so")]
         if stubs:
             folder = stubs[0].parent
@@ -182,7 +186,8 @@ class Machine:
                             "print([line.split()[-1] for line in open('/proc/self/maps') if 'libcuda.so' in line][0])"], 60, self.environment)[1]  # fmt: skip
             (folder / "libcuda.so").symlink_to(last_line(driver))
             self.tell("libcuda stub", f"none in {toolkit}: packages are linked with the driver, {last_line(driver)}")
-        # One from pip has its libraries in lib, under names with a version alone, which a linker does not go by.
+        # One from pip has its libraries in lib, under names with a version alone, which a linker
+        # does not go by.
         unversioned = Path(self.scratch.name, "cudart")
         unversioned.mkdir()
         for library in toolkit.glob("lib/libcudart.so.*"):
@@ -194,7 +199,8 @@ class Machine:
 
 
 def asked(command: list[str], bound_s: float, environment: dict[str, str] | None = None) -> tuple[int, str]:
-    """Exit status and what was printed; 127 where there is no such program, 124 where it took longer."""
+    """Exit status and what was printed; 127 where there is no such program, 124 where
+    it took longer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=bound_s, env=environment, stdin=subprocess.DEVNULL)
     except FileNotFoundError:

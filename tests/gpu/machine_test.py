@@ -1,4 +1,5 @@
-"""What a borrowed machine lacks is found at the start, and is worked around or named: on machines that are made up here."""
+"""What a borrowed machine lacks is found at the start, and is worked around or named: on machines
+that are made up here."""
 
 from __future__ import annotations
 

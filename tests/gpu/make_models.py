@@ -1,8 +1,9 @@
 """Makes the models of the GPU tests: make_models.py FOLDER [NAME...] (build/gpu-models).
 
-Without names: the TorchScript models (NAME.pt), and on a machine with a GPU also those that are too large to be carried, and the packages.
-Weights are random; what matters is what each model does when it is captured. A model that is there is made again when this file
-or torch has changed. Exits with 3 where all was made but a package, or one gave other tokens than its model.
+Without names: the TorchScript models (NAME.pt), and on a machine with a GPU also those that are too
+large to be carried, and the packages. Weights are random; what matters is what each model does when
+it is captured. A model that is there is made again when this file or torch has changed. Exits with
+3 where all was made but a package, or one gave other tokens than its model.
 """
 
 import argparse
@@ -90,7 +91,8 @@ class CpuBorn(nn.Module):
 
 
 class Rebinds(nn.Module):
-    """Keeps a sum between calls by giving the attribute a new tensor: a replay would read the first one for ever."""
+    """Keeps a sum between calls by giving the attribute a new tensor: a replay would read the
+    first one for ever."""
 
     total: Tensor
 
@@ -146,8 +148,8 @@ def save_package(name: str, module: nn.Module, folder: Path) -> None:
             inductor.compile_package(program, folder / f"{name}.pt2")
 
 
-#: Packages that the exporter makes for this GPU: where the model comes from, its options, and the modules without which its tests
-#: are skipped.
+#: Packages that the exporter makes for this GPU: where the model comes from, its options, and the
+#: modules without which its tests are skipped.
 GENERATING = {
     "tiny_generate": ("scripts/models/make_test_models.py:tiny_generate", ["--buckets", "64,256"], ["transformers"]),
     "tiny_higgs": ("tests/python/export/tiny_models.py:higgs_audio_v2", ["--family", "higgs_audio_v2", "--length", "128", "--buckets", "64,128"], ["transformers"]),
@@ -172,7 +174,8 @@ def make_generating(name: str, folder: Path) -> None:
 
 
 def made(name: str, make: Callable[[], object]) -> bool:
-    """What is not made, or gives other tokens than its model, is told: the tests of all others run nevertheless."""
+    """What is not made, or gives other tokens than its model, is told: the tests of all others
+    run nevertheless."""
     try:
         make()
     except Exception:

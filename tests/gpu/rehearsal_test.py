@@ -1,4 +1,5 @@
-"""The three commands for a borrowed machine, rehearsed to the end on the fake driver, with what `pack` packs and nothing else."""
+"""The three commands for a borrowed machine, rehearsed to the end on the fake driver, with what
+`pack` packs and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ CALL_S = 600  #: a call on a borrowed machine is cut off then
 BENCHES = {"slabs": "gpu_slab_bench", "higgs": "engines/bench.py higgs", "t3_single": "generation/bench.py t3_single"}
 Told = tuple[str, str, str]  #: what became of a test, its name, the reason
 
-#: A test program, as GoogleTest makes them, of which one test fails, one hangs and leaves a process behind, and one crashes.
+#: A test program, as GoogleTest makes them, of which one test fails, one hangs and leaves a process
+#: behind, and one crashes.
 FAULTY = """#!/usr/bin/env python3
 import os, signal, subprocess, sys, time
 tests = ["Fake.Passes", "Fake.Fails", "Fake.Hangs", "Fake.Crashes", "Fake.ComesLast"]

@@ -1,11 +1,12 @@
-"""Runs the GPU tests, in lanes side by side or one after another, each within a bound, and writes each result as soon as it
-is known.
+"""Runs the GPU tests, in lanes side by side or one after another, each within a bound, and writes
+each result as soon as it is known.
 
-The report, FOLDER/NAME.txt, has a line a test: what became of it (passed, failed, skipped, timed out), its seconds, its name and
-the reason. FOLDER is $OUT, or tests/gpu/results. FOLDER/NAME/ has failures.txt, the end of what failed tests printed, and a log
-of each lane, what all printed, up to a limit. At the end that folder becomes FOLDER/NAME.tgz, with the report. A test that fails,
-hangs or crashes stops no other. Exit status: 0; 1 where a test failed, timed out or was not begun in time; 77 where there is no
-GPU.
+The report, FOLDER/NAME.txt, has a line a test: what became of it (passed, failed, skipped, timed
+out), its seconds, its name and the reason. FOLDER is $OUT, or tests/gpu/results. FOLDER/NAME/ has
+failures.txt, the end of what failed tests printed, and a log of each lane, what all printed, up to
+a limit. At the end that folder becomes FOLDER/NAME.tgz, with the report. A test that fails, hangs
+or crashes stops no other. Exit status: 0; 1 where a test failed, timed out or was not begun in
+time; 77 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Process:
         self.lines.put(None)
 
     def line(self, until: float) -> str | None:
-        """The next one, None at the end. Raises TimeoutError once the clock shows `until`, and ends at a process that is gone although
-        another, which it started, holds its output open."""
+        """The next one, None at the end. Raises TimeoutError once the clock shows `until`, and ends
+        at a process that is gone although another, which it started, holds its output open."""
         while True:
             try:
                 return self.lines.get(timeout=max(0.01, min(0.5, until - time.monotonic())))
@@ -80,7 +81,8 @@ class Process:
         return self.process.wait()
 
     def finished(self) -> int:
-        """The same of a process whose output has ended, and which is therefore let to end by itself."""
+        """The same of a process whose output has ended, and which is therefore let to
+        end by itself."""
         try:
             return self.process.wait(10)
         except subprocess.TimeoutExpired:
@@ -100,7 +102,8 @@ class Suite:
         self.options = parser.parse_args()
         self.until: float = time.monotonic() + self.options.limit
         self.folder = Path(os.environ.get("OUT") or ROOT / "tests" / "gpu" / "results").resolve()
-        name = self.name = "-".join([name, *(self.options.names if names else [])])  # calls of `third` leave a report each
+        # Calls of `third` leave a report each.
+        name = self.name = "-".join([name, *(self.options.names if names else [])])
         self.kept = self.folder / name
         shutil.rmtree(self.kept, ignore_errors=True)
         self.kept.mkdir(parents=True)
@@ -172,7 +175,8 @@ class Suite:
         return self.machine.no_programs or (self.machine.no_libtorch if libtorch else "")
 
     def side_by_side(self, *lanes: Callable[[], object]) -> None:
-        """Each lane in a process of its own, which waits for its own children alone and kills them, with a log of its own."""
+        """Each lane in a process of its own, which waits for its own children alone and kills them,
+        with a log of its own."""
 
         def run(lane: Callable[[], object]) -> None:
             begun = time.monotonic()
@@ -197,8 +201,9 @@ class Suite:
 
     def step(self, name: str, command: Sequence[str], bound_s: float, libtorch: bool = False, environment: dict[str, str] | None = None,
              tells: bool = False, skipped_by: str = "") -> bool:  # fmt: skip
-        """One command is one test: 0 is passed, 77 skipped, with the last line as the reason; so is 0 with a line that has `skipped_by`.
-        True where it passed. What it prints goes into the report too where it `tells` something, as a bench does."""
+        """One command is one test: 0 is passed, 77 skipped, with the last line as the reason; so is
+        0 with a line that has `skipped_by`. True where it passed. What it prints goes into the
+        report too where it `tells` something, as a bench does."""
         if reason := self.why_not(libtorch):
             self.result("skipped", 0, name, reason)
             return False
@@ -290,8 +295,9 @@ class Suite:
 
     def gtests(self, program: str, patterns: Sequence[str], bound_s: float, without: Sequence[str] = (), libtorch: bool = False, suffix: str = "",
                models: dict[str, str] | None = None, environment: dict[str, str] | None = None) -> None:  # fmt: skip
-        """The tests that match, one process for all of them, and another for those behind one that hangs or crashes. `bound_s` is
-        for each. `models` names the file in gpu-models that tests of a pattern need; `suffix` tells a second run's lines apart."""
+        """The tests that match, one process for all of them, and another for those behind one that
+        hangs or crashes. `bound_s` is for each. `models` names the file in gpu-models that tests of
+        a pattern need; `suffix` tells a second run's lines apart."""
         if reason := self.why_not(libtorch):
             self.result("skipped", 0, f"{program} {':'.join(patterns)}{suffix}", reason)
             return
@@ -312,7 +318,8 @@ class Suite:
             pending = [test for test in pending if test not in done]
 
     def one_process(self, program: str, tests: list[str], bound_s: float, suffix: str, environment: dict[str, str] | None) -> set[str]:
-        """Runs them until one hangs or the process ends. Those that have a line in the report now, at least one."""
+        """Runs them until one hangs or the process ends. Those that have a line in the report
+        now, at least one."""
         self.keep(f"==== {program}")
         process = Process([self.program(program), f"--gtest_filter={':'.join(tests)}", "--gtest_color=no"],
                           {**self.machine.environment, **(environment or {})}, ROOT)  # fmt: skip
@@ -352,12 +359,14 @@ class Suite:
                 self.result("failed", seconds, current + suffix, f"its process ended: {how(status)}; {last_line(chr(10).join(printed))}")
             self.keep_failure(current + suffix, printed)
             done.add(current)
-        elif set(tests) - done and (not done or status is None):  # it does not even begin, or does not go on
+        elif set(tests) - done and (not done or status is None):
+            # It does not even begin, or does not go on.
             rest = next(test for test in tests if test not in done)
             self.result("failed", seconds, rest + suffix, f"{program} did not come to it: {how(status)}; {last_line(chr(10).join(printed))}")
             self.keep_failure(rest + suffix, printed)
             done.add(rest)
-        elif not set(tests) - done and (status is None or status < 0):  # such as a driver that hangs or crashes at exit
+        elif not set(tests) - done and (status is None or status < 0):
+            # Such as a driver that hangs or crashes at exit.
             self.result("timed out" if status is None else "failed", seconds, f"{program}'s own end{suffix}", how(status))
             self.keep_failure(program, printed)
         return done
@@ -385,7 +394,8 @@ class Suite:
 
 
 def adopt_orphans() -> None:
-    """What a killed test leaves behind becomes a child of this process, and is killed too: it would go on using the GPU."""
+    """What a killed test leaves behind becomes a child of this process, and is killed too: it would
+    go on using the GPU."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -1,7 +1,9 @@
-"""Each family's decode, compiled for a GPU of sm_90 without one and kept beside the build: decodes.py BUILD
+"""Each family's decode, compiled for a GPU of sm_90 without one and kept beside the build:
+decodes.py BUILD
 
-Into BUILD/gpu_offline/FAMILY/decode.pt2; what is there is kept until what makes it changes. Small models: what they are compiled
-to has the form of a large one's. Exits with 77 where a tool is missing, which it names.
+Into BUILD/gpu_offline/FAMILY/decode.pt2; what is there is kept until what makes it changes. Small
+models: what they are compiled to has the form of a large one's. Exits with 77 where a tool is
+missing, which it names.
 """
 
 from __future__ import annotations

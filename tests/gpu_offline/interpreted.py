@@ -1,7 +1,9 @@
-"""Generated code for a GPU, run on the CPU: the kernels by Triton's interpreter, what lies between them by Python.
+"""Generated code for a GPU, run on the CPU: the kernels by Triton's interpreter, what lies between
+them by Python.
 
-`code_of` has Inductor write a function for an absent GPU as Python, from the same lowering that a package is made by;
-`Interpreted` runs that. Set TRITON_INTERPRET=1 before anything imports Triton, and call `absent_gpu.install` first.
+`code_of` has Inductor write a function for an absent GPU as Python, from the same lowering that a
+package is made by; `Interpreted` runs that. Set TRITON_INTERPRET=1 before anything imports Triton,
+and call `absent_gpu.install` first.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class _Written(Exception):
 
 
 def code_of(compile_it: Callable[[], object]) -> tuple[str, dict[str, Tensor]]:
-    """What Inductor writes while `compile_it` has it compile a package, but in Python; and the constants that it asks for."""
+    """What Inductor writes while `compile_it` has it compile a package, but in Python; and the
+    constants that it asks for."""
 
     def written(graph: GraphLowering) -> None:
         graph.cpp_wrapper = False
@@ -58,10 +61,11 @@ def code_of(compile_it: Callable[[], object]) -> tuple[str, dict[str, Tensor]]:
     raise AssertionError("nothing was compiled")
 
 
-SEEN = r"reinterpret_tensor\((?!.*\w\()[-\w\s,()*+/]*\)"  #: a buffer in another shape, of sizes that may be symbols
+#: A buffer in another shape, of sizes that may be symbols.
+SEEN = r"reinterpret_tensor\((?!.*\w\()[-\w\s,()*+/]*\)"
 
-#: All that generated code may do between kernels at no cost to the device: make a buffer, see it in another shape, let it go,
-#: compute a size.
+#: All that generated code may do between kernels at no cost to the device: make a buffer, see it in
+#: another shape, let it go, compute a size.
 PLAIN = [
     r"\w+(, \w+)* = args", r"args\.clear\(\)", r"arg\d+_1_size = arg\d+_1\.size\(\)", r"s\d+ = arg\d+_1_size\[\d\]", r"assert_size_stride\(arg.*\)",
     r"with torch\.cuda\._DeviceGuard\(0\):", r"torch\.cuda\.set_device\(0\)", r"stream0 = get_raw_stream\(0\)",
@@ -71,8 +75,9 @@ PLAIN = [
 
 
 def others(code: str) -> list[str]:
-    """What generated code does beside launching kernels and PLAIN statements, by name: calls of LibTorch, and anything that reads a
-    tensor on the host, waits, or copies between host and device."""
+    """What generated code does beside launching kernels and PLAIN statements, by name:
+    calls of LibTorch, and anything that reads a tensor on the host, waits, or copies
+    between host and device."""
     body = code[code.index("def call(args):") :].splitlines()[1:]
     end = next((index for index, line in enumerate(body) if line and not line.startswith(" ")), len(body))
     statements = [part.strip() for line in body[:end] if not line.strip().startswith("#") for part in line.split(";") if part.strip()]
@@ -132,8 +137,9 @@ class _NoGuard:
 
 
 class _Launched:
-    """A kernel with the grid that its launcher computes. Of its configurations the one of the fewest programs, and of so many rows a
-    program that two do all: the interpreter takes its time by the program, not by the number."""
+    """A kernel with the grid that its launcher computes. Of its configurations the one of the
+    fewest programs, and of so many rows a program that two do all: the interpreter takes its time
+    by the program, not by the number."""
 
     def __init__(self, name: str, tuner: Any, launched: list[str]) -> None:
         self.name, self.tuner, self.launched = name, tuner, launched
@@ -155,14 +161,16 @@ class _Launched:
 
 
 def _rows(named: dict[str, Any], blocks: dict[str, int]) -> int:
-    """Half of all rows, but no more than generated code allows for, and in arrays that stay in a cache."""
+    """Half of all rows, but no more than generated code allows for, and in arrays that
+    stay in a cache."""
     beside = blocks.get("YBLOCK", 1) * (blocks.get("R0_BLOCK") or triton.next_power_of_2(named.get("r0_numel", 1)))
     half = triton.next_power_of_2((named["xnumel"] + 1) // 2)
     return min(half, TRITON_MAX_BLOCK["X"], NUMBERS_MAX // beside)
 
 
 def _with_index(before: Any) -> Any:
-    """Triton's own way from a tensor of one element to an index is one that numpy 2.4 no longer goes."""
+    """Triton's own way from a tensor of one element to an index is one that numpy 2.4
+    no longer goes."""
 
     def patched(tensor: Any, scope: Any) -> None:
         before(tensor, scope)
@@ -172,7 +180,8 @@ def _with_index(before: Any) -> Any:
 
 
 def _with_maximum(before: Any) -> Any:
-    """Of Inductor's maximum Triton knows only that it takes two numbers: it would be called for each."""
+    """Of Inductor's maximum Triton knows only that it takes two numbers: it would be
+    called for each."""
 
     def patched(reduce: Any, given: Any) -> Any:
         if reduce.combine_fn is triton_helpers.maximum:

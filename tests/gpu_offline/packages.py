@@ -1,13 +1,15 @@
-"""Packages for a GPU of sm_90, made on a machine without one: python tests/gpu_offline/packages.py FOLDER [NAME ...]
+"""Packages for a GPU of sm_90, made on a machine without one: python tests/gpu_offline/packages.py
+FOLDER [NAME ...]
 
-Writes FOLDER/NAME, a package as `python -m bulkhead.export` makes it with weights and manifest (mlp: the one file
-FOLDER/mlp.pt2), for each NAME, or for all (--list prints their names); checks it by `python -m bulkhead.export --check`; opens the
-library of each function (wrappers.py); and prints a line each: name, functions, kernels, seconds, MB. A package that is there is
-kept until what makes it changes. Those of tests/gpu/make_models.py have its names and its options: a GPU machine to which FOLDER is
-carried need not compile them.
+Writes FOLDER/NAME, a package as `python -m bulkhead.export` makes it with weights and manifest
+(mlp: the one file FOLDER/mlp.pt2), for each NAME, or for all (--list prints their names); checks it
+by `python -m bulkhead.export --check`; opens the library of each function (wrappers.py); and prints
+a line each: name, functions, kernels, seconds, MB. A package that is there is kept until what makes
+it changes. Those of tests/gpu/make_models.py have its names and its options: a GPU machine to which
+FOLDER is carried need not compile them.
 
-Exits with 1 where one could not be made, and makes the others nevertheless; nothing is left of that one, and what its export
-said is on standard error.
+Exits with 1 where one could not be made, and makes the others nevertheless; nothing is left of that
+one, and what its export said is on standard error.
 Exits with 77, and makes nothing, where CUDA's toolkit or Triton's ptxas is missing, which it names.
 """
 
@@ -30,7 +32,8 @@ import requirements  # noqa: E402
 
 TARGET = "sm_90"
 TINY = "tests/python/export/tiny_models.py"
-CARRIED = {name: (source, options) for name, (source, options, _) in make_models.GENERATING.items()}  #: those of the GPU tests
+#: Those of the GPU tests.
+CARRIED = {name: (source, options) for name, (source, options, _) in make_models.GENERATING.items()}
 FEW = ["--length", "128", "--slots", "2", "--slots-max", "4", "--chunk", "40"]
 #: Where the model comes from, and the options of its export. `mlp` is besides.
 PACKAGES = {

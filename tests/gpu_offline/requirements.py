@@ -1,4 +1,5 @@
-"""What compiling for a GPU needs, and a GPU is not among it; and what makes that which is compiled stale."""
+"""What compiling for a GPU needs, and a GPU is not among it; and what makes that which is
+compiled stale."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = 77  #: the exit status by which CTest knows a test as skipped
-PACKAGES = ("torch", "triton", "transformers", "chatterbox-tts")  #: whose versions decide what is compiled
+#: Whose versions decide what is compiled.
+PACKAGES = ("torch", "triton", "transformers", "chatterbox-tts")
 
 
 def stamp(*sources: Path) -> str:
-    """Of all that decides what the exporter makes: `sources`, its own files, and the versions of PACKAGES. Call it where none of
-    them is missing."""
+    """Of all that decides what the exporter makes: `sources`, its own files, and the versions of
+    PACKAGES. Call it where none of them is missing."""
     digest = hashlib.sha256(" ".join(map(importlib.metadata.version, PACKAGES)).encode())
     exporter = (ROOT / "clients" / "python" / "bulkhead" / "export").rglob("*")
     for source in (*sources, *sorted(file for file in exporter if file.suffix in (".py", ".h"))):

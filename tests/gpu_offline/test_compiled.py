@@ -1,6 +1,8 @@
-"""Compiled decodes for a GPU (decodes.py), as far as a machine without one can tell: their libraries load, and what they call.
+"""Compiled decodes for a GPU (decodes.py), as far as a machine without one can tell: their
+libraries load, and what they call.
 
-What stands between kernels is in test_generated.py, by the same code in Python; here it is the C++ that runs."""
+What stands between kernels is in test_generated.py, by the same code in Python; here it is the
+C++ that runs."""
 
 from __future__ import annotations
 
@@ -24,12 +26,14 @@ if reason := requirements.missing():
 
 BUILD = Path(os.environ["BULKHEAD_BUILD"])
 
-#: All of LibTorch and CUDA that a decode may name: buffers from the caching allocator, which a capture's pool serves, what a tensor says
-#: of itself, and loading and launching its kernels. None computes besides kernels, copies, allocates by itself, waits or reads on the host.
+#: All of LibTorch and CUDA that a decode may name: buffers from the caching allocator, which a
+#: capture's pool serves, what a tensor says of itself, and loading and launching its kernels. None
+#: computes besides kernels, copies, allocates by itself, waits or reads on the host.
 ALLOWED = {"aoti_torch_empty_strided", "aoti_torch_get_device_type", "aoti_torch_get_dtype", "aoti_torch_dtype_float32", "aoti_torch_dtype_int64",
            "aoti_torch_grad_mode_is_enabled", "aoti_torch_grad_mode_set_enabled",
            "cudaStream_t", "cuModuleLoad", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel", "cuGetErrorString"}  # fmt: skip
-#: Of an input that is not aligned a copy is made, in which what is written is lost: the worker aligns its slots.
+#: Of an input that is not aligned a copy is made, in which what is written is lost: the worker
+#: aligns its slots.
 UNALIGNED = "aoti_torch_clone_preserve_strides"
 
 

@@ -1,7 +1,8 @@
-"""What Inductor generates for a GPU: kernels that compute what the model computes, and nothing between them that costs.
+"""What Inductor generates for a GPU: kernels that compute what the model computes, and nothing
+between them that costs.
 
-The kernels run under Triton's interpreter, on the CPU. What ptxas makes of them is not run, nor is any GPU's arithmetic, whose
-order of sums and whose approximations are others.
+The kernels run under Triton's interpreter, on the CPU. What ptxas makes of them is not run, nor is
+any GPU's arithmetic, whose order of sums and whose approximations are others.
 """
 
 from __future__ import annotations
@@ -34,16 +35,19 @@ from bulkhead.export.families import Family, family_named  # noqa: E402
 from bulkhead.export.step import Decode as UncompiledDecode  # noqa: E402
 
 LENGTH = 48  # of a key/value buffer
-#: Of sequences whose number changes: seven products for each of two layers, and the head's; and one for the rotary angles.
+#: Of sequences whose number changes: seven products for each of two layers, and the head's; and one
+#: for the rotary angles.
 OF_SEVERAL = {"extern_kernels.mm": 2 * 7 + 1, "extern_kernels.bmm": 1}
-#: How far numbers may lie from those of the step uncompiled: that rounds to bfloat16 between any two
-#: operations, kernels less often. Of logits between -28 and 28 the farthest was 0.39 away, and 0.23 from those in float32.
+#: How far numbers may lie from those of the step uncompiled: that rounds to bfloat16 between any
+#: two operations, kernels less often. Of logits between -28 and 28 the farthest was 0.39 away, and
+#: 0.23 from those in float32.
 WITHIN = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 0.02, "atol": 0.5}}
 
 
 class Decode(unittest.TestCase):
-    """A step behind 20 random positions, in float32 or, as on most GPUs, in bfloat16, against the same step uncompiled: logits, and keys
-    and values in place. Each test names all calls of LibTorch in it; whatever else stands between kernels would be named among them."""
+    """A step behind 20 random positions, in float32 or, as on most GPUs, in bfloat16, against the
+    same step uncompiled: logits, and keys and values in place. Each test names all calls of
+    LibTorch in it; whatever else stands between kernels would be named among them."""
 
     def test_a_language_model(self) -> None:
         self.assertEqual(self.step_of(family_named("causal_lm")(tiny_models.causal("llama"))), {})
@@ -79,7 +83,8 @@ class Decode(unittest.TestCase):
         self.assertEqual(self.step_of(rounded("int8")), {})
 
     def test_8_bits_and_several_sequences(self) -> None:
-        """A product by cuBLAS would have the matrix widened into a buffer first, at each step. The one left is for the rotary angles."""
+        """A product by cuBLAS would have the matrix widened into a buffer first, at each step. The
+        one left is for the rotary angles."""
         self.assertEqual(self.step_of(rounded("int8"), 3), {"extern_kernels.bmm": 1})
 
     def test_8_bits_with_guidance(self) -> None:
@@ -93,8 +98,8 @@ class Decode(unittest.TestCase):
         self.assertEqual(self.step_of(rounded("int4"), 3), {"extern_kernels.bmm": 1})
 
     def step_of(self, family: Family, sequences: int = 1, dtype: torch.dtype = torch.float32) -> dict[str, int]:
-        """How often it calls what, beside kernels. No buffer between them holds as many numbers as a matrix of 8 or 4 bits: a kernel too
-        could widen one."""
+        """How often it calls what, beside kernels. No buffer between them holds as many numbers as
+        a matrix of 8 or 4 bits: a kernel too could widen one."""
         numbers, step = family.numbers(), family.step().eval()
         sizes = functions.Sizes(128, 1 if sequences == 1 else 4, 40, "cuda", dtype)
         with twins.placed(family.model, "cuda"):
@@ -126,7 +131,8 @@ class Decode(unittest.TestCase):
 
 
 def rounded(kind: str, family: Family | None = None, dtype: torch.dtype = torch.float32) -> Family:
-    """By default a language model whose every matrix has as many inputs as 4 bits ask for, in `dtype`."""
+    """By default a language model whose every matrix has as many inputs as 4 bits ask
+    for, in `dtype`."""
     family = family or family_named("causal_lm")(tiny_models.causal("qwen3", hidden_size=64, intermediate_size=96).to(dtype))
     counts = quantised.quantise(family.model, family.step(), kind, family.numbers().vocabulary)
     assert counts[kind] >= 14, counts

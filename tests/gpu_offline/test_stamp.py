@@ -1,5 +1,5 @@
-"""What is compiled without a GPU is kept until what makes it changes: no stale package is carried to a GPU, and no current one is
-compiled again."""
+"""What is compiled without a GPU is kept until what makes it changes: no stale package is carried
+to a GPU, and no current one is compiled again."""
 
 from __future__ import annotations
 

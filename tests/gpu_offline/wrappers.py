@@ -1,7 +1,9 @@
-"""Opens the library of each compiled function: python tests/gpu_offline/wrappers.py FUNCTION.pt2 ...
+"""Opens the library of each compiled function: python tests/gpu_offline/wrappers.py
+FUNCTION.pt2 ...
 
-With RTLD_NOW, beside LibTorch and the toolkit's stub of libcuda, so that a symbol which neither has is an error here, and not on a
-GPU. In a process of its own: LibTorch and the stub become global in it.
+With RTLD_NOW, beside LibTorch and the toolkit's stub of libcuda, so that a symbol which
+neither has is an error here, and not on a GPU. In a process of its own: LibTorch and the stub
+become global in it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The wheel with the native programs, as somebody gets it who has a venv and no compiler: built, installed, used; and used
-again without the system calls that came after Linux 5.15."""
+"""The wheel with the native programs, as somebody gets it who has a venv and no compiler: built,
+installed, used; and used again without the system calls that came after Linux 5.15."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ FIRST_AFTER_5_15 = 449  #: futex_waitv() of x86-64, in Linux 5.16
 
 
 def as_linux_5_15() -> None:
-    """Refuses this process, and what it starts, every later system call, as a kernel does that knows none of them."""
-    load, jump_if_at_least, answer = 0x20, 0x35, 0x06  # of BPF: a word of the call, of which the first is its number
+    """Refuses this process, and what it starts, every later system call, as a kernel does that
+    knows none of them."""
+    # Of BPF: a word of the call, of which the first is its number.
+    load, jump_if_at_least, answer = 0x20, 0x35, 0x06
     refused, allowed = 0x00050000 | 38, 0x7FFF0000  # ENOSYS
     program = b"".join(struct.pack("<HBBI", *line) for line in
                        [(load, 0, 0, 0), (jump_if_at_least, 0, 1, FIRST_AFTER_5_15), (answer, 0, 0, refused), (answer, 0, 0, allowed)])  # fmt: skip
@@ -117,7 +119,8 @@ class Installed(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="bh-") as folder:
             fleet, engine = Path(folder, "fleet.yaml"), Path(folder, "engine.py")
             engine.write_text(ENGINE)
-            Path(folder, "manifest.json").write_text("{}")  # of the package `written`, which nobody gets to read
+            # Of the package `written`, which nobody gets to read.
+            Path(folder, "manifest.json").write_text("{}")
             fleet.write_text(FLEET.format(model=model, folder=folder, python=sys.executable, engine=engine))
             self.socket = str(Path(folder, "run", "control.sock"))
 

@@ -1,10 +1,14 @@
-"""The four clients of a channel in the hands of a test: each does what a command says, and answers in the same words.
+"""The four clients of a channel in the hands of a test: each does what a command says, and answers
+in the same words.
 
-    open A [MILLISECONDS]     the channel A, on the socket that comes with the command: its model and generation
+    open A [MILLISECONDS]     the channel A, on the socket that comes with the command: its model
+                              and generation
     new A X COUNT             the input X, of so many float32
     put A X NUMBER…           the input X, filled
-    ask A R X [parts] [MS]    sends the request R, whose input is X, or the output of the answer X; answers `ok` in any case
-    get R                     waits for the answer, which is kept as R, or for its next part (`more …`): its numbers
+    ask A R X [parts] [MS]    sends the request R, whose input is X, or the output of the answer X;
+                              answers `ok` in any case
+    get R                     waits for the answer, which is kept as R, or for its next part
+                              (`more …`): its numbers
     read R                    the numbers again
     cancel R, leave R         cancels it; cancels it and drops the rest of its parts
     drop NAME, close A        an input or an answer; a channel

@@ -103,7 +103,8 @@ class Daemon:
 
 
 class MinimalDaemon:
-    """Of the programs with the minimal worker (tests/fakes/minimal_worker), whose models give their input back."""
+    """Of the programs with the minimal worker (tests/fakes/minimal_worker), whose models give
+    their input back."""
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="bh-")
@@ -139,8 +140,8 @@ class MinimalDaemon:
 
 
 class EchoDaemon(MinimalDaemon):
-    """With one model, `echo`; on the GPU of this UUID where there is one. With $BULKHEAD_LIBCUDA that is the fake driver's, which
-    the fake NVML knows."""
+    """With one model, `echo`; on the GPU of this UUID where there is one. With $BULKHEAD_LIBCUDA
+    that is the fake driver's, which the fake NVML knows."""
 
     def __init__(self, gpu: uuid.UUID | None = None) -> None:
         self._gpu = gpu

@@ -21,7 +21,8 @@ METHODS = {"forward": {"inputs": [{"name": "x", "dtype": "float32", "shape": ["0
 
 class FakeWorker:
     def __init__(self, sock: socket.socket | None = None) -> None:
-        """At `sock`, whose other end a client has; or at a new pair, of which `client_end` is the client's."""
+        """At `sock`, whose other end a client has; or at a new pair, of which `client_end`
+        is the client's."""
         if sock is None:
             self.client_end, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             sock.settimeout(10)
@@ -47,7 +48,8 @@ class FakeWorker:
         return head, data[layout.HEADER.size :]
 
     def expect(self, kind: str) -> tuple[dict, bytes]:
-        """The next message, which must be of this kind; leases given back before it are only noted."""
+        """The next message, which must be of this kind; leases given back before it
+        are only noted."""
         head, body = self.receive()
         while head["type"] == MESSAGE["release"] and kind != "release":
             for i in range(layout.RELEASE.unpack(body)["count"]):

@@ -1,4 +1,5 @@
-"""A command for tests, in a fork that has PyTorch imported: a process of its own takes seconds for that."""
+"""A command for tests, in a fork that has PyTorch imported: a process of its own takes
+seconds for that."""
 
 from __future__ import annotations
 

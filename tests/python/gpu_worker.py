@@ -1,8 +1,10 @@
-"""A worker's end of a channel with GPU slabs, in a process of its own, as CUDA's handles need it: `gpu_worker.py FD KIND`.
+"""A worker's end of a channel with GPU slabs, in a process of its own, as CUDA's handles need it:
+`gpu_worker.py FD KIND`.
 
-Answers each request by its first input plus nothing: copied on its own stream from slab to slab, behind the client's event, and
-told before it is done. Says on standard output what it saw. A line on standard input: `unload` withdraws; `grow` adds an output
-slab, which results lie in from then on; `shrink` withdraws that; `die` ends at once.
+Answers each request by its first input plus nothing: copied on its own stream from slab to slab,
+behind the client's event, and told before it is done. Says on standard output what it saw. A line
+on standard input: `unload` withdraws; `grow` adds an output slab, which results lie in from then
+on; `shrink` withdraws that; `die` ends at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`python -m bulkhead chat` as people run it: the real SmolLM2, a real daemon, lines typed and answered."""
+"""`python -m bulkhead chat` as people run it: the real SmolLM2, a real daemon, lines
+typed and answered."""
 
 from __future__ import annotations
 

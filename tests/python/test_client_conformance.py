@@ -1,5 +1,6 @@
-"""What a worker says on a channel, right and wrong, and what each of the four clients makes of it: the C++ and the Python one,
-blocking and on a loop. What clients say to workers is in worker/exchanges.py."""
+"""What a worker says on a channel, right and wrong, and what each of the four clients makes of it:
+the C++ and the Python one, blocking and on a loop. What clients say to workers is in
+worker/exchanges.py."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ BOTH = FEATURE["lending"] | FEATURE["returning"]
 
 
 class Exchanges(unittest.TestCase):
-    """Of one client; the four are at the end. The test says what the worker says, so all of it is in order."""
+    """Of one client; the four are at the end. The test says what the worker says, so all of
+    it is in order."""
 
     waits_its_turn = False  #: beyond what may be in flight
 
@@ -64,7 +66,8 @@ class Exchanges(unittest.TestCase):
         return head["request_id"], described
 
     def asking(self, how: str = "", **welcome: Any) -> tuple[FakeWorker, int]:
-        """A channel with the request `r` under way, whose input is `x`: the worker, and the request's number."""
+        """A channel with the request `r` under way, whose input is `x`: the worker, and the
+        request's number."""
         worker = self.opened(**welcome)
         self.do("put a x 1")
         return worker, self.asked(worker, "r", how=how)[0]
@@ -318,7 +321,8 @@ class Exchanges(unittest.TestCase):
         self.do("get t", "ok 2")
         worker.released.clear()
         self.serves(worker)
-        self.assertEqual(sorted(worker.released), [(0, 1), (64, 2)])  # of the parts that nobody took
+        # Of the parts that nobody took.
+        self.assertEqual(sorted(worker.released), [(0, 1), (64, 2)])
 
     def test_a_worker_that_dies_amid_parts_leaves_what_came(self) -> None:
         worker, number = self.asking(features=FEATURE["streaming"], how="parts")
@@ -367,7 +371,8 @@ class Exchanges(unittest.TestCase):
             lease = tensor["lease"]
             self.assertGreaterEqual(lease["slab_id"], LIMITS["lent_slab_id_min"])
             self.assertEqual([lease[key] for key in ("offset_bytes", "size_bytes", "generation")], [192, 12, 77])
-            first.slabs[2][192:196] = struct.pack("<f", 8.0 + loans)  # what the one writes, the other sees
+            # What the one writes, the other sees.
+            first.slabs[2][192:196] = struct.pack("<f", 8.0 + loans)
             second.answer(number, second.floats(tensor), offset=64 * loans, generation=loans + 1)
             self.do(f"get {name}", f"ok {8 + loans} 5 6")
 

@@ -1,4 +1,5 @@
-"""The control socket from Python, and what a client does when supervisors and workers go away, against a fake daemon."""
+"""The control socket from Python, and what a client does when supervisors and workers go away,
+against a fake daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tokens as they come, and text: the client's part of generating, against a worker that says what the test wants."""
+"""Tokens as they come, and text: the client's part of generating, against a worker that says what
+the test wants."""
 
 from __future__ import annotations
 

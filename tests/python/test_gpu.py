@@ -1,4 +1,5 @@
-"""GPU slabs from Python: against the fake driver of $BULKHEAD_LIBCUDA, or, without it, a real GPU where there is one."""
+"""GPU slabs from Python: against the fake driver of $BULKHEAD_LIBCUDA, or, without it, a real GPU
+where there is one."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ class Vmm(WithWorker):
         room = self.filled([1.0, 2.0, 3.0])
         self.assertEqual(room.device, (cuda.DLPACK_CUDA, 0))
         reply = self.channel.infer(x=room)
-        self.assertEqual(self.says(), ["infer", "True", "True"])  # in a GPU slab, behind the client's event
+        # In a GPU slab, behind the client's event.
+        self.assertEqual(self.says(), ["infer", "True", "True"])
         output = reply["y"]
         self.assertEqual(output.device, (cuda.DLPACK_CUDA, 0))
         self.assertEqual(output.cpu().tolist(), [1.0, 2.0, 3.0])
@@ -211,7 +213,8 @@ class Vmm(WithWorker):
         self.assertEqual(caught.exception.code, "out_of_memory")
         self.assertIn(function, caught.exception.attempt)
         with self.assertRaises(bulkhead.Error) as caught:
-            self.channel.infer(x=room)  # as long as the slab is there, though the driver would map it now
+            # As long as the slab is there, though the driver would map it now.
+            self.channel.infer(x=room)
         self.assertEqual(caught.exception.code, "out_of_memory")
         self.assertEqual(self.channel.infer(x=[8.0])["y"].tolist(), [8.0])
         said = [self.says() for _ in range(5)]
@@ -220,7 +223,8 @@ class Vmm(WithWorker):
         self.assertEqual(said[3][1], lost)  # both went back, though nobody had read them
 
         self.tell("shrink")
-        self.assertEqual(self.channel.infer(x=room)["y"].cpu().tolist(), [1.0])  # in the first slab again
+        # In the first slab again.
+        self.assertEqual(self.channel.infer(x=room)["y"].cpu().tolist(), [1.0])
         self.channel.settle()
         said = [self.says() for _ in range(4)]
         self.assertIn(["returned", lost], said)
@@ -278,7 +282,8 @@ class ThroughTheDaemon(OnGpu):
             room = self.write(channel.allocate((3,), on_gpu=True), [1.0, 2.0, 3.0])
             first = channel.infer(x=room)["y"]
             self.assertEqual(first.device, (cuda.DLPACK_CUDA, 0))
-            with client.open("echo", gpu=0, stream=self.stream) as other:  # a result of one channel is an input of the next
+            # A result of one channel is an input of the next.
+            with client.open("echo", gpu=0, stream=self.stream) as other:
                 self.assertEqual(other.infer(x=first)["y"].tolist(), [1.0, 2.0, 3.0])
             self.assertEqual(first.cpu().tolist(), [1.0, 2.0, 3.0])
             channel.close()
@@ -306,7 +311,8 @@ class ThroughTheDaemon(OnGpu):
                     answers = await asyncio.gather(*tasks, return_exceptions=True)
                     self.assertEqual(answers[::2], [[float(i), 0.5] for i in range(0, 8, 2)])
                     self.assertTrue(all(isinstance(answer, asyncio.CancelledError) for answer in answers[1::2]), answers)
-                del rooms, tasks, task, answers  # whose exceptions keep frames, and those their inputs
+                # Whose exceptions keep frames, and those their inputs.
+                del rooms, tasks, task, answers
                 gc.collect()
                 (receipt,) = await client.unload("echo")  # the loop gives the memory back meanwhile
                 self.assertEqual((receipt["ended"], receipt["verified"], receipt["held_by"]), ("drained", True, []), receipt)

@@ -1,4 +1,5 @@
-"""What callers get wrong ends in a bulkhead.Error that says what to change, and the channel goes on."""
+"""What callers get wrong ends in a bulkhead.Error that says what to change, and the
+channel goes on."""
 
 from __future__ import annotations
 

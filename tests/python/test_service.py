@@ -57,7 +57,8 @@ class Service(unittest.TestCase):
         cls.daemon = Daemon(FLEET.format(python=sys.executable, model=folder.name))
         cls.addClassCleanup(cls.daemon.stop)
         cls.client = cls.enterClassContext(bulkhead.connect(cls.daemon.socket))
-        with socket.create_server(("127.0.0.1", 0)) as listening:  # connections wait there until uvicorn takes them
+        # Connections wait there until uvicorn takes them.
+        with socket.create_server(("127.0.0.1", 0)) as listening:
             service = subprocess.Popen(
                 [sys.executable, "-m", "uvicorn", "--log-level", "critical", "--fd", str(listening.fileno()), "service:app"],
                 cwd=SOURCE / "clients/python/examples", pass_fds=[listening.fileno()],
@@ -118,8 +119,8 @@ class Service(unittest.TestCase):
             self.assertEqual(answer.status_code, status, answer.text)
 
     def test_a_listener_that_goes_away_cancels(self) -> None:
-        """Its request ends with `cancelled`, which counts as an error: spoken to its end it would be none, and its deadline is
-        far beyond that."""
+        """Its request ends with `cancelled`, which counts as an error: spoken to its end it would
+        be none, and its deadline is far beyond that."""
         errors = row(self.client, "speech")["errors"]
         with self.long_speech():
             pass

@@ -1,4 +1,5 @@
-"""Memory of the Python client: what is lent to workers, returned to them, allocated here, and left alone by a forked child."""
+"""Memory of the Python client: what is lent to workers, returned to them, allocated here, and left
+alone by a forked child."""
 
 from __future__ import annotations
 
@@ -219,7 +220,8 @@ class Returning(Opened):
             self.worker.error(late["request_id"], 19, "the late one")
             head, body = self.worker.expect("slab_request")
             self.assertEqual(layout.SLAB_REQUEST.unpack(body)["direction"], DIRECTION["output"])
-            self.assertIsNone(channel.core.slabs._growth_refused)  # or it would be told instead of what comes now
+            # Or it would be told instead of what comes now.
+            self.assertIsNone(channel.core.slabs._growth_refused)
             self.worker.error(head["request_id"], 12, "the one that was waited for")
 
         self.serve(serve)

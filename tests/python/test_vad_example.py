@@ -1,4 +1,5 @@
-"""What examples/vad_timeline.py computes beside the model's probabilities: samples at 16 kHz, and segments of speech."""
+"""What examples/vad_timeline.py computes beside the model's probabilities: samples at 16 kHz, and
+segments of speech."""
 
 from __future__ import annotations
 

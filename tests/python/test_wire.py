@@ -1,4 +1,5 @@
-"""Every message, written by this client and read by the C++ codec, and the other way round: same bytes, same meaning."""
+"""Every message, written by this client and read by the C++ codec, and the other way round: same
+bytes, same meaning."""
 
 from __future__ import annotations
 

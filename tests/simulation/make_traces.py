@@ -1,4 +1,5 @@
-"""Writes the traces into a folder: who asked for which model, when. The seeds make them the same each time.
+"""Writes the traces into a folder: who asked for which model, when. The seeds make them the
+same each time.
 
     python3 make_traces.py FOLDER
 """
@@ -54,7 +55,8 @@ def bursts() -> list[Arrival]:
 
 
 def day_and_night() -> list[Arrival]:
-    """By day people talk, see and write code; by night documents are embedded and ranked; some of each always."""
+    """By day people talk, see and write code; by night documents are embedded and ranked; some
+    of each always."""
     dice, at, arrivals = random.Random(3), 0.0, []
     day, night = ["chat", "ears", "voice", "vision", "code"], ["embed", "rank", "translate", "music", "image"]
     hour = 600_000  # a quarter of the day

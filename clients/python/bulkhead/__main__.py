@@ -100,7 +100,8 @@ class Conversation:
         self.text, self._length = self._opened()
 
     def _opened(self) -> tuple[Text, int]:
-        """Loads the model and its package's tokenizer. Returns the text codec and the positions of a sequence."""
+        """Loads the model and its package's tokenizer. Returns the text codec and the positions
+        of a sequence."""
         model = self._options.model
         self._progress.show(f"loading {model} …")
         try:
@@ -116,8 +117,8 @@ class Conversation:
         return Text(self._options.package or described["package"]), described["length"]
 
     def _fitting(self, question: Message) -> tuple[list[Message], list[int]]:
-        """Returns as many of the latest turns as leave room for an answer, and their prompt with the question. Tells what is left
-        out."""
+        """Returns as many of the latest turns as leave room for an answer, and their prompt with
+        the question. Tells what is left out."""
         turns = self._turns
         prompt = self.text.prompt([*self._system, *turns, question])
         room = min(self._options.max_new_tokens or self._length, self._length // ANSWER_SHARE)
@@ -130,7 +131,8 @@ class Conversation:
         return turns, prompt
 
     def answer(self, text: str, *, raw: bool = False, as_json: bool = False) -> None:
-        """Prints the answer as it arrives, and statistics on standard error. Adds the answer to the conversation."""
+        """Prints the answer as it arrives, and statistics on standard error. Adds the answer to
+        the conversation."""
         question = {"role": "user", "content": text}
         turns, prompt = ([], self.text.encode(text)) if raw or not self.text.chats else self._fitting(question)
         self._progress.show(f"reading {len(prompt)} tokens …")
@@ -208,7 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     as_json = options.command == "generate" and options.json
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # as for arguments: invalid bytes are refused by name
+        # As for arguments: invalid bytes are refused by name.
+        sys.stdin.reconfigure(errors="surrogateescape")
     try:
         if options.command == "comfyui":
             print({"install": comfyui.install, "uninstall": comfyui.uninstall}[options.does](options.folder))

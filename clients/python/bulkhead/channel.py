@@ -1,4 +1,5 @@
-"""A direct, blocking connection to one worker. One thread at a time; different channels may run on different threads."""
+"""A direct, blocking connection to one worker. One thread at a time; different channels may run on
+different threads."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Closes the channels in a forked child, which would keep them open; their memory is not mapped there (MADV_DONTFORK)."""
+    """Closes the channels in a forked child, which would keep them open; their memory is not mapped
+    there (MADV_DONTFORK)."""
     for one in list(_channels):
         one._forked()
 
@@ -48,7 +50,8 @@ def receive(sock: socket.socket, core: ChannelCore) -> None:
     except (BlockingIOError, InterruptedError):
         raise
     except OSError as error:
-        # Raised once if the dead peer had left packets of ours unread; what it sent can still be read.
+        # Raised once if the dead peer had left packets of ours unread; what it sent can
+        # still be read.
         if not isinstance(error, ConnectionResetError):
             return core.end(Error("worker_lost", f"reading the channel: {error.strerror}"))
         return None
@@ -97,7 +100,8 @@ class Channel(PlacingChannel):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may be sent: the worker has neither ended nor announced its end, as far as received."""
+        """Whether requests may be sent: the worker has neither ended nor announced its end, as
+        far as received."""
         self.settle()
         return self.core.accepts
 
@@ -113,7 +117,8 @@ class Channel(PlacingChannel):
         self.close()
 
     def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, on_gpu: bool = False) -> Input:
-        """Allocates one tensor in the memory shared with the worker; fill it in place, nothing is copied.
+        """Allocates one tensor in the memory shared with the worker; fill it in place,
+        nothing is copied.
 
         ``on_gpu``: in memory of the channel's GPU; write it on the channel's stream.
         """
@@ -139,7 +144,8 @@ class Channel(PlacingChannel):
             return end.value  # type: ignore[no-any-return]
 
     def place(self, value: Any, dtype: str | None = None) -> Input:
-        """Copies any library's tensor once into the memory shared with the worker, to be sent any number of times.
+        """Copies any library's tensor once into the memory shared with the worker, to be sent any
+        number of times.
 
         ``dtype`` is for nested lists, which have none. A tensor on the channel's GPU is copied on
         that GPU, in stream order.
@@ -148,7 +154,8 @@ class Channel(PlacingChannel):
 
     def infer(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
               deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Reply:  # fmt: skip
-        """Sends one request and waits. Keyword arguments are inputs, or parameters where the method declares them.
+        """Sends one request and waits. Keyword arguments are inputs, or parameters where the method
+        declares them.
 
         ``deadline`` in seconds; None means the model's own. ``retry_safe`` is passed to the worker;
         only ``Client.infer`` sends a request again.
@@ -157,7 +164,8 @@ class Channel(PlacingChannel):
 
     def submit(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
                deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Request:  # fmt: skip
-        """Sends one request for ``wait`` or ``stream``. Raises ``queue_full`` if ``core.in_flight_max`` are in flight."""
+        """Sends one request for ``wait`` or ``stream``. Raises ``queue_full`` if
+        ``core.in_flight_max`` are in flight."""
         patience = checked_deadline(deadline, PATIENCE_SECONDS)
         self._take_what_came()
         self._raise_if_ended()
@@ -192,7 +200,8 @@ class Channel(PlacingChannel):
         return reply
 
     def stream(self, request: Request) -> Parts:
-        """Yields a streamed answer's parts as they arrive, or any other method's one answer. Cancelled if left early."""
+        """Yields a streamed answer's parts as they arrive, or any other method's one answer.
+        Cancelled if left early."""
         return Parts(self, request)
 
     def _await_part(self, request: Request) -> None:
@@ -201,7 +210,8 @@ class Channel(PlacingChannel):
                         "allow more time")  # fmt: skip
 
     def _abandon(self, request: Request) -> None:
-        """Any thread, at any point; never waits. Cancels the request, or leaves that to a send that is under way."""
+        """Any thread, at any point; never waits. Cancels the request, or leaves that to a send
+        that is under way."""
         if request.done or request.abandoned:
             return
         self.core.abandon(request)
@@ -221,8 +231,9 @@ class Channel(PlacingChannel):
         self._flush(time.monotonic() + SEND_SECONDS)
 
     def settle(self) -> None:
-        """Handles the worker's messages, and returns what is no longer referenced. Every request does this;
-        call it if a channel rests for long, so that its worker and others can free memory."""
+        """Handles the worker's messages, and returns what is no longer referenced. Every
+        request does this; call it if a channel rests for long, so that its worker and others
+        can free memory."""
         self._take_what_came()
         self.core.settle()
         self._flush(time.monotonic() + SEND_SECONDS)
@@ -291,7 +302,8 @@ class Channel(PlacingChannel):
 
 
 class Parts(Iterator[Reply]):
-    """Made by ``Channel.stream``. Closing or dropping it before the end, even before the first part, cancels the request."""
+    """Made by ``Channel.stream``. Closing or dropping it before the end, even before the first
+    part, cancels the request."""
 
     def __init__(self, channel: Channel, request: Request) -> None:
         self.channel = channel

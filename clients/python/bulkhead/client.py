@@ -22,8 +22,9 @@ REOPEN_TRIES = 3
 
 
 class Client:
-    """Made by ``bulkhead.connect()``. Any thread may use it: each thread has its own channel to each model until the
-    thread ends or the client is closed. A forked child may use it too, without the parent's channels and tensors."""
+    """Made by ``bulkhead.connect()``. Any thread may use it: each thread has its own channel to
+    each model until the thread ends or the client is closed. A forked child may use it too, without
+    the parent's channels and tensors."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py",
                  memory_bytes_max: int = ARENA_BYTES_MAX) -> None:  # fmt: skip
@@ -72,9 +73,10 @@ class Client:
               **named: Any) -> Reply:  # fmt: skip
         """``b.infer("minilm", input_ids=x)["embedding"].numpy()``.
 
-        Put inputs whose names are not Python names into the dictionary ``inputs``. ``deadline`` in seconds, including a
-        load. ``retry_safe``: running it twice does no harm, so if its worker dies, the request is sent once more, to
-        the next worker. Otherwise, or with a stateful model, it ends with ``worker_lost``.
+        Put inputs whose names are not Python names into the dictionary ``inputs``. ``deadline`` in
+        seconds, including a load. ``retry_safe``: running it twice does no harm, so if its worker
+        dies, the request is sent once more, to the next worker. Otherwise, or with a stateful
+        model, it ends with ``worker_lost``.
         """
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
@@ -88,8 +90,9 @@ class Client:
 
     def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
                parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> Iterator[Reply]:  # fmt: skip
-        """Yields the parts of a streamed answer as they arrive: ``for part in b.stream("llm", tokens=x): …``. Sends the
-        request at once; leaving the loop, or dropping the iterator, cancels the rest. Never sent again."""
+        """Yields the parts of a streamed answer as they arrive:
+        ``for part in b.stream("llm", tokens=x): …``. Sends the request at once; leaving the loop,
+        or dropping the iterator, cancels the rest. Never sent again."""
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
         return channel.stream(channel.submit(inputs, method=method, parameters=parameters, deadline=_left(until), **named))
@@ -99,11 +102,12 @@ class Client:
         """``for token in b.generate("smollm2", prompt, temperature=0.7, max_new_tokens=64): …``
         yields token ids as they arrive, or lists with one per codebook.
 
-        Keyword arguments are inputs if the model declares them (``embeddings=``), else parameters: ``temperature``, ``top_k``,
-        ``top_p``, ``min_p``, ``repetition_penalty``, ``ras_repeats``, ``guidance``, ``do_sample``, ``seed``, ``max_new_tokens``,
-        ``stop``, ``stop_also``, ``ignore_stop``, ``banned``, ``forced``; the model's package gives the defaults. Sent at once;
-        leaving the loop cancels the rest. Never sent again: if the worker dies, it ends with ``worker_lost``, and
-        ``Generation.tokens`` has the tokens so far.
+        Keyword arguments are inputs if the model declares them (``embeddings=``), else parameters:
+        ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``, ``ras_repeats``,
+        ``guidance``, ``do_sample``, ``seed``, ``max_new_tokens``, ``stop``, ``stop_also``,
+        ``ignore_stop``, ``banned``, ``forced``; the model's package gives the defaults. Sent at
+        once; leaving the loop cancels the rest. Never sent again: if the worker dies, it ends with
+        ``worker_lost``, and ``Generation.tokens`` has the tokens so far.
         """
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
@@ -112,10 +116,12 @@ class Client:
         return Generation(model, channel.stream(request))
 
     def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, model: str | None = None) -> Input:
-        """Allocates an input to fill in place: ``with b.allocate((1, 512)) as a: a.numpy()[:] = …; b.infer("vad", x=a)``.
+        """Allocates an input to fill in place: ``with b.allocate((1, 512)) as a: a.numpy()[:] = …;
+        b.infer("vad", x=a)``.
 
-        It is memory of this process. Each worker that receives it maps it once; nothing is copied. With ``model`` it
-        lies in the worker's own slab: a GPU reads that at full speed, but only that model reads it without a copy.
+        It is memory of this process. Each worker that receives it maps it once; nothing is copied.
+        With ``model`` it lies in the worker's own slab: a GPU reads that at full speed, but only
+        that model reads it without a copy.
         """
         if model is not None:
             return self._channel(model, None).allocate(shape, dtype)
@@ -144,7 +150,8 @@ class Client:
                 channel = self._mine()[model] = self.open(model, deadline=deadline)
                 break
             except Error as error:
-                # The daemon may notice a death later than the client, and so introduce it to a dead worker.
+                # The daemon may notice a death later than the client, and so introduce it to
+                # a dead worker.
                 if error.code != "worker_lost" or tried == REOPEN_TRIES:
                     raise
         assert channel is not None
@@ -158,13 +165,15 @@ class Client:
     # --- control
 
     def load(self, *models: str, deadline: float | None = None) -> list[dict[str, Any]]:
-        """Loads models; returns when all are ready: ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"``: the whole fleet."""
+        """Loads models; returns when all are ready:
+        ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"``: the whole fleet."""
         params = verbs.with_deadline(verbs.models(models), deadline)
         return self.call("model.load", params, deadline=_and_grace(deadline))["models"]  # type: ignore[no-any-return]
 
     def unload(self, *models: str) -> list[dict[str, Any]]:
-        """Unloads models; returns when their memory is free: one receipt per process, ``[{"model", "pid", "ended",
-        "ms", "host_bytes", "gpu_bytes", "verified", "held_by", …}]``. First closes this thread's channels to them."""
+        """Unloads models; returns when their memory is free: one receipt per process, ``[{"model",
+        "pid", "ended", "ms", "host_bytes", "gpu_bytes", "verified", "held_by", …}]``. First closes
+        this thread's channels to them."""
         params = verbs.models(models)
         for model in list(self._mine()) if models == ("*",) else models:
             self._forget(model)
@@ -176,7 +185,8 @@ class Client:
         return self.call("model.restart", verbs.models(models))  # type: ignore[no-any-return]
 
     def ps(self) -> list[dict[str, Any]]:
-        """One row per replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``, ``requests``, …"""
+        """One row per replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``,
+        ``requests``, …"""
         return self.call("fleet.status")["models"]  # type: ignore[no-any-return]
 
     def why(self, model: str) -> str:
@@ -188,7 +198,8 @@ class Client:
         return self.call("crashes.list", {} if model is None else {"model": model})["crashes"]  # type: ignore[no-any-return]
 
     def info(self) -> dict[str, Any]:
-        """Facts about the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``, ``fleet``, ``uptime_s``, …"""
+        """Facts about the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``,
+        ``fleet``, ``uptime_s``, …"""
         return self.call("daemon.info")  # type: ignore[no-any-return]
 
     def gpus(self) -> dict[str, Any]:
@@ -204,7 +215,8 @@ class Client:
         return self.call("daemon.stop")["receipts"]  # type: ignore[no-any-return]
 
     def events(self, *models: str) -> Notifications:
-        """Events of these models, or of all, from now on: an endless iterator on a separate connection."""
+        """Events of these models, or of all, from now on: an endless iterator on a
+        separate connection."""
         return self._control.subscribe("events.subscribe", verbs.only_of(models))
 
     def logs(self, model: str, *, lines: int = 100, follow: bool = False) -> Iterable[dict[str, Any]]:
@@ -233,6 +245,7 @@ def _and_grace(deadline: float | None) -> float | None:
 
 
 def connect(path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py", memory_bytes_max: int = ARENA_BYTES_MAX) -> Client:
-    """Connects to the daemon at ``path``, else where ``bulkhead`` looks. ``name`` appears in logs and
-    receipts. ``allocate`` without a model takes at most ``memory_bytes_max`` of this process' memory."""
+    """Connects to the daemon at ``path``, else where ``bulkhead`` looks. ``name`` appears in
+    logs and receipts. ``allocate`` without a model takes at most ``memory_bytes_max`` of this
+    process' memory."""
     return Client(path, name=name, memory_bytes_max=memory_bytes_max)

@@ -1,4 +1,5 @@
-"""``python -m bulkhead comfyui install DIR``: installs the nodes in a ComfyUI folder, and uninstalls them."""
+"""``python -m bulkhead comfyui install DIR``: installs the nodes in a ComfyUI folder, and
+uninstalls them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def install(comfyui: Path) -> str:
 
 
 def uninstall(comfyui: Path) -> str:
-    """Removes the folder that ``install`` made, and ComfyUI's leftovers of it. Returns a sentence on what was done."""
+    """Removes the folder that ``install`` made, and ComfyUI's leftovers of it. Returns a sentence
+    on what was done."""
     target = _target(comfyui)
     if not target.exists():
         return f"there is no {target}: nothing was done"

@@ -1,4 +1,5 @@
-"""GPU memory shared with a worker, through ctypes on NVIDIA's driver: slabs, events, and the order of streams.
+"""GPU memory shared with a worker, through ctypes on NVIDIA's driver: slabs, events, and the
+order of streams.
 
 Tested only with a fake driver, on machines without a GPU.
 """
@@ -118,7 +119,8 @@ class Driver:
 
 
 class Gpu:
-    """One GPU, through its primary context, which PyTorch uses too. Any thread; the context is current only in ``with gpu:``."""
+    """One GPU, through its primary context, which PyTorch uses too. Any thread; the context is
+    current only in ``with gpu:``."""
 
     def __init__(self, ordinal: int) -> None:
         self.driver = Driver.load()
@@ -126,7 +128,8 @@ class Gpu:
         device, context, uuid = c_int(), c_void_p(), (c_char * 16)()
         self.driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
         self.driver.call("cuDeviceGetUuid", uuid, device)
-        self.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)  # until the process ends
+        # Until the process ends.
+        self.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.device, self._context = device.value, context
         self.uuid = bytes(uuid)
         self.dlpack_device = (DLPACK_CUDA, ordinal)
@@ -161,7 +164,8 @@ _gpus: dict[int, Gpu] = {}
 
 
 def gpu(ordinal: int) -> Gpu:
-    """Returns one of the GPUs that CUDA_VISIBLE_DEVICES shows. A forked child cannot use CUDA if its parent did."""
+    """Returns one of the GPUs that CUDA_VISIBLE_DEVICES shows. A forked child cannot use CUDA if
+    its parent did."""
     found = _gpus.get(ordinal)
     if found is None or found.process != os.getpid():
         found = _gpus[ordinal] = Gpu(ordinal)
@@ -169,7 +173,8 @@ def gpu(ordinal: int) -> Gpu:
 
 
 class DeviceMapping(Region):
-    """A worker's slab in device memory, mapped here. Unmapped with its last view, after all queued work."""
+    """A worker's slab in device memory, mapped here. Unmapped with its last view, after
+    all queued work."""
 
     def __init__(self, on: Gpu, address: int, size_bytes: int, writable: bool, unmap: Callable[[], None]) -> None:
         super().__init__(address, size_bytes, writable, on.dlpack_device)
@@ -204,7 +209,8 @@ class DeviceMapping(Region):
 
     @classmethod
     def of_handle(cls, on: Gpu, handle: bytes, size_bytes: int, *, writable: bool) -> DeviceMapping:
-        """CUDA maps a legacy handle only writable: this class alone protects an output from being written."""
+        """CUDA maps a legacy handle only writable: this class alone protects an output from
+        being written."""
         address, call = c_uint64(), on.driver.call
         with on:
             call("cuIpcOpenMemHandle", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
@@ -225,14 +231,16 @@ def _unmap_device(on: Gpu, unmap: Callable[[], None], then: list[Callable[[], No
 
 
 class Events:
-    """One channel's interprocess events, and the stream on which its GPU tensors are written and read.
+    """One channel's interprocess events, and the stream on which its GPU tensors are
+    written and read.
 
     ``stream`` is a CUstream as a number, such as ``torch.cuda.current_stream().cuda_stream``.
     """
 
     def __init__(self, on: Gpu, stream: int) -> None:
         self.gpu, self.stream = on, 0 if stream == LEGACY_STREAM else stream
-        self.refused: Error | None = None  #: why they cannot be used here; memory then cannot be exchanged in order
+        #: Why they cannot be used here; memory then cannot be exchanged in order.
+        self.refused: Error | None = None
         self._offered: set[int] = set()
         self._theirs: dict[int, c_void_p] = {}
         self._ours: list[tuple[int, c_void_p]] = []
@@ -265,15 +273,16 @@ class Events:
         self.gpu.call("cuStreamWaitEvent", self.stream if stream is None else stream, self._theirs[number], 0)
 
     def admit(self, stream: int, ready: int) -> int:
-        """Orders a consumer's stream, numbered as in DLPack, behind the worker's event. Returns the driver's stream."""
+        """Orders a consumer's stream, numbered as in DLPack, behind the worker's event. Returns the
+        driver's stream."""
         stream = 0 if stream == LEGACY_STREAM else stream
         if ready and ready in self._theirs:
             self.wait(ready, stream)
         return stream
 
     def record(self, stream: int | None = None) -> int:
-        """Records an event behind the stream's queued work. Returns the number to send. Events are used in turn, and may be reused
-        at once."""
+        """Records an event behind the stream's queued work. Returns the number to send. Events are
+        used in turn, and may be reused at once."""
         if not self._ours:
             raise Error("protocol_violation", "a worker that offered GPU slabs but no events", "use a client and a daemon of matching releases")
         self._turn = (self._turn + 1) % len(self._ours)

@@ -87,7 +87,8 @@ class Seen:
 
 
 def read(value: Any, stream: int | None = None) -> Seen:
-    """Reads a contiguous tensor in CPU memory, or on a GPU if ``stream`` names the stream that will read it.
+    """Reads a contiguous tensor in CPU memory, or on a GPU if ``stream`` names the stream
+    that will read it.
 
     The capsule is not consumed: its destructor releases the tensor with the last reference.
     """
@@ -125,7 +126,8 @@ def _read(value: Any, stream: int | None) -> Seen:
     return Seen(name, shape, device, (tensor.data or 0) + tensor.byte_offset, size, (capsule, value))
 
 
-_alive: dict[int, object] = {}  # exported tensors that a consumer holds, by the address of the managed tensor
+# Exported tensors that a consumer holds, by the address of the managed tensor.
+_alive: dict[int, object] = {}
 
 
 @_DELETER  # type: ignore[untyped-decorator, unused-ignore]
@@ -142,14 +144,16 @@ _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char
 
 @_DELETER  # type: ignore[untyped-decorator, unused-ignore]
 def _capsule_gone(capsule: int) -> None:
-    """A consumer renames the capsule and calls the deleter itself; an unconsumed one is deleted here."""
+    """A consumer renames the capsule and calls the deleter itself; an unconsumed one
+    is deleted here."""
     name = _raw_name(capsule)
     if name in (b"dltensor", b"dltensor_versioned"):
         _alive.pop(_raw_pointer(capsule, name), None)
 
 
 def export(view: Any, *, max_version: Any, copy: Any) -> Any:
-    """Exports the slab in place as a capsule. Only DLPack 1 can mark an output read-only: older consumers get a copy."""
+    """Exports the slab in place as a capsule. Only DLPack 1 can mark an output read-only: older
+    consumers get a copy."""
     versioned = max_version is not None and tuple(max_version)[0] >= 1
     data: Any = view.data
     if copy or (data.readonly and not versioned):
@@ -161,7 +165,8 @@ def export(view: Any, *, max_version: Any, copy: Any) -> Any:
 
 
 def export_device(view: Any, *, device: tuple[int, int], address: int, readonly: bool, keep: object, max_version: Any) -> Any:
-    """Exports device memory. A consumer older than DLPack 1 does not learn that an output is read-only."""
+    """Exports device memory. A consumer older than DLPack 1 does not learn that an
+    output is read-only."""
     versioned = max_version is not None and tuple(max_version)[0] >= 1
     if readonly and not versioned:
         raise BufferError("a result on the GPU is read-only, which this consumer of DLPack does not understand: use a newer one, or cpu()")

@@ -47,26 +47,30 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class InvalidInput(Error):
-    """A request that the engine cannot serve as asked: its client gets ``input_invalid`` with this text."""
+    """A request that the engine cannot serve as asked: its client gets ``input_invalid``
+    with this text."""
 
     def __init__(self, attempt: str, remedy: str = "") -> None:
         super().__init__("input_invalid", attempt, remedy)
 
 
 class MissingModel(Error):
-    """Raised in ``load`` if a file is missing: say what to fetch and where to put it. The load is not retried."""
+    """Raised in ``load`` if a file is missing: say what to fetch and where to put it. The load
+    is not retried."""
 
     def __init__(self, attempt: str, remedy: str = "") -> None:
         super().__init__("load_failed", attempt, remedy)
 
 
 class Cancelled(BaseException):
-    """The client no longer wants the answer. Not an ``Exception``, so that ``except Exception`` does not catch it."""
+    """The client no longer wants the answer. Not an ``Exception``, so that ``except Exception``
+    does not catch it."""
 
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension: ``low`` to ``high``, inclusive. Dimensions of one name have one size in a request."""
+    """One dimension: ``low`` to ``high``, inclusive. Dimensions of one name have one
+    size in a request."""
 
     name: str
     low: int
@@ -200,8 +204,9 @@ class Method:
 def method(
     *, inputs: Sequence[Tensor] = (), parameters: Sequence[Parameter] = (), outputs: Sequence[Tensor] = (), description: str = ""
 ) -> Callable[[_Function], _Function]:
-    """Makes a function of the class callable by clients. It gets inputs and parameters as keyword arguments: inputs are
-    numpy views of the memory shared with the client, read-only and valid until the method returns.
+    """Makes a function of the class callable by clients. It gets inputs and parameters as keyword
+    arguments: inputs are numpy views of the memory shared with the client, read-only and valid
+    until the method returns.
 
     ``description`` defaults to the first paragraph of the docstring.
     """
@@ -217,7 +222,8 @@ def method(
 
 
 def methods_of(engine: type) -> dict[str, Method]:
-    """The declared methods of an engine's class, in the order of the class. Raises ``TypeError`` if it lacks ``load`` or methods."""
+    """The declared methods of an engine's class, in the order of the class. Raises ``TypeError`` if
+    it lacks ``load`` or methods."""
     found: dict[str, Method] = {}
     for base in reversed(engine.__mro__):
         for name, value in vars(base).items():
@@ -233,7 +239,8 @@ def methods_of(engine: type) -> dict[str, Method]:
 
 
 class Result:
-    """An answer, or a part of one: tensors by name (numpy arrays, or torch tensors on any device), and JSON ``values``."""
+    """An answer, or a part of one: tensors by name (numpy arrays, or torch tensors on any device),
+    and JSON ``values``."""
 
     def __init__(self, *, values: Mapping[str, Any] | None = None, **tensors: Any) -> None:
         self.values = dict(values or {})
@@ -241,8 +248,9 @@ class Result:
 
 
 class Context(Protocol):
-    """The worker's argument to ``load``. The engine may keep it: ``check``, ``progress`` and ``graph``'s
-    callables also serve requests. Used on the main thread, where load and requests run."""
+    """The worker's argument to ``load``. The engine may keep it: ``check``, ``progress``
+    and ``graph``'s callables also serve requests. Used on the main thread, where load
+    and requests run."""
 
     options: Mapping[str, Any]  #: the fleet file's ``options``, as written there
     device: str  #: ``cpu`` or ``cuda``: the only GPU that the process sees
@@ -260,12 +268,14 @@ class Context(Protocol):
 
     def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float] | None = None,
               name: str = "") -> Callable[..., Any]:  # fmt: skip
-        """Only in ``load``: captures ``fn`` as one CUDA graph per bucket, and returns a callable that replays them.
+        """Only in ``load``: captures ``fn`` as one CUDA graph per bucket, and returns a callable
+        that replays them.
 
-        A bucket maps the names of fn's keyword arguments to constants, or to example tensors that give shapes and
-        dtypes. ``fn`` returns a tensor, or a tuple or dict of tensors, and otherwise reads and writes fixed memory; it
-        runs several times here. A call uses the bucket of equal shapes or, with ``padding``, which names inputs and
-        their fill values, the smallest one that fits. Otherwise ``fn`` itself runs, which is counted with its reason.
+        A bucket maps the names of fn's keyword arguments to constants, or to example tensors that
+        give shapes and dtypes. ``fn`` returns a tensor, or a tuple or dict of tensors, and
+        otherwise reads and writes fixed memory; it runs several times here. A call uses the bucket
+        of equal shapes or, with ``padding``, which names inputs and their fill values, the smallest
+        one that fits. Otherwise ``fn`` itself runs, which is counted with its reason.
 
         The result lies in static buffers: it has the bucket's shapes, and the next call overwrites
         it. Raises ``capture_failed`` if ``graphs`` is ``required`` and a bucket cannot be captured.

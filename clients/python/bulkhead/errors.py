@@ -11,7 +11,8 @@ DEADLINE_SECONDS_MAX = 20 * 86400.0  #: poll(2) takes an int of milliseconds: 24
 class Error(Exception):
     """What failed, the attempt, and what the caller can change.
 
-    Branch on ``code``; it is one of the names in ``docs/operations.md`` such as ``"worker_lost"`` or ``"queue_full"``.
+    Branch on ``code``; it is one of the names in ``docs/operations.md`` such as ``"worker_lost"``
+    or ``"queue_full"``.
     """
 
     def __init__(self, code: str, attempt: str, remedy: str = "") -> None:

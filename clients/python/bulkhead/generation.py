@@ -18,8 +18,8 @@ ADJUST = "generate.adjust"
 
 def arguments(methods: Mapping[str, Any], method: str, tokens: Any, inputs: Mapping[str, Any] | None,
               named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """Splits arguments into tensors and parameters: a name that the model declares as an input is a tensor, any other a parameter,
-    which the model may refuse."""
+    """Splits arguments into tensors and parameters: a name that the model declares as an input is a
+    tensor, any other a parameter, which the model may refuse."""
     declared = {one["name"] for one in methods.get(method, {}).get("inputs", ())}
     tensors = {**(inputs or {}), **{name: value for name, value in named.items() if name in declared}}
     if tokens is not None:
@@ -38,7 +38,8 @@ class Told:
     def __init__(self, model: str) -> None:
         self.model = model
         self.tokens: list[Token] = []  #: all tokens returned, and those about to be
-        #: After the end: ``finish``, ``prompt_tokens``, ``reused_tokens``, ``new_tokens``, ``first_token_ms``, ``tokens_per_second``
+        #: After the end: ``finish``, ``prompt_tokens``, ``reused_tokens``, ``new_tokens``,
+        #: ``first_token_ms``, ``tokens_per_second``
         self.statistics: dict[str, Any] = {}
         self._next: deque[Token] = deque()
 
@@ -62,7 +63,8 @@ class Told:
 
 
 class Generation(Told, Iterator[Token]):
-    """An iterator of token ids, made by ``Client.generate``. Dropping it before its end, or ``close``, cancels the rest."""
+    """An iterator of token ids, made by ``Client.generate``. Dropping it before its end, or
+    ``close``, cancels the rest."""
 
     def __init__(self, model: str, parts: Parts) -> None:
         super().__init__(model)
@@ -77,10 +79,12 @@ class Generation(Told, Iterator[Token]):
         return self._next.popleft()
 
     def adjust(self, **sampling: Any) -> None:
-        """Changes the sampling from the next step on: ``temperature``, ``top_k``, ``top_p``, …, as listed in
-        docs/channel.md; omitted ones stay. Tokens already drawn still arrive. Call it on the iterating thread.
+        """Changes the sampling from the next step on: ``temperature``, ``top_k``, ``top_p``, …, as
+        listed in docs/channel.md; omitted ones stay. Tokens already drawn still arrive. Call it on
+        the iterating thread.
 
-        Errors: input_invalid if the request is not generating: it waits for its turn (no first token yet), or has ended.
+        Errors: input_invalid if the request is not generating: it waits for its turn (no first
+        token yet), or has ended.
         """
         channel, request = self._parts.channel, self._parts.request
         channel.infer(method=ADJUST, parameters=adjustment(request, sampling))

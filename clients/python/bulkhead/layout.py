@@ -24,7 +24,8 @@ FLAG: dict[str, int] = _SPEC["enums"]["Flag"]
 FEATURE: dict[str, int] = _SPEC["enums"]["Feature"]
 ERROR_NAMES: dict[int, str] = {value: name for name, value in _SPEC["enums"]["ErrorCode"].items()}
 
-# : Control characters, line separators, direction marks (as in ipc/base/text.cpp), and lone surrogates.
+# : Control characters, line separators, direction marks (as in ipc/base/text.cpp), and
+# lone surrogates.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 
@@ -82,8 +83,9 @@ class Layout:
         return self._struct.pack(*flat)
 
     def unpack(self, data: bytes | memoryview, offset: int = 0, *, checked: bool = False) -> dict[str, Any]:
-        """Raises ``struct.error`` if the data is too short. ``checked``: a text that is unterminated or not
-        printable is None; otherwise it is accepted, and invalid UTF-8 raises ``UnicodeDecodeError``."""
+        """Raises ``struct.error`` if the data is too short. ``checked``: a text that is
+        unterminated or not printable is None; otherwise it is accepted, and invalid UTF-8 raises
+        ``UnicodeDecodeError``."""
         flat = self._struct.unpack_from(data, offset)
         result: dict[str, Any] = {}
         at = 0
@@ -127,8 +129,9 @@ class Message:
         return one.pack(MAGIC, VERSION, self._kind, size, flags, number, 0, *members) + text
 
     def of(self, data: bytes) -> struct.Struct | None:
-        """The struct that unpacks all members, the header's first. None if it is another message, or incomplete. Looks
-        only at a count's low byte: for counts over 255, the caller compares the member."""
+        """The struct that unpacks all members, the header's first. None if it is another
+        message, or incomplete. Looks only at a count's low byte: for counts over 255, the caller
+        compares the member."""
         if len(data) <= self._count_at or data[_TYPE_AT] != self._kind:
             return None
         count = data[self._count_at]

@@ -27,7 +27,8 @@ _SEALED = "offer a memfd that is sealed as docs/channel.md says"
 
 ALIGNMENT = LIMITS["tensor_alignment"]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-#: Highest bytes of entries of /proc/self/pagemap whose page is the file's (0x20), or neither in memory (0x80) nor swapped out (0x40).
+#: Highest bytes of entries of /proc/self/pagemap whose page is the file's (0x20), or neither in
+#: memory (0x80) nor swapped out (0x40).
 _UNWRITTEN = bytes(flags for flags in range(256) if flags & 0x20 or not flags & 0xC0)
 
 
@@ -51,7 +52,8 @@ class Region:
             watcher()
 
     def on_change(self, tell: Callable[[], None]) -> None:
-        """Calls ``tell`` when this is retired, and when it is unmapped, on the thread that does so."""
+        """Calls ``tell`` when this is retired, and when it is unmapped, on the
+        thread that does so."""
         self._watchers.append(tell)
         self._gone.append(tell)
 
@@ -104,7 +106,8 @@ class Mapping(Region):
 
     @classmethod
     def of_slab(cls, fd: int, size_bytes: int, *, writable: bool) -> Mapping:
-        """Takes over ``fd``. Checks the seals before it maps: without them the peer could shrink the file while it is mapped."""
+        """Takes over ``fd``. Checks the seals before it maps: without them the peer could shrink
+        the file while it is mapped."""
         try:
             needed = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | (0 if writable else _SEAL_FUTURE_WRITE)
             try:
@@ -122,12 +125,14 @@ class Mapping(Region):
 
     @classmethod
     def own(cls, size_bytes: int) -> Mapping:
-        """Allocates memory that only this process can write, and that any worker accepts as a loan."""
+        """Allocates memory that only this process can write, and that any worker
+        accepts as a loan."""
         return cls.make(size_bytes, "bulkhead-client", only_we_write=True)
 
     @classmethod
     def make(cls, size_bytes: int, label: str, *, only_we_write: bool) -> Mapping:
-        """Allocates memory with its pages, sealed as in ``docs/channel.md``; as an output if ``only_we_write``."""
+        """Allocates memory with its pages, sealed as in ``docs/channel.md``; as an output if
+        ``only_we_write``."""
         check_room(size_bytes)
         fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -144,8 +149,9 @@ class Mapping(Region):
 
     @classmethod
     def lent(cls, fd: int, size_bytes: int) -> Mapping:
-        """Takes over ``fd``, memory that another process lends for reading. Raises ``protocol_violation``
-        unless its size and contents are sealed and all its pages are allocated."""
+        """Takes over ``fd``, memory that another process lends for reading. Raises
+        ``protocol_violation`` unless its size and contents are sealed and all its pages
+        are allocated."""
         try:
             try:
                 seals = fcntl.fcntl(fd, _F_GET_SEALS)
@@ -162,25 +168,30 @@ class Mapping(Region):
         except BaseException:
             os.close(fd)
             raise
-        # MAP_POPULATE would copy each page, and huge pages would be reserved for copies that are hardly ever made.
+        # MAP_POPULATE would copy each page, and huge pages would be reserved for copies that are
+        # hardly ever made.
         mapping = cls(fd, size_bytes, writable=False, flags=_MAP_PRIVATE | _MAP_NORESERVE)
-        _libc.madvise(mapping.address, size_bytes, _MADV_POPULATE_READ)  # before Linux 5.14 the first read does it
+        # Before Linux 5.14 the first read does it.
+        _libc.madvise(mapping.address, size_bytes, _MADV_POPULATE_READ)
         return mapping
 
     def drop_writes(self, offset: int, size_bytes: int) -> None:
-        """Of a lent mapping: drops what this process wrote to these bytes. It would hide what their owner writes there next."""
+        """Of a lent mapping: drops what this process wrote to these bytes. It would hide what their
+        owner writes there next."""
         first, end = (self.address + offset) // _PAGE_BYTES, -(-(self.address + offset + size_bytes) // _PAGE_BYTES)
         try:
             with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
                 entries = os.pread(pagemap.fileno(), 8 * (end - first), 8 * first)
         except OSError:
             entries = b""
-        # A page that is dropped faults at its next read: in vain, that costs as much as a copy of it.
+        # A page that is dropped faults at its next read: in vain, that costs as much
+        # as a copy of it.
         if len(entries) < 8 * (end - first) or entries[7::8].translate(None, _UNWRITTEN):
             _libc.madvise(self.address, self.size_bytes, _MADV_DONTNEED)
 
     def view(self, offset: int, size_bytes: int, owner: object) -> memoryview:
-        """Returns bytes of the slab. Every view of them, numpy arrays included, keeps ``owner`` alive."""
+        """Returns bytes of the slab. Every view of them, numpy arrays included, keeps
+        ``owner`` alive."""
         if size_bytes == 0:
             return memoryview(b"")
         array: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address + offset)
@@ -199,7 +210,8 @@ def _unmap(process: int, address: int, size_bytes: int, fd: int, then: list[Call
 
 
 class Allocator:
-    """The leased ranges of an input slab: best fit, in units of 64 bytes. Each generation is used once."""
+    """The leased ranges of an input slab: best fit, in units of 64 bytes. Each
+    generation is used once."""
 
     def __init__(self, size_bytes: int) -> None:
         usable = size_bytes // ALIGNMENT * ALIGNMENT
@@ -223,7 +235,8 @@ class Allocator:
         return offset, self._generation
 
     def release(self, offset: int, size_bytes: int) -> None:
-        """Any thread, even during ``allocate`` or at the interpreter's end: only records the release."""
+        """Any thread, even during ``allocate`` or at the interpreter's end: only
+        records the release."""
         self._given_back.append((offset, size_bytes))
 
     @property

@@ -16,7 +16,8 @@ Steps = Generator[tuple[Callable[[], bool], str], None, T]
 
 
 class PlacingChannel:
-    """What a channel knows of its worker, and the steps of placing a tensor. Subclasses implement the waiting."""
+    """What a channel knows of its worker, and the steps of placing a tensor. Subclasses
+    implement the waiting."""
 
     core: ChannelCore
 
@@ -32,7 +33,8 @@ class PlacingChannel:
 
     @property
     def methods(self) -> dict[str, Any]:
-        """As the worker describes them: ``{"forward": {"inputs": [{"name", "dtype", "shape"}], …}}``."""
+        """As the worker describes them:
+        ``{"forward": {"inputs": [{"name", "dtype", "shape"}], …}}``."""
         return self.core.methods
 
     def _grown(self) -> Steps[None]:

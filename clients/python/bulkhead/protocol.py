@@ -1,4 +1,5 @@
-"""The client's side of the channel without I/O: packets in, packets out. The blocking and the asyncio channel use it."""
+"""The client's side of the channel without I/O: packets in, packets out. The blocking and the
+asyncio channel use it."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ class Request:
         self.error: Error | None = None
         self.done = False
         self.abandoned = False
-        self.spoiled: Error | None = None  #: how it must end, whatever still arrives: its parts cannot be kept or read
+        #: How it must end, whatever still arrives: its parts cannot be kept or read.
+        self.spoiled: Error | None = None
         self.until = 0.0  # the caller's deadline, on its clock
         self.on_change: Callable[[], None] = _nothing
         # The worker borrows these until it answers, even if the caller drops them.
@@ -118,7 +120,8 @@ class Request:
 
 
 class ChannelCore:
-    """State of one channel. ``outgoing`` holds packets to send; ``receive`` takes packets that arrived.
+    """State of one channel. ``outgoing`` holds packets to send; ``receive`` takes
+    packets that arrived.
 
     ``wake`` is called, on any thread, when ``settle`` has work that cannot wait for the next
     request.
@@ -155,7 +158,8 @@ class ChannelCore:
         return number
 
     def next_packet(self) -> tuple[bytes, Mapping | None, int]:
-        """The next packet, and how many messages of ``outgoing`` it packs: each packet costs both sides a call."""
+        """The next packet, and how many messages of ``outgoing`` it packs: each packet costs
+        both sides a call."""
         data, mapping = self.outgoing[0]
         count = len(self.outgoing)
         if count == 1 or mapping is not None or not self.features & FEATURE["packing"]:

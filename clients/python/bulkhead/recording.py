@@ -8,7 +8,8 @@ _failed: list[Any] = []  #: graphs that PyTorch's allocator keeps querying for t
 
 
 def record(fn: Callable[[], Any], cuda: Any, side: Any, pool: Any, device: str) -> tuple[Any, Any]:
-    """Captures ``fn`` on the stream ``side``, with memory of ``pool``. Returns the graph and what ``fn`` returned.
+    """Captures ``fn`` on the stream ``side``, with memory of ``pool``. Returns the graph and what
+    ``fn`` returned.
 
     Raises what ``fn`` raised. The allocator stays in a failed capture, so do not use its ``pool``
     again. ``cuda`` is ``torch.cuda``; ``device`` is the device to capture on."""
@@ -31,7 +32,8 @@ def record(fn: Callable[[], Any], cuda: Any, side: Any, pool: Any, device: str) 
 
 
 def _end(graph: Any) -> None:
-    """Ends a failed capture so that the stream leaves it. Its own error only echoes the one being raised."""
+    """Ends a failed capture so that the stream leaves it. Its own error only echoes the
+    one being raised."""
     try:
         graph.capture_end()
     except Exception:
@@ -39,8 +41,9 @@ def _end(graph: Any) -> None:
 
 
 def _free_generator(cuda: Any, side: Any, device: str) -> None:
-    """Frees PyTorch's generator from a failed capture, in which it refuses random numbers to eager calls
-    and to other graphs' replays. The next successful capture does that; here one of a single kernel."""
+    """Frees PyTorch's generator from a failed capture, in which it refuses random numbers to
+    eager calls and to other graphs' replays. The next successful capture does that; here one of a
+    single kernel."""
     import torch
 
     graph = cuda.CUDAGraph()

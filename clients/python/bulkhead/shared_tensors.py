@@ -27,11 +27,13 @@ class Lease:
         self.offset, self.size_bytes, self.generation = offset, size_bytes, generation
         self.events = events  #: the channel's, if the region is device memory
         self.ready = ready  #: the event that a reader's stream waits for
-        self.streams: set[int] = set()  #: streams that have read or written it, besides the channel's
+        #: Streams that have read or written it, besides the channel's.
+        self.streams: set[int] = set()
         self._dropped: tuple[Callable[..., None], tuple[Any, ...]] | None = None
 
     def when_dropped(self, tell: Callable[..., None], *what: Any) -> None:
-        """Calls ``tell(*what)`` on the thread that drops the last reference, at any point, even at the interpreter's end."""
+        """Calls ``tell(*what)`` on the thread that drops the last reference, at any point, even at
+        the interpreter's end."""
         self._dropped = tell, what
 
     def __del__(self) -> None:
@@ -46,7 +48,8 @@ class Lease:
 class SlabTensor(TensorView):
     """A tensor in shared memory. ``with`` or ``release()`` end this object's use of it.
 
-    Use ``torch()``, ``__dlpack__`` or ``__cuda_array_interface__`` for one on a GPU; ``cpu()`` copies it.
+    Use ``torch()``, ``__dlpack__`` or ``__cuda_array_interface__`` for one on a GPU;
+    ``cpu()`` copies it.
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...], lease: Lease) -> None:
@@ -169,7 +172,8 @@ def _pages(size_bytes: int) -> int:
 
 
 class Arena:
-    """This process' memory for inputs of any model; each worker that receives one borrows the slab. Any thread."""
+    """This process' memory for inputs of any model; each worker that receives one borrows the
+    slab. Any thread."""
 
     def __init__(self, bytes_max: int = ARENA_BYTES_MAX) -> None:
         self.bytes_max = bytes_max

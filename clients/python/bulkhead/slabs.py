@@ -1,4 +1,5 @@
-"""One channel's slabs, without I/O: the worker's own, and other workers' slabs, lent to it, which hold results."""
+"""One channel's slabs, without I/O: the worker's own, and other workers' slabs, lent to it,
+which hold results."""
 
 from __future__ import annotations
 
@@ -137,9 +138,11 @@ class Slabs:
         self._open_loans: list[Loan] = []
         self._asked: dict[int, Loan] = {}
         self._last_loan = LIMITS["lent_slab_id_min"] - 1
-        self._releases: deque[tuple[int, int, int, int, set[int] | None]] = deque()  # appended by dropped leases, on any thread
+        # Appended by dropped leases, on any thread.
+        self._releases: deque[tuple[int, int, int, int, set[int] | None]] = deque()
         self._unmapped: deque[tuple[int, int]] = deque()
-        self._returned_unasked: set[int] = set()  #: the worker may be asking for one at the same time
+        #: The worker may be asking for one at the same time.
+        self._returned_unasked: set[int] = set()
 
     def agree(self, features: int, bytes_max: int) -> None:
         self._features, self._bytes_max = features, bytes_max
@@ -149,7 +152,8 @@ class Slabs:
 
     @property
     def gpu_refused(self) -> Error | None:
-        """Why no more GPU memory is requested: one of its slabs, or the worker's events, could not be imported."""
+        """Why no more GPU memory is requested: one of its slabs, or the worker's events, could
+        not be imported."""
         return self._gpu_refused or (None if self.events is None else self.events.refused)
 
     @property
@@ -209,8 +213,8 @@ class Slabs:
         self._growing = _Growing(self._send("slab_request", body, ask=True), size, direction, kind)
 
     def ask_for_gpu_results(self, size_bytes: int) -> bool:
-        """Not while ``growing``: slabs are requested one at a time. Once ``growing`` is false, ``gpu_results`` tells whether
-        results lie on the GPU. False: they will not."""
+        """Not while ``growing``: slabs are requested one at a time. Once ``growing`` is false,
+        ``gpu_results`` tells whether results lie on the GPU. False: they will not."""
         if self.gpu_kind is None:
             return False
         self._growth_refused = None  # an earlier refusal that no call waits for
@@ -231,7 +235,8 @@ class Slabs:
         return None
 
     def fill(self, room: Input, source: Source) -> object:
-        """Copies the source. Returns what must live until the copy is done: on a GPU later, in stream order."""
+        """Copies the source. Returns what must live until the copy is done: on a GPU later,
+        in stream order."""
         if room.device == CPU:
             if source.data.nbytes:
                 room.data[:] = source.data
@@ -301,7 +306,8 @@ class Slabs:
             except Error as error:
                 if writable or asked is not None:
                     return self._do_without(number, error.again(), tell=writable and asked is not None)
-                region = _Unmapped(size, self.events.gpu.dlpack_device, error.again())  # a result is about to lie in it
+                # A result is about to lie in it.
+                region = _Unmapped(size, self.events.gpu.dlpack_device, error.again())
         self._bytes += size
         if writable:
             self._inputs.append(_InputSlab(number, region))
@@ -369,7 +375,8 @@ class Slabs:
         return True
 
     def output(self, members: tuple[Any, ...], at: int) -> Output | Error:
-        """Returns the tensor whose descriptor begins there, or the error if its slab could not be mapped here."""
+        """Returns the tensor whose descriptor begins there, or the error if its slab could not
+        be mapped here."""
         field, number, rank, _, ready, slab_id, _, offset, lease_bytes, generation = members[at : at + 10]
         name = _name(field)
         dtype = DTYPE_NAMES.get(number)

@@ -16,14 +16,16 @@ ITEM_BYTES: dict[str, int] = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
     "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
-# Formats of the struct module and of numpy's buffers; C's long has 8 bytes on all supported systems.
+# Formats of the struct module and of numpy's buffers; C's long has 8 bytes on all
+# supported systems.
 _FORMATS: dict[str, str] = {
     "bool": "?", "uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float16": "e",
     "float32": "f", "float64": "d",
 }  # fmt: skip
 _BY_FORMAT = {code: name for name, code in _FORMATS.items()} | {"l": "int64", "Zf": "complex64", "Zd": "complex128"}
 
-ELEMENTS_MAX = (1 << 59) - 1  #: with the largest items, 16 bytes, the size still fits a signed 64-bit integer
+#: With the largest items, 16 bytes, the size still fits a signed 64-bit integer.
+ELEMENTS_MAX = (1 << 59) - 1
 
 
 def array_type(dtype: str) -> str:
@@ -53,7 +55,8 @@ def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Parses a name, or an object whose text ends in one: ``numpy.float32``, ``torch.bfloat16``, ``np.dtype("int64")``."""
+    """Parses a name, or an object whose text ends in one: ``numpy.float32``, ``torch.bfloat16``,
+    ``np.dtype("int64")``."""
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
     name = str(name).rsplit(".", 1)[-1].removesuffix("_")
     name = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int64"}.get(name, name)

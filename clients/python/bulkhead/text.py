@@ -1,6 +1,7 @@
 """Converts text to token ids and back with a package's tokenizer and chat template.
 
-Needs the packages ``tokenizers`` and, for chat templates, ``jinja2``: ``pip install bulkhead-gpu[text]``.
+Needs the packages ``tokenizers`` and, for chat templates, ``jinja2``:
+``pip install bulkhead-gpu[text]``.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Text:
     def _ids(self, text: str, special_tokens: bool) -> list[int]:
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # an undecodable byte of an argument or file, kept as a surrogate
+        except UnicodeEncodeError as error:
+            # An undecodable byte of an argument or file, kept as a surrogate.
             raise Error("input_invalid", f"text to tokens: {text[error.start]!a} is not a character", "give text in UTF-8") from None
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
         return ids

@@ -1,4 +1,5 @@
-"""A web service over Bulkhead: speech that is streamed while it is made, uploaded voices, questions about pictures.
+"""A web service over Bulkhead: speech that is streamed while it is made, uploaded voices, questions
+about pictures.
 
     pip install fastapi uvicorn numpy pillow
     bulkhead up fleet.yaml
@@ -9,10 +10,11 @@
     curl -N 'localhost:8000/questions?prompt=What+is+this?' --data-binary @picture.png
     curl -N localhost:8000/progress
 
-The models are `speech` and `vision` of the fleet, with the methods `speak` and `answer` of `bulkhead.engines`, or those that
-$SPEECH_MODEL and $VISION_MODEL name. Each is a process of its own: it is loaded by the first request, a client that goes away
-cancels its request, and if one model's process dies, its requests get a 503, the other model goes on, and the next
-request finds a new process. The service itself holds no model.
+The models are `speech` and `vision` of the fleet, with the methods `speak` and `answer` of
+`bulkhead.engines`, or those that $SPEECH_MODEL and $VISION_MODEL name. Each is a process of its
+own: it is loaded by the first request, a client that goes away cancels its request, and if one
+model's process dies, its requests get a 503, the other model goes on, and the next request finds a
+new process. The service itself holds no model.
 """
 
 from __future__ import annotations
@@ -51,13 +53,15 @@ async def connected(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=connected)
-voices: dict[str, tuple[np.ndarray, int]] = {}  #: by name: float32 [channels, samples], and how many samples a second has
+#: By name: float32 [channels, samples], and how many samples a second has.
+voices: dict[str, tuple[np.ndarray, int]] = {}
 
 
 class Speech(BaseModel):
     text: str
     voice: str | None = None
-    parameters: dict[str, Any] = {}  #: of the model's method: `bulkhead info --model NAME` lists them
+    #: Of the model's method: `bulkhead info --model NAME` lists them.
+    parameters: dict[str, Any] = {}
 
 
 @app.exception_handler(bulkhead.Error)
@@ -116,7 +120,8 @@ async def progress(request: Request) -> StreamingResponse:
 
 
 async def streamed(content: AsyncIterator[bytes], media_type: str) -> StreamingResponse:
-    """Begins when the model has given something: what fails before has an HTTP status of its own."""
+    """Begins when the model has given something: what fails before has an HTTP
+    status of its own."""
     pieces = read_ahead(content)
     first = await anext(pieces)
 
@@ -129,7 +134,8 @@ async def streamed(content: AsyncIterator[bytes], media_type: str) -> StreamingR
 
 
 async def read_ahead(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Takes what a model gives at once, however slow the listener's network is: a worker cancels a stream that is not read."""
+    """Takes what a model gives at once, however slow the listener's network is: a worker cancels a
+    stream that is not read."""
     queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(PIECES_MAX)
 
     async def read() -> None:

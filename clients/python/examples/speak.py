@@ -1,6 +1,7 @@
 """Speaks a text with a model that streams speech, and writes the sound into a file as it comes.
 
-    python speak.py [--model small-voice] [--param pitch=180]… [--reference voice.wav] "A text." sound.wav
+    python speak.py [--model small-voice] [--param pitch=180]… [--reference voice.wav] "A
+        text." sound.wav
 
 What came before an error is in the file. Needs nothing but the client.
 """

@@ -1,4 +1,5 @@
-"""Streams recorded speech through a voice activity model over one channel, and draws when somebody speaks.
+"""Streams recorded speech through a voice activity model over one channel, and draws when
+somebody speaks.
 
     python vad_timeline.py [--model silero-vad] [--save FILE] voice.wav [voice.wav …]
 
@@ -42,7 +43,8 @@ def read_wav(path: str) -> tuple[np.ndarray, int]:
 
 
 def resample(samples: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """By the part of the spectrum that both rates carry. The ends of a file are taken for neighbours."""
+    """By the part of the spectrum that both rates carry. The ends of a file are taken
+    for neighbours."""
     if from_hz == to_hz:
         return samples
     count = -(-len(samples) * to_hz // from_hz)
@@ -109,7 +111,8 @@ class Timeline:
 
 
 def speech_segments(probabilities: list[float], threshold: float) -> list[tuple[int, int]]:
-    """The rule and the defaults of silero-vad's get_speech_timestamps, without its bound on a segment's length."""
+    """The rule and the defaults of silero-vad's get_speech_timestamps, without its bound on a
+    segment's length."""
     min_speech, min_silence, pad = 4000, 1600, 480
     lower = max(threshold - 0.15, 0.01)
     length = CHUNK * len(probabilities)
@@ -164,7 +167,8 @@ def main() -> int:
         samples.tofile(options.dump_audio)
     try:
         with bulkhead.connect(options.socket, name="vad_timeline.py") as daemon, daemon.open(options.model) as channel:
-            with channel.allocate((1, CHUNK), "float32") as x:  # leased once, filled again for each chunk
+            # Leased once, filled again for each chunk.
+            with channel.allocate((1, CHUNK), "float32") as x:
                 room = x.numpy()
                 for index, chunk in enumerate(samples.reshape(-1, CHUNK)):
                     if options.realtime:  # a chunk is complete when its last sample is recorded

@@ -1,7 +1,8 @@
-"""engine_in_process.py MODULE:CLASS OPTIONS [DEVICE]: an engine called without a worker, a baseline of the bench "engines".
+"""engine_in_process.py MODULE:CLASS OPTIONS [DEVICE]: an engine called without a worker, a baseline
+of the bench "engines".
 
-Reads a line of JSON for each request, {"method", "parameters"}, and prints how many seconds its answer took, to the end of its
-stream. What the engine prints goes to standard error.
+Reads a line of JSON for each request, {"method", "parameters"}, and prints how many seconds its
+answer took, to the end of its stream. What the engine prints goes to standard error.
 """
 
 from __future__ import annotations

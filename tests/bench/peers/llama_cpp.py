@@ -1,8 +1,10 @@
-"""llama_cpp.py GGUF THREADS SLOTS: llama.cpp's server, in this process, a baseline of the bench "reloads".
+"""llama_cpp.py GGUF THREADS SLOTS: llama.cpp's server, in this process, a baseline of the
+bench "reloads".
 
-After its load it writes u64 0, or u64 N and N bytes: why it cannot take part. Then each u64 on stdin asks for sequences, all
-at once, greedily: bits 0 to 15 are a prompt's length, 16 to 31 the tokens of each, 32 to 39 how many. The answer is a
-round of rounds.h of two measurements: microseconds to the first token of the first sequence, and to the end of all.
+After its load it writes u64 0, or u64 N and N bytes: why it cannot take part. Then each u64 on
+stdin asks for sequences, all at once, greedily: bits 0 to 15 are a prompt's length, 16 to 31 the
+tokens of each, 32 to 39 how many. The answer is a round of rounds.h of two measurements:
+microseconds to the first token of the first sequence, and to the end of all.
 
 llama_cpp.py --float32 FROM TO makes of a quantised GGUF file one of the same numbers as float32."""
 
@@ -52,7 +54,8 @@ def served(file: str, threads: int, slots: int) -> Callable[[int, int, int], tup
     firsts = itertools.count(2000)
 
     def generate(length: int, count: int, heard: Callable[[], None]) -> None:
-        ids = [next(firsts), *range(1001, 1000 + length)]  # no two prompts begin alike, so none is known already
+        # No two prompts begin alike, so none is known already.
+        ids = [next(firsts), *range(1001, 1000 + length)]
         asked = {"prompt": ids, "n_predict": count, "temperature": 0, "ignore_eos": True, "cache_prompt": False, "stream": True}
         answered: list[Any] = []
 

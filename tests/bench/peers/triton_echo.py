@@ -1,7 +1,8 @@
-"""triton_echo.py server FOLDER | client FOLDER BYTES ANSWER_BYTES: Triton with its python backend, a baseline of the channel
-bench. Tensors go through Triton's system shared-memory extension, calls through its gRPC endpoint. Runs in a Python that
-has nvidia-pytriton, whose wheel brings the server, and says what is missing elsewhere. The server listens on a port that the
-kernel chose, written to FOLDER/triton-port."""
+"""triton_echo.py server FOLDER | client FOLDER BYTES ANSWER_BYTES: Triton with its python backend,
+a baseline of the channel bench. Tensors go through Triton's system shared-memory extension, calls
+through its gRPC endpoint. Runs in a Python that has nvidia-pytriton, whose wheel brings the server,
+and says what is missing elsewhere. The server listens on a port that the kernel chose, written to
+FOLDER/triton-port."""
 
 import os
 import pathlib
@@ -64,7 +65,8 @@ def serve(folder: pathlib.Path) -> None:
     shutil.copy(home / "python_backend_stubs" / version / "triton_python_backend_stub", backends / "python")
     port = free_port()
     log = open(folder / "triton.log", "wb")
-    libraries = pathlib.Path(pytriton.__file__).parent.parent / "nvidia_pytriton.libs"  # the stub's, too
+    # The stub's, too.
+    libraries = pathlib.Path(pytriton.__file__).parent.parent / "nvidia_pytriton.libs"
     environment = dict(os.environ, PATH=os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
                        LD_LIBRARY_PATH=str(libraries))  # fmt: skip
     server = subprocess.Popen(

@@ -1,7 +1,8 @@
-"""Packs the evil model as torch._inductor.aoti_compile_and_package would: pack_evil.py LIBRARY FOLDER.
+"""Packs the evil model as torch._inductor.aoti_compile_and_package would: pack_evil.py
+LIBRARY FOLDER.
 
-Writes evil.pt2, and two that must be refused before their code runs: evil_foreign.pt2 (for a GPU) and
-evil_foreign_cpu.pt2 (for a CPU with instructions that none has).
+Writes evil.pt2, and two that must be refused before their code runs: evil_foreign.pt2 (for a GPU)
+and evil_foreign_cpu.pt2 (for a CPU with instructions that none has).
 """
 
 import json

@@ -1,10 +1,12 @@
-"""Engines in Python at their true size on a GPU: bench.py --build BUILD [--models NAME,…] [--rehearse]
+"""Engines in Python at their true size on a GPU: bench.py --build BUILD [--models
+NAME,…] [--rehearse]
 
-Weights are random, sizes those of Higgs Audio 2 (28 layers, 3,072 wide, of text and of audio) and of Qwen3-VL-4B; Higgs Audio's
-codec and the tokenizers are small. Each line names its baseline, measured in the same run: upstream's own `generate` on the same
-GPU, with its growing cache; the engine in a worker with graphs off; the engine's class called in-process by the same Python.
-Requests of the sides alternate. Each load, round and reload is printed as soon as it has ended. `--rehearse` goes the same way
-on a CPU with small models, and no figure of it means anything.
+Weights are random, sizes those of Higgs Audio 2 (28 layers, 3,072 wide, of text and of audio) and
+of Qwen3-VL-4B; Higgs Audio's codec and the tokenizers are small. Each line names its baseline,
+measured in the same run: upstream's own `generate` on the same GPU, with its growing cache; the
+engine in a worker with graphs off; the engine's class called in-process by the same Python.
+Requests of the sides alternate. Each load, round and reload is printed as soon as it has ended.
+`--rehearse` goes the same way on a CPU with small models, and no figure of it means anything.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ QWEN3_4B = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers":
 
 
 def make(name: str, folder: Path, small: bool) -> None:
-    """A folder that the engine loads: small_models' own, with the large model's weights in the place of the small one's."""
+    """A folder that the engine loads: small_models' own, with the large model's weights in the
+    place of the small one's."""
     import small_models
     import torch
     import transformers
@@ -82,7 +85,8 @@ def make(name: str, folder: Path, small: bool) -> None:
 
 
 def upstream(name: str, folder: str, device: str) -> Iterator[float]:
-    """Seconds of upstream's own `generate` for LENGTH greedy steps, once for each line of standard input."""
+    """Seconds of upstream's own `generate` for LENGTH greedy steps, once for each line of
+    standard input."""
     import torch
     import transformers
 

@@ -1,8 +1,9 @@
-"""Engines in Python on a GPU, by a real daemon, with small models of the true classes: captured, as upstream speaks on the same
-GPU, the same again for a second request, and gone from the GPU after an unload. In float64, so that no kernel's rounding decides
-between two codes.
+"""Engines in Python on a GPU, by a real daemon, with small models of the true classes: captured, as
+upstream speaks on the same GPU, the same again for a second request, and gone from the GPU after an
+unload. In float64, so that no kernel's rounding decides between two codes.
 
-On a machine without a GPU the same runs on the CPU, where nothing is captured: `no_gpu` counts each step.
+On a machine without a GPU the same runs on the CPU, where nothing is captured: `no_gpu`
+counts each step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / folder) for folder in ("clients/python", "tests/python", "tests/python/engines")]
-os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # of transformers too, which reads it when it is imported
+# Of transformers too, which reads it when it is imported.
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 import bulkhead  # noqa: E402
 import numpy  # noqa: E402
@@ -61,7 +63,8 @@ class EnginesOnAGpu(unittest.TestCase):
         return self.client.infer(model, inputs, method=method, parameters=given, deadline=SECONDS)
 
     def sound(self, model: str, **given: Any) -> numpy.ndarray:
-        made: numpy.ndarray = self.asked(model, "speak", {**HIGGS, **given})["audio"].numpy().copy()  # a view would hold its slab
+        # A view would hold its slab.
+        made: numpy.ndarray = self.asked(model, "speak", {**HIGGS, **given})["audio"].numpy().copy()
         return made
 
     def answer(self, model: str, **given: Any) -> str:

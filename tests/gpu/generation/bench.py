@@ -1,8 +1,10 @@
-"""Generation on a GPU, as ratios that were measured in one run: bench.py --build BUILD [--out DIR] [--models NAME,…]
+"""Generation on a GPU, as ratios that were measured in one run: bench.py --build BUILD [--out DIR]
+[--models NAME,…]
 
-Exports models of true size with random weights (models.py), serves them by the daemon of BUILD, and writes one results file,
-DIR/generation-DATE.json, and the same as a table on standard output. What could not be measured stands there with its reason.
-`--rehearse` goes the same way on a CPU with a tiny model: it proves that this script works, and no figure of it means anything.
+Exports models of true size with random weights (models.py), serves them by the daemon of BUILD, and
+writes one results file, DIR/generation-DATE.json, and the same as a table on standard output. What
+could not be measured stands there with its reason. `--rehearse` goes the same way on a CPU with a
+tiny model: it proves that this script works, and no figure of it means anything.
 """
 
 from __future__ import annotations
@@ -121,7 +123,8 @@ class Bench:
     # --- what is measured
 
     def prompt(self, client: bulkhead.Client, model: str, length: int) -> dict[str, Any]:
-        """By what the model declares; its first number differs each time, so that no prefix is known already."""
+        """By what the model declares; its first number differs each time, so that no prefix is
+        known already."""
         import torch
 
         with client.open(model) as channel:
@@ -137,8 +140,8 @@ class Bench:
 
     def sequence(self, client: bulkhead.Client, model: str, length: int = 16, count: int = 128, prompt: dict[str, Any] | None = None,
                  **sampling: Any) -> dict[str, Any]:  # fmt: skip
-        """What the worker says of the steps of one sequence, and when its first token was here. With a `prompt` nothing asks for the
-        model before the sequence does."""
+        """What the worker says of the steps of one sequence, and when its first token was here.
+        With a `prompt` nothing asks for the model before the sequence does."""
         prompt = prompt or self.prompt(client, model, length)
         rules: dict[str, Any] = {"max_new_tokens": count, "ignore_stop": True}
         if delay := self.manifest(model)["delay_pattern"]:
@@ -167,8 +170,9 @@ class Bench:
         return float(self.manifest(model)["weights"]["bytes"])
 
     def step_bytes(self, model: str) -> float:
-        """Weights that a step of one sequence reads: of what decode asks for, all but tables of embeddings, of which it reads a row
-        or some. A table that is the head's too goes by the head's name, or has no other tensor of the head's shape beside it."""
+        """Weights that a step of one sequence reads: of what decode asks for, all but tables of
+        embeddings, of which it reads a row or some. A table that is the head's too goes by the
+        head's name, or has no other tensor of the head's shape beside it."""
         from bulkhead.export import functions
 
         said = self.manifest(model)
@@ -244,9 +248,10 @@ class Bench:
         client.unload(f"{model}-eager")
 
     def crossing(self, client: bulkhead.Client, model: str, bucket: int) -> None:
-        """As many steps as the worker remembers, or as there are positions: about the end of this bucket, as far as they go. Where
-        fewer fit than it remembers (T3: 1,008), the few left of the sequence before are in the percentiles too; where as many fit, those
-        about the end of bucket 512 go on over that of 1,024."""
+        """As many steps as the worker remembers, or as there are positions: about the end of this
+        bucket, as far as they go. Where fewer fit than it remembers (T3: 1,008), the few left of
+        the sequence before are in the percentiles too; where as many fit, those about the end of
+        bucket 512 go on over that of 1,024."""
         length = max(16, bucket - REMEMBERED // 2)
         count = min(REMEMBERED, buckets(model)[-1] - length)
         assert length + count > bucket
@@ -256,8 +261,8 @@ class Bench:
                          p99_ms=steps["p99"])  # fmt: skip
 
     def side_by_side(self, client: bulkhead.Client, model: str) -> None:
-        """A sequence alone where there is room for several, by turns with one in a model of one slot; then several, by the sum of the rates
-        that the worker tells of them."""
+        """A sequence alone where there is room for several, by turns with one in a model of one
+        slot; then several, by the sum of the rates that the worker tells of them."""
         several, slots = f"{model}-slots", TOGETHER[-1]
         client.load(model)
         client.load(several)
@@ -284,7 +289,8 @@ class Bench:
         return sum(pool.map(one, prompts))
 
     def upstream(self, client: bulkhead.Client, model: str) -> None:
-        """Beside the upstream class's own way to generate, eagerly: of transformers, but of chatterbox-tts for T3."""
+        """Beside the upstream class's own way to generate, eagerly: of transformers, but of
+        chatterbox-tts for T3."""
         rate = self.rate(client, model, count=THEIRS)
         client.unload(model)
         command = [sys.executable, __file__, "--upstream", quantised(model)[0]]
@@ -312,7 +318,8 @@ class Bench:
             self.results.missing(model, "rate of loading weights / pinned copy", "the load told no bytes")
 
     def succession(self, client: bulkhead.Client, model: str, following: str, pinned: float) -> None:
-        """From the death of one model's worker to the first token of another, which is not loaded."""
+        """From the death of one model's worker to the first token of another, which
+        is not loaded."""
         times = []
         for _ in range(KILLS):
             self.sequence(client, model, count=2)
@@ -353,7 +360,8 @@ def uploads(client: bulkhead.Client, model: str) -> Iterator[Callable[[], float]
 
 
 def quantised(model: str) -> tuple[str, str]:
-    """The model's name in models.py, and its weights' form; the latter is empty where they are of --dtype."""
+    """The model's name in models.py, and its weights' form; the latter is empty where they
+    are of --dtype."""
     name, _, weights = model.rpartition("_")
     return (name, weights) if weights in QUANTISED else (model, "")
 
@@ -367,8 +375,8 @@ def stepped(told: dict[str, Any]) -> int:
 
 
 def bandwidths() -> tuple[dict[str, float], float]:
-    """Bytes a second: moved by the GPU within its memory, by what moved them, of which the best counts; and copied to it from pinned
-    memory."""
+    """Bytes a second: moved by the GPU within its memory, by what moved them, of which the best
+    counts; and copied to it from pinned memory."""
     import torch
 
     size = 2 << 30
@@ -417,8 +425,9 @@ def weights_of(file: Path) -> dict[str, tuple[list[int], int]]:
 
 
 def upstream(model: str) -> float:
-    """Tokens a second of the upstream class's own greedy generation, in a process of its own: the median of several. As ours, of steps
-    alone: what a prompt and the beginning take is in a short generation too, which is taken off."""
+    """Tokens a second of the upstream class's own greedy generation, in a process of its own: the
+    median of several. As ours, of steps alone: what a prompt and the beginning take is in a short
+    generation too, which is taken off."""
     import torch
     from bulkhead.export.families import Prompt, family_named
 
@@ -464,7 +473,8 @@ def main() -> int:
         print(upstream(options.upstream))
         return 0
     if options.rehearse:
-        globals().update(REPEATS=2, CYCLES=2, ROUNDS=1, KILLS=1)  # the whole way, but each part of it briefly
+        # The whole way, but each part of it briefly.
+        globals().update(REPEATS=2, CYCLES=2, ROUNDS=1, KILLS=1)
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
         bench = Bench(options, Path(folder))
         bench.models = [model for model in bench.models if bench.export(model)]

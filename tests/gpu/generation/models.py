@@ -1,5 +1,6 @@
-"""Models of true size with random weights, as `python -m bulkhead.export tests/gpu/generation/models.py:NAME` takes them: what
-a step costs does not depend on what the weights say."""
+"""Models of true size with random weights, as `python -m bulkhead.export
+tests/gpu/generation/models.py:NAME` takes them: what a step costs does not depend on what
+the weights say."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def qwen3_4b() -> Any:
 
 
 def higgs_v2() -> Any:
-    """Higgs Audio v2 in its configuration's own defaults: 28 layers x 3,072, 8 codebooks, here with room for bos and eos."""
+    """Higgs Audio v2 in its configuration's own defaults: 28 layers x 3,072, 8 codebooks, here with
+    room for bos and eos."""
     return _drawn(transformers.HiggsAudioV2ForConditionalGeneration, transformers.HiggsAudioV2Config(codebook_size=1026))
 
 

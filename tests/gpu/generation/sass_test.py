@@ -1,5 +1,7 @@
-"""Our kernels as the assembler left them, for sm_90: no loop of compare-and-swap stands for an atomic sum, nothing is kept in
-local memory. Needs cuobjdump, no GPU.  Usage: sass_test.py CUOBJDUMP OBJECT. Prints each kernel's counts; exit 77: skipped."""
+"""Our kernels as the assembler left them, for sm_90: no loop of compare-and-swap stands for an
+atomic sum, nothing is kept in
+local memory. Needs cuobjdump, no GPU.  Usage: sass_test.py CUOBJDUMP OBJECT. Prints each kernel's
+                                        counts; exit 77: skipped."""
 
 import re
 import subprocess

@@ -93,7 +93,8 @@ class Prompt:
         self._events = _Websocket(comfyui.port, f"/ws?clientId={client}")
         self.previews = 0
         self.outputs: dict[str, Any] = {}
-        self.ended = ""  #: "execution_success", "execution_error", "execution_interrupted", "refused"
+        #: "execution_success", "execution_error", "execution_interrupted", "refused".
+        self.ended = ""
         self.error = ""
         self.error_type = ""
         try:
@@ -106,7 +107,8 @@ class Prompt:
         while not self.ended:
             message = self._events.receive()
             if isinstance(message, bytes):
-                self.previews += message[:4] in (b"\0\0\0\1", b"\0\0\0\4")  # an image, with metadata or without
+                # An image, with metadata or without.
+                self.previews += message[:4] in (b"\0\0\0\1", b"\0\0\0\4")
                 continue
             event = json.loads(message)
             data = event["data"]
@@ -156,7 +158,8 @@ class _Websocket:
         assert b" 101 " in status, status
         while self._stream.readline().strip():
             pass
-        self._send({"type": "feature_flags", "data": {"supports_preview_metadata": True}})  # as ComfyUI's page does
+        # As ComfyUI's page does.
+        self._send({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
 
     def _send(self, message: dict[str, Any]) -> None:
         """A short one; a mask of zeros leaves it as it is."""

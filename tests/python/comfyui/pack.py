@@ -25,7 +25,8 @@ GIB = 1 << 30
 
 
 class EchoFleet(MinimalDaemon):
-    """Models that echo, by name; on GPUs of a fake machine where ``gpus`` gives UUIDs. ``size`` is what each takes there."""
+    """Models that echo, by name; on GPUs of a fake machine where ``gpus`` gives UUIDs. ``size`` is
+    what each takes there."""
 
     def __init__(self, models: dict[str, dict[str, Any]], gpus: tuple[uuid.UUID, ...] = ()) -> None:
         self._models, self._gpus = models, gpus
@@ -57,7 +58,8 @@ class EchoFleet(MinimalDaemon):
 
 
 class WithPack(unittest.TestCase):
-    """``self.manager`` is ComfyUI's; ``self.pack("answers")`` a module of the pack, in the state that it has in a new ComfyUI."""
+    """``self.manager`` is ComfyUI's; ``self.pack("answers")`` a module of the pack, in the state
+    that it has in a new ComfyUI."""
 
     def setUp(self) -> None:
         self.user = tempfile.TemporaryDirectory(prefix="bh-")

@@ -1,4 +1,5 @@
-"""As much of ``comfy_api.latest`` as the pack's nodes are declared with: each input and output is noted as it was said."""
+"""As much of ``comfy_api.latest`` as the pack's nodes are declared with: each input and output is
+noted as it was said."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""A model manager that does to a guest what ComfyUI 0.33's was seen to do, and notes which members it reads.
+"""A model manager that does to a guest what ComfyUI 0.33's was seen to do, and notes which
+members it reads.
 
-Written from the list of what was seen, not from ComfyUI's source. It holds weak references only, lists by identity and
-``is_clone``, forgets what nobody holds, keeps by ``detach(unpatch_all=False)``, unloads by ``detach``, frees a device until enough
-of it is free, those first of which least is loaded, and lets an exception of a guest end the thread that prompts run on.
+Written from the list of what was seen, not from ComfyUI's source. It holds weak references only,
+lists by identity and ``is_clone``, forgets what nobody holds, keeps by
+``detach(unpatch_all=False)``, unloads by ``detach``, frees a device until enough of it is free,
+those first of which least is loaded, and lets an exception of a guest end the thread that prompts
+run on.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ class Listed:
 
 
 class Manager:
-    """``free`` are bytes of each device that nobody uses, without the guests. Installed as ``comfy.model_management``."""
+    """``free`` are bytes of each device that nobody uses, without the guests. Installed as
+    ``comfy.model_management``."""
 
     def __init__(self, *devices: torch.device, free: Callable[[torch.device], int] = lambda device: 0) -> None:
         self.devices = devices or (torch.device("cpu"),)

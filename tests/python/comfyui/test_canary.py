@@ -1,4 +1,5 @@
-"""The pack in a real ComfyUI: `COMFYUI_DIR` names its folder, `COMFYUI_PYTHON` the Python that runs it (else this one).
+"""The pack in a real ComfyUI: `COMFYUI_DIR` names its folder, `COMFYUI_PYTHON` the Python that runs
+it (else this one).
 
 `COMFYUI_CANARY_RECORD` names a file that the outcome of each test is appended to.
 """
@@ -34,7 +35,8 @@ SOURCE = HERE.parents[2]
 WORKFLOWS = SOURCE / "clients" / "comfyui" / "example_workflows"
 CYCLES = 100
 
-# What else is read under the same names: of the list's own entries, of guests with is_dynamic(), and of torch modules.
+# What else is read under the same names: of the list's own entries, of guests with is_dynamic(),
+# and of torch modules.
 OF_ENTRIES = {"device", "real_model", "currently_used", "model_finalizer", "model_offloaded_memory", "model_use_more_vram", "__class__"}
 OF_DYNAMIC = {"dynamic_pins", "loaded_ram_size", "partially_unload_ram", "unregister_inactive_pins"}
 OF_MODULES = {"named_modules"}
@@ -108,7 +110,8 @@ class Canary(unittest.TestCase):
     # --- what tests are made of
 
     def workflow(self, name: str, **changes: Any) -> dict[str, Any]:
-        """A file of the pack's; ``changes`` are `2_text=…`: an input of a node, with `model.` in front where that is so."""
+        """A file of the pack's; ``changes`` are `2_text=…`: an input of a node, with `model.` in
+        front where that is so."""
         prompt = prompt_of(json.loads((WORKFLOWS / f"{name}.json").read_text()))
         for key, value in changes.items():
             node, _, field = key.partition("_")
@@ -130,7 +133,8 @@ class Canary(unittest.TestCase):
         until(self.client, model, lambda now: now["state"] in states)
 
     def free(self, model: str, **flags: bool) -> None:
-        """Pressed until it is done: ComfyUI sleeps through what is pressed while it cleans up after a prompt."""
+        """Pressed until it is done: ComfyUI sleeps through what is pressed while it cleans up
+        after a prompt."""
         done = threading.Event()
 
         def press() -> None:

@@ -1,4 +1,5 @@
-"""Nodes where something is wanting: no daemon, one of another release, one that answers late; another system; no client."""
+"""Nodes where something is wanting: no daemon, one of another release, one that answers late;
+another system; no client."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Daemons(OfFakes):
         self.assertEqual(called.call_args.kwargs, {"deadline": 0.1})
 
     def test_a_daemon_that_answers_model_management_late_fails_no_prompt(self) -> None:
-        """Nodes ask by a connection of their own; what model management asks is not answered within its bound."""
+        """Nodes ask by a connection of their own; what model management asks is not answered
+        within its bound."""
         asking: list[Connection] = []
 
         def status(connection: Connection, request: dict[str, Any]) -> None:

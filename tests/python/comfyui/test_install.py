@@ -1,4 +1,5 @@
-"""The pack as a folder: what the registry takes of it, and how it gets into ComfyUI and out again."""
+"""The pack as a folder: what the registry takes of it, and how it gets into ComfyUI
+and out again."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Install(unittest.TestCase):
         self.assertIn("nothing was done", run("uninstall", str(self.comfyui))[1])
 
     def test_workflows_are_in_the_format_that_templates_open(self) -> None:
-        """ComfyUI lists those of this folder. Its page opens templates as it saved them: it reads a prompt only where that is dropped."""
+        """ComfyUI lists those of this folder. Its page opens templates as it saved them: it reads a
+        prompt only where that is dropped."""
         for path in sorted((comfyui.PACK / "example_workflows").glob("*.json")):
             with self.subTest(path.name):
                 saved = json.loads(path.read_text())
@@ -98,7 +100,8 @@ class Registry(unittest.TestCase):
     folder = CLIENTS / "comfyui"
 
     def test_its_description_keeps_to_the_registrys_rules(self) -> None:
-        """Those of the registry's specification, but for the address of the repository: the project has none yet."""
+        """Those of the registry's specification, but for the address of the repository: the
+        project has none yet."""
         told = tomllib.loads((self.folder / "pyproject.toml").read_text())
         project, comfy = told["project"], told["tool"]["comfy"]
         self.assertLess(len(project["name"]), 100)

@@ -1,4 +1,5 @@
-"""What ComfyUI's model management does to a guest, trap by trap, on a stand-in manager and a real daemon."""
+"""What ComfyUI's model management does to a guest, trap by trap, on a stand-in manager and
+a real daemon."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ class OneModel(WithPack):
         self.assertTrue(self.manager.thread_lives)
 
     def test_sizes_that_cannot_be_told_do_not_end_the_prompt_thread(self) -> None:
-        """ComfyUI reads them before it unloads: the weights may be gone, or of another user, by then."""
+        """ComfyUI reads them before it unloads: the weights may be gone, or of another
+        user, by then."""
         self.run_prompt()
         self.client.unload("echo")
         self.pack("daemon").rows()
@@ -200,7 +202,8 @@ class Interrupts(WithPack):
 
     def ends(self, work: Coroutine[Any, Any, Any], raised: type[BaseException], reached: Callable[[], Any],
              act: Callable[[], Any]) -> None:  # fmt: skip
-        """Once `reached` has returned, `act` ends a node's work by that exception; it runs on the prompt's loop."""
+        """Once `reached` has returned, `act` ends a node's work by that exception; it runs on the
+        prompt's loop."""
 
         async def prompt() -> None:
             working = asyncio.ensure_future(work)
@@ -272,7 +275,8 @@ class Interrupts(WithPack):
         self.assertTrue(self.manager.thread_lives)
 
     def test_unload_during_a_request_drains_and_ends(self) -> None:
-        """Of another node of the same prompt, which blocks the loop that the request is awaited on."""
+        """Of another node of the same prompt, which blocks the loop that the request
+        is awaited on."""
         self.ends(self.echo("slow"), self.pack("daemon").NodeError, self.busy, self.manager.press_free)
         self.assertEqual(row(self.client, "slow")["state"], "stopped")
 
@@ -304,7 +308,8 @@ class OnGpus(WithPack):
         self.assertEqual(guest.current_loaded_device(), guest.offload_device)
 
     def test_a_driver_that_tells_no_figure_of_a_process(self) -> None:
-        """As in WSL2 and in containers: then the worker's own report counts, else what is expected."""
+        """As in WSL2 and in containers: then the worker's own report counts, else
+        what is expected."""
         with open(self.daemon.fleet.parent / "machine", "a") as machine:
             machine.write("device 0 na_processes\n")
         self.prompt("first")
@@ -373,7 +378,8 @@ class OnGpus(WithPack):
         moved |= {name: fleet["models"]["elsewhere"][name] for name in ("device", "environment")}
         self.daemon.fleet.write_text(json.dumps(fleet))
         self.client.reload()
-        self.pack("manager").LOOK_AGE_SECONDS = 1000  # so that what was known before the load would be used, if it could be
+        # So that what was known before the load would be used, if it could be.
+        self.pack("manager").LOOK_AGE_SECONDS = 1000
         self.prompt("first")
         self.assertEqual([(one.guest.load_device, one.guest.loaded_size()) for one in self.manager.listed], [(cuda(1), GIB)])
         self.manager.on_prompt_thread(lambda: self.manager.free_memory(8 * GIB, cuda(0)))
@@ -399,7 +405,8 @@ class OnGpus(WithPack):
 
     def test_another_models_need_unloads_what_is_in_its_way(self) -> None:
         self.prompt("first")
-        self.manager.on_prompt_thread(lambda: self.manager.free_memory(6 * GIB, cuda(0)))  # a checkpoint of ComfyUI's own
+        # A checkpoint of ComfyUI's own.
+        self.manager.on_prompt_thread(lambda: self.manager.free_memory(6 * GIB, cuda(0)))
         self.assertEqual(row(self.client, "first")["state"], "stopped")
         self.assertEqual(self.free_of(cuda(0)), 8 * GIB)
 

@@ -1,4 +1,5 @@
-"""Nodes: what they are made from, and that bad input gives a clear message in the node, never a dead ComfyUI."""
+"""Nodes: what they are made from, and that bad input gives a clear message in the node, never
+a dead ComfyUI."""
 
 from __future__ import annotations
 
@@ -317,7 +318,8 @@ class Nodes(WithPack):
         self.assertTrue(self.manager.thread_lives)
 
     def test_two_workflows_and_a_server_use_one_model(self) -> None:
-        """At once: the worker has the server's request, and then all that the workflows ask, before it answers any."""
+        """At once: the worker has the server's request, and then all that the workflows ask, before
+        it answers any."""
         gate = os.path.join(self.user.name, "gate")
         os.mkfifo(gate)
         held = self.fleet(echo={"environment": {"MINIMAL_RUN_GATE": gate}, "deadlines": {"drain": "30s"}})

@@ -1,4 +1,5 @@
-"""How much memory a model will have, by what is on disk, learnt and declared; and how memory is told."""
+"""How much memory a model will have, by what is on disk, learnt and declared; and how
+memory is told."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ChatterBox of the true classes with small random weights, in two parts: tokens by T3's loop, sound by S3Gen (flow, masks, embeddings,
-vocoder)."""
+"""ChatterBox of the true classes with small random weights, in two parts: tokens by T3's loop,
+sound by S3Gen (flow, masks, embeddings, vocoder)."""
 
 from __future__ import annotations
 

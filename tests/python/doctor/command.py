@@ -16,7 +16,8 @@ STEPS = HERE / "steps.py"
 
 
 def doctor(*arguments: str, environment: dict[str, str] | None = None, folder: Path = HERE) -> subprocess.CompletedProcess[str]:
-    """In a fork of this process, which has PyTorch imported; with an environment, in a process of its own."""
+    """In a fork of this process, which has PyTorch imported; with an environment, in a
+    process of its own."""
     if environment:
         return subprocess.run([sys.executable, "-m", "bulkhead.doctor", *arguments], capture_output=True, text=True, timeout=240,
                               cwd=folder, env={**os.environ, **environment})  # fmt: skip

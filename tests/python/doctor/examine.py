@@ -1,6 +1,7 @@
-"""`python examine.py PARTS FOLDER`: runs each part of a module on the CPU, then gives it to the doctor. FOLDER receives the
-outputs, and in `examined.json` the findings, the package's executed lines, and the lines of any package that read a tensor's
-value on the CPU. A process of its own, since a patched copy of a package has the same name as the package."""
+"""`python examine.py PARTS FOLDER`: runs each part of a module on the CPU, then gives it to the
+doctor. FOLDER receives the outputs, and in `examined.json` the findings, the package's executed
+lines, and the lines of any package that read a tensor's value on the CPU. A process of its own,
+since a patched copy of a package has the same name as the package."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Executed:
 
 
 class Reads(TorchDispatchMode):  # type: ignore[misc]
-    """The lines whose operators read values, or make shapes of them. It knows nothing of the doctor."""
+    """The lines whose operators read values, or make shapes of them. It knows nothing
+    of the doctor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,8 +57,8 @@ class Reads(TorchDispatchMode):  # type: ignore[misc]
 
 
 def kept_outside(arguments: Any) -> set[str]:
-    """The attributes of modules that are tensors and neither parameters nor buffers: they stay on the CPU when their module
-    moves."""
+    """The attributes of modules that are tensors and neither parameters nor buffers: they stay on
+    the CPU when their module moves."""
     modules = [one for argument in arguments if isinstance(argument, torch.nn.Module) for one in argument.modules()]
     return {f"{type(one).__qualname__}.{name}" for one in modules for name, value in vars(one).items() if has_tensor(value)}
 
@@ -86,7 +88,8 @@ def main(module: str, folder: Path) -> None:
         texts.append(f"$ python -m bulkhead.doctor {report.target} --inputs {module}.py:{factory.__name__}\n{text(report)}")
         findings |= {(relative(one.file), one.line, one.code) for one in report.findings}
         errors += [report.error] if report.error else []
-    for seed, (part, factory) in enumerate(SEEDS * getattr(parts, "COMPARED", [])):  # beyond what the doctor is given
+    # Beyond what the doctor is given.
+    for seed, (part, factory) in enumerate(SEEDS * getattr(parts, "COMPARED", [])):
         torch.manual_seed(seed)
         outputs.append(part(*factory("cpu")))
     torch.save(outputs, folder / "outputs.pt")

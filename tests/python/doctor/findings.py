@@ -1,8 +1,9 @@
 """What a corpus file says of itself: its cases, and for each the findings that its comments expect.
 
-A line's `# finds: CODE …` belongs to each case whose function or class has the line, or names, directly or through others, one that
-has it; outside of all functions and classes, to every case of the file. CASES maps a case to a factory, which is given the device
-and returns the arguments of one call; for a class, (those of its constructor, those of the call).
+A line's `# finds: CODE …` belongs to each case whose function or class has the line, or names,
+directly or through others, one that has it; outside of all functions and classes, to every case of
+the file. CASES maps a case to a factory, which is given the device and returns the arguments of one
+call; for a class, (those of its constructor, those of the call).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Higgs Audio 2 as its own package serves it, of the true class with small random weights: a prompt, the first audio token, then the
-steps of the delay pattern, over static caches of two lengths."""
+"""Higgs Audio 2 as its own package serves it, of the true class with small random
+weights: a prompt, the first audio token, then the steps of the delay pattern, over static
+caches of two lengths."""
 
 from __future__ import annotations
 
@@ -48,4 +49,5 @@ def of_speech(device: Any) -> tuple[Any, ...]:
 
 
 PARTS = [(speech, of_speech)]
-COMPARED = [(lambda *given: speech(*given, count=56), of_speech)]  # its output alone, to the end of the delay pattern
+# Its output alone, to the end of the delay pattern.
+COMPARED = [(lambda *given: speech(*given, count=56), of_speech)]

@@ -1,5 +1,6 @@
-"""The doctor's remedies for boson-multimodal 0.1.1, by line. What the host has as a shape, or has decided itself, needs no read;
-one read for each token is left, which asks it for the next mode and for the end."""
+"""The doctor's remedies for boson-multimodal 0.1.1, by line. What the host has as a shape, or has
+decided itself, needs no read; one read for each token is left, which asks it for the next mode
+and for the end."""
 
 from upstream import Patch
 
@@ -63,7 +64,8 @@ PATCHES = [
     Patch(MERGE, 279, 283, "audio_out_embed.shape[0] - audio_out_ids_start[-1:],"),
     Patch(MERGE, 287, 287,
           "token_placeholder_num.masked_scatter_(audio_out_token_mask, audio_out_codes_length.long())"),
-    # Each placeholder has a start, and each code a row: of one sequence of codes all lengths are shapes.
+    # Each placeholder has a start, and each code a row: of one sequence of codes all
+    # lengths are shapes.
     Patch(MERGE, 289, 292,
           "new_token_positions = token_placeholder_num.cumsum(-1) - 1; has_features = audio_features_embed is not None\n"
           "count_in, count_out = (0 if starts is None else len(starts) for starts in "

@@ -111,7 +111,8 @@ class BadInput(unittest.TestCase):
         for (step, *arguments), said in {
             ("raises", *given): [f"raised ValueError at steps.py:{line_of('raise ValueError')}: no weights for"],
             ("raises_textless", *given): [f"raised Textless at steps.py:{line_of('    raise Textless')}: without a message", "host_read"],
-            ("cancelled", *given): [f"raised CancelledError at steps.py:{line_of('raise asyncio.CancelledError')}"],  # no Exception
+            # No Exception.
+            ("cancelled", *given): [f"raised CancelledError at steps.py:{line_of('raise asyncio.CancelledError')}"],
             ("wrong_shape", *given): [f"raised RuntimeError at steps.py:{line_of('return x @ x')}"],
             ("asks_attribute", *given): [f"raised AttributeError at steps.py:{line_of('x.no_such_attribute')}: 'Tensor' object has no attribute"],
             ("needs_package",): [f"needs the package 'surely_not_installed' at steps.py:{line_of('import surely_not_installed')}"],

@@ -1,4 +1,5 @@
-"""The half for a GPU, on a stand-in for `torch.cuda`: the order of a capture, and CUDA's errors in words.
+"""The half for a GPU, on a stand-in for `torch.cuda`: the order of a capture, and CUDA's
+errors in words.
 
 These tests run on no GPU."""
 
@@ -212,7 +213,8 @@ class Reported(unittest.TestCase):
         self.assertEqual(told.error, "step ended its process by SIGKILL")
 
     def test_the_fake_run_is_the_child_of_a_process_that_has_asked_no_driver(self) -> None:
-        """Such a child has no driver, and the device of an index of a fake tensor asks it: what came after was not found."""
+        """Such a child has no driver, and the device of an index of a fake tensor asks it: what
+        came after was not found."""
         ended = subprocess.run([sys.executable, "-c", inspect.getsource(asks_driver) + "asks_driver()"], capture_output=True,
                                text=True, timeout=240)  # fmt: skip
         self.assertIn(": refused a driver: False; on the GPU: ", ended.stdout, ended.stderr)

@@ -1,4 +1,5 @@
-"""`bulkhead doctor`: it becomes the Python doctor, in the interpreter of a model of the fleet, or in one that is named."""
+"""`bulkhead doctor`: it becomes the Python doctor, in the interpreter of a model of the fleet, or
+in one that is named."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ models:
 
 
 def doctor(*arguments: str, socket: str = "/nowhere/control.sock") -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the package is found without it
+    # The package is found without it.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run([BULKHEAD.resolve(), "--socket", socket, "doctor", *arguments], capture_output=True, text=True,
                           timeout=240, cwd=HERE, env=environment)  # fmt: skip
 

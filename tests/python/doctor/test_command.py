@@ -342,7 +342,8 @@ class Library(unittest.TestCase):
             self.assertIn(f"changed in place: {owner}.copy_(new)", remedies[line])
 
     def remedies_of(self, text: str) -> dict[int, str]:
-        """Of the first finding of each line of a file whose `step` is given what steps.inputs gives."""
+        """Of the first finding of each line of a file whose `step` is given what
+        steps.inputs gives."""
         import steps
         from bulkhead.doctor import diagnose
         from findings import imported

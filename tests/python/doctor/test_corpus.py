@@ -1,4 +1,5 @@
-"""The doctor over the corpus, where it must find exactly what each file expects, and over the blind sets, which only measure it."""
+"""The doctor over the corpus, where it must find exactly what each file expects, and over the blind
+sets, which only measure it."""
 
 from __future__ import annotations
 
@@ -76,8 +77,8 @@ class Corpus(unittest.TestCase):
         self.assertGreaterEqual(len(named), 10)
 
     def test_blind_sets(self) -> None:
-        """Each file corpus/blind*.py is one, of the form that findings.py says. They measure; what they miss fails
-        no test."""
+        """Each file corpus/blind*.py is one, of the form that findings.py says. They measure; what
+        they miss fails no test."""
         for file in sorted(FOLDER.glob("blind*.py")):
             with self.subTest(file.stem):
                 score = scored([file])

@@ -1,4 +1,5 @@
-"""Bulkhead's own engines of transformers' models, loaded from a folder of weights without a GPU: what they capture has no finding."""
+"""Bulkhead's own engines of transformers' models, loaded from a folder of weights without a GPU:
+what they capture has no finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The functions that the exporter compiles, of every family: no finding, in prefill or in decode."""
+"""The functions that the exporter compiles, of every family: no finding, in
+prefill or in decode."""
 
 from __future__ import annotations
 

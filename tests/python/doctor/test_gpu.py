@@ -23,8 +23,10 @@ class Agreement(unittest.TestCase):
     def test_what_cannot_be_captured_has_a_finding(self) -> None:
         agreed, cautious, missed, failed, refused, named = 0, [], [], [], 0, 0
         server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["examine_on_gpu"])  # it imports torch once, and does not touch the GPU
-        with server.Pool(AT_ONCE, maxtasksperchild=1) as processes:  # a capture that fails can spoil CUDA for its whole process
+        # It imports torch once, and does not touch the GPU.
+        server.set_forkserver_preload(["examine_on_gpu"])
+        # A capture that fails can spoil CUDA for its whole process.
+        with server.Pool(AT_ONCE, maxtasksperchild=1) as processes:
             running = [(case.name, processes.apply_async(examined, (file, case.name))) for file in sorted(CORPUS.glob("*.py")) for case in cases(file)]
             for name, one in running:
                 try:

@@ -1,6 +1,6 @@
-"""ChatterBox and Higgs Audio 2 as published, of small random weights, without a GPU: the doctor finds what a list that
-was checked by hand says, no executed line that reads a value is left unexplained, and its remedies, tried on a copy, mend
-without changing the outputs."""
+"""ChatterBox and Higgs Audio 2 as published, of small random weights, without a GPU: the doctor
+finds what a list that was checked by hand says, no executed line that reads a value is left
+unexplained, and its remedies, tried on a copy, mend without changing the outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A published package under the doctor: what was found against a list that was checked by hand, and remedies on a patched copy."""
+"""A published package under the doctor: what was found against a list that was checked by hand, and
+remedies on a patched copy."""
 
 from __future__ import annotations
 
@@ -15,14 +16,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-BUILD = Path(__file__).parents[3] / "build"  #: where scripts/install --tests puts a folder of packages for each
-#: What may read a value, copy it, or make a tensor of the CPU: a factory whose line gives it no device.
+#: Where scripts/install --tests puts a folder of packages for each.
+BUILD = Path(__file__).parents[3] / "build"
+#: What may read a value, copy it, or make a tensor of the CPU: a factory whose line
+#: gives it no device.
 FORMS = re.compile(r"\.item\(|\.cpu\(|\.to\(|torch\.tensor\(|torch\.from_numpy\(|torch\.\w*Tensor\(|"
                    r"torch\.(arange|zeros|ones|full|empty|rand|randn|randint|randperm|linspace|logspace|eye|hann_window)\((?!.*device)")  # fmt: skip
 
 
 class Checked(NamedTuple):
-    """A line of a list. ``code`` is `-` where the line has one of FORMS, or reads a value, and is not a finding."""
+    """A line of a list. ``code`` is `-` where the line has one of FORMS, or reads a value, and is
+    not a finding."""
 
     file: str
     line: int
@@ -31,7 +35,8 @@ class Checked(NamedTuple):
 
 
 class Patch(NamedTuple):
-    """Lines ``first`` to ``last`` of a file become ``text``, at the indentation of the first. Line numbers stay."""
+    """Lines ``first`` to ``last`` of a file become ``text``, at the indentation of the first.
+    Line numbers stay."""
 
     file: str
     first: int
@@ -64,7 +69,8 @@ def patched(package: Path, patches: list[Patch], folder: Path) -> None:
 
 
 def examined(module: str, beside: str, before: list[Path]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """What `examine.py` says in a process of its own, with ``before`` and build/``beside`` first on the path, and the outputs on the CPU."""
+    """What `examine.py` says in a process of its own, with ``before`` and build/``beside`` first on
+    the path, and the outputs on the CPU."""
     path = os.pathsep.join([*map(str, before), str(BUILD / beside), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).parent / "examine.py"), module, folder]

@@ -33,7 +33,8 @@ class SmallModelTest(unittest.TestCase):
 
 
 class Capturing(LocalContext):
-    """Runs each function in `load` as often as capturing it on a GPU does, which is never done on a CPU."""
+    """Runs each function in `load` as often as capturing it on a GPU does, which is never
+    done on a CPU."""
 
     def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], **given: Any) -> Callable[..., Any]:
         for bucket in buckets:
@@ -49,7 +50,8 @@ def loaded(kind: type, options: dict[str, Any] | None = None, graphs: str = "pre
 
 
 def waits_for_nothing(function: Callable[..., Any], **inputs: Any) -> None:
-    """Raises where the function reads a value on the host, with which it could not be captured: these tensors have none."""
+    """Raises where the function reads a value on the host, with which it could not be captured:
+    these tensors have none."""
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         function(**inputs)
 

@@ -1,4 +1,5 @@
-"""A folder of Higgs Audio 2 as boson-multimodal reads it, with few and small layers and random weights."""
+"""A folder of Higgs Audio 2 as boson-multimodal reads it, with few and small layers and
+random weights."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def hub(folder: Path) -> Any:
 
 
 def boson(folder: Path) -> Path:
-    """With the codec in `folder/codec`, and its HuBERT in `folder/hub`, a cache of the Hugging Face Hub."""
+    """With the codec in `folder/codec`, and its HuBERT in `folder/hub`, a cache of the
+    Hugging Face Hub."""
     tokenizer = small_models.byte_tokenizer(SPECIAL, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>", pad_token="<|end_of_text|>")
     tokenizer.save_pretrained(folder)
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
@@ -41,9 +43,11 @@ def boson(folder: Path) -> Path:
     )  # fmt: skip
     model = tiny_models.scattered(HiggsAudioModel(config))
     with torch.no_grad():
-        model.audio_decoder_proj.audio_lm_head.weight.view(4, 26, -1)[:, 25].mul_(0.5)  # else it ends after a few frames
+        # Else it ends after a few frames.
+        model.audio_decoder_proj.audio_lm_head.weight.view(4, 26, -1)[:, 25].mul_(0.5)
         words = model.audio_decoder_proj.text_lm_head.weight
-        words[[ids["<|AUDIO|>"], ids["<|AUDIO_OUT|>"]]] = 0  # upstream's loop fails where these are written
+        # Upstream's loop fails where these are written.
+        words[[ids["<|AUDIO|>"], ids["<|AUDIO_OUT|>"]]] = 0
         words[ids["<|audio_out_bos|>"]].mul_(2)  # it begins to speak by itself
     model.save_pretrained(folder)
     _codec(folder)

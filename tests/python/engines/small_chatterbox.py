@@ -60,7 +60,8 @@ class WithPackage(SmallChatterBox):
 
 
 class SpokenTokens(WithPackage):
-    """Whose sound is its speech tokens, so that two can be compared: upstream's vocoder draws random numbers."""
+    """Whose sound is its speech tokens, so that two can be compared: upstream's vocoder draws
+    random numbers."""
 
     def load(self, context: Any) -> None:
         super().load(context)
@@ -83,7 +84,8 @@ def chatterbox(folder: Path) -> Path:
         t3, encoder, generator = small_models.tiny_models.scattered(T3()), VoiceEncoder(), S3Gen()
         tts = ChatterboxTTS(t3, generator.eval(), encoder.eval(), EnTokenizer(str(folder / "tokenizer.json")), "cpu")
     with torch.no_grad():
-        t3.speech_head.weight[40:].mul_(0.3)  # what is said comes from few tokens, so that they repeat; and does not end
+        # What is said comes from few tokens, so that they repeat; and does not end.
+        t3.speech_head.weight[40:].mul_(0.3)
         t3.speech_head.weight[:40].mul_(1.5)
     save_file(t3.state_dict(), folder / "t3_cfg.safetensors")
     save_file(encoder.state_dict(), folder / "ve.safetensors")

@@ -1,4 +1,5 @@
-"""Folders of small models of the true upstream classes, with random weights, as `save_pretrained` leaves them."""
+"""Folders of small models of the true upstream classes, with random weights, as
+`save_pretrained` leaves them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ HIGGS_TEMPLATE = """
 
 
 def byte_tokenizer(special: list[str], **roles: str) -> Any:
-    """A token for each byte, then the special ones from 256 on. Each token is one letter of the text that it is decoded to."""
+    """A token for each byte, then the special ones from 256 on. Each token is one letter of the
+    text that it is decoded to."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     inner = tokenizers.Tokenizer(tokenizers.models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -58,7 +60,8 @@ def higgs_audio_v2(folder: Path, text: dict[str, Any] = {}) -> Path:
     )  # fmt: skip
     model = tiny_models.scattered(transformers.HiggsAudioV2ForConditionalGeneration(config))
     with torch.no_grad():
-        model.audio_lm_head.weight.mul_(2).view(4, 26, -1)[:, 25].zero_()  # else it ends after a few frames
+        # Else it ends after a few frames.
+        model.audio_lm_head.weight.mul_(2).view(4, 26, -1)[:, 25].zero_()
     model.generation_config.ras_win_len, model.generation_config.ras_win_max_num_repeat = 7, 2
     model.save_pretrained(folder)
     codec = transformers.HiggsAudioV2TokenizerConfig(
@@ -123,7 +126,8 @@ def qwen3_vl(folder: Path, text: dict[str, Any] = {}, vision: dict[str, Any] = {
 
 
 def qwen3_vl_of_package(folder: Path) -> Path:
-    """`tiny_models.qwen3_vl`, of which the exporter's tests make a package, with a processor of its vocabulary."""
+    """`tiny_models.qwen3_vl`, of which the exporter's tests make a package, with a processor of
+    its vocabulary."""
     model = tiny_models.qwen3_vl()
     config = model.config
     special = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258, "<|image_pad|>": config.image_token_id, "<|video_pad|>": config.video_token_id,

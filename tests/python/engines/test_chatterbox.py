@@ -95,7 +95,8 @@ class ChatterBoxTest(SmallModelTest):
         for graphs in ("preferred", "off"):
             with self.subTest(graphs=graphs):
                 engine = self.fresh(graphs)
-                self.spoken(engine, reference=VOICE, reference_rate=16000, exaggeration=1.0)  # whose voice upstream would keep
+                # Whose voice upstream would keep.
+                self.spoken(engine, reference=VOICE, reference_rate=16000, exaggeration=1.0)
                 self.assertTrue(torch.equal(self.spoken(engine), first))
                 cancelled = started(engine, "speak", **{"text": TEXT, **SAMPLING, "stream": True, "max_new_tokens": 100})
                 next(cancelled)
@@ -117,7 +118,8 @@ class ChatterBoxTest(SmallModelTest):
         self.assertTrue(torch.equal(whole.tensors["audio"], self.spoken(max_new_tokens=60)))
 
     def test_a_part_is_25_tokens_made_with_the_50_before_them_and_fades_in_over_20_ms(self) -> None:
-        """Each sound is its tokens, higher by one than the sound before, so that it shows what it was made of."""
+        """Each sound is its tokens, higher by one than the sound before, so that it shows what
+        it was made of."""
         made: list[list[int]] = []
 
         def inference(_: Any, speech_tokens: torch.Tensor, ref_dict: Any) -> tuple[torch.Tensor, None]:

@@ -1,5 +1,6 @@
-"""Higgs Audio 2 by boson-multimodal against that package's own `HiggsAudioServeEngine`, sample by sample: a small random model
-of the true classes. Run where transformers is as old as the package wants it."""
+"""Higgs Audio 2 by boson-multimodal against that package's own `HiggsAudioServeEngine`, sample
+by sample: a small random model of the true classes. Run where transformers is as old as the
+package wants it."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ class HiggsAudioTest(SmallModelTest):
 
     def test_it_ends_at_the_stop_strings_where_upstream_does(self) -> None:
         whole = self.said(speech_only=False)[1]
-        stop = max(whole, key=whole.index)  # the letter that comes last, after sound: upstream's engine fails where there is none
+        # The letter that comes last, after sound: upstream's engine fails where there is none.
+        stop = max(whole, key=whole.index)
         ours = self.said(speech_only=False, stop_strings=f"never written\n{stop}")
         theirs = self.upstream(forced=False, stop_strings=["never written", stop])
         self.assertTrue(torch.equal(ours[0], theirs[0]))
@@ -120,7 +122,8 @@ class HiggsAudioTest(SmallModelTest):
 
     def test_greedy_is_upstreams(self) -> None:
         greedy = self.upstream(temperature=0.0, top_k=None, ras_win_len=None)
-        for given in ({"temperature": 0.0}, {"do_sample": False}, {"min_p": 1.0}):  # of which the last leaves only the likeliest
+        # Of which the last leaves only the likeliest.
+        for given in ({"temperature": 0.0}, {"do_sample": False}, {"min_p": 1.0}):
             with self.subTest(**given):
                 self.equals(self.said(ras_window=0, **given), greedy)
 
@@ -160,7 +163,8 @@ class HiggsAudioTest(SmallModelTest):
         self.said(engine)
         steps = counted(engine)["no_gpu"]
         self.assertGreater(steps, 50)
-        self.said(engine, max_new_tokens=500)  # beside the prompt that is too long for the cache of 512
+        # Beside the prompt that is too long for the cache of 512.
+        self.said(engine, max_new_tokens=500)
         self.assertEqual(counted(engine)["no_gpu"], steps)
         self.assertGreater(counted(engine)["no_bucket"], 50)
 

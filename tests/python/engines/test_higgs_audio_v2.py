@@ -1,4 +1,5 @@
-"""Higgs Audio 2 against upstream's own classes called directly, sample by sample: small random models of the true classes."""
+"""Higgs Audio 2 against upstream's own classes called directly, sample by sample: small random
+models of the true classes."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class HiggsAudioTest(SmallModelTest):
 
     def upstream(self, turns: list[Any], scene: list[Any] | None = None, ras: tuple[int, int] = (7, 2), system: str = SYSTEM,
                  **sampling: Any) -> torch.Tensor:  # fmt: skip
-        """Speaks TEXT after these turns; upstream alone. An empty list leaves the scene out; None is the default scene."""
+        """Speaks TEXT after these turns; upstream alone. An empty list leaves the scene out; None
+        is the default scene."""
         scenery = [text(SCENE)] if scene is None else scene
         said = [("system", [text(system)]), *([("scene", scenery)] if scenery else []), *turns, ("user", [text(TEXT)])]
         inputs = self.processor.apply_chat_template(
@@ -154,7 +156,8 @@ class HiggsAudioTest(SmallModelTest):
         self.assertEqual([cache.layers[0].max_cache_len for cache in engine.caches.static], [256, 512])
         self.spoken(engine)
         self.assertEqual(set(counted(engine)), {"no_gpu"})
-        long = self.spoken(engine, max_new_tokens=500)  # beside the prompt that is too long for the cache of 512
+        # Beside the prompt that is too long for the cache of 512.
+        long = self.spoken(engine, max_new_tokens=500)
         self.assertEqual(set(counted(engine)), {"no_gpu", "no_bucket"})
         self.equals(long, self.upstream([], max_new_tokens=500))
 

@@ -1,4 +1,5 @@
-"""Engines whose language model runs in a worker with `runtime: generate`, by a real daemon: they say what they say alone."""
+"""Engines whose language model runs in a worker with `runtime: generate`, by a real daemon: they
+say what they say alone."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ class SpeechTest(SmallModelTest):
         with mock.patch.dict(os.environ, BULKHEAD_SOCKET=self.daemon.socket), contextlib.redirect_stdout(io.StringIO()):
             engine = self.kind()
             with mock.patch.object(ChatterboxTTS, "from_local", wraps=ChatterboxTTS.from_local) as read:
-                engine.load(LocalContext({"model": str(self.folder), "language_model": "t3"}, device="meta"))  # which holds no weights
+                # Which holds no weights.
+                engine.load(LocalContext({"model": str(self.folder), "language_model": "t3"}, device="meta"))
         self.assertFalse(any(name.startswith("tfmr.") for name, _ in engine.tts.t3.named_parameters()))
         self.assertEqual(read.call_args.args[1], "cpu", "they go through the host alone")
         kept = [*engine.tts.t3.parameters(), *engine.tts.s3gen.parameters(), *engine.tts.ve.parameters(), engine.own_voice.t3.speaker_emb]

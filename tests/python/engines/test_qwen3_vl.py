@@ -1,4 +1,5 @@
-"""Qwen3-VL against upstream's own classes called directly, token by token: small random models of the true classes."""
+"""Qwen3-VL against upstream's own classes called directly, token by token: small random models of
+the true classes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ CHATTERBOX_ASKED = {"text": "Hello there.", "seed": 3, "max_new_tokens": 30}
 
 
 class ServedTest(SmallModelTest):
-    """The engines' own tests compare them with upstream; here the daemon's answers are compared with the engines'."""
+    """The engines' own tests compare them with upstream; here the daemon's answers are compared
+    with the engines'."""
 
     @staticmethod
     def make(folder: Path) -> Path:

@@ -1,4 +1,5 @@
-"""The small voice: what is streamed is the whole, requests do not touch each other, and bad input is refused."""
+"""The small voice: what is streamed is the whole, requests do not touch each other, and bad
+input is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class SmallVoiceTest(unittest.TestCase):
         self.assertEqual(audio.shape[1] / RATE, self.whole.values["seconds"])
 
     def test_each_letter_sounds_and_a_space_fades(self) -> None:
-        loud = self.whole.tensors["audio"][0].view(len(TEXT), -1).abs().amax(dim=1)  # of each letter
+        # Of each letter.
+        loud = self.whole.tensors["audio"][0].view(len(TEXT), -1).abs().amax(dim=1)
         self.assertLess(float(loud.max()), 1.0)
         self.assertGreater(float(loud[0]), 0.05)
         letters = torch.tensor([not letter.isspace() for letter in TEXT])

@@ -11,7 +11,8 @@ from daemon import Daemon
 
 
 def verdicts(folder: Path, family: Family, count: int) -> list[check.Verdict]:
-    """Of each prompt of tokens: what a daemon generates greedily, held against what the package gives in Python."""
+    """Of each prompt of tokens: what a daemon generates greedily, held against what the package
+    gives in Python."""
     package = check.Package(folder)
     daemon = Daemon(f"version: 1\ndefaults: {{device: cpu, threads: 1}}\nmodels:\n  served: {{runtime: generate, package: {folder}}}\n")
     found = []

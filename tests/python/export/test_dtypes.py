@@ -1,8 +1,8 @@
-"""Packages in 16 bits, or with keys and values of another type than the weights, compiled for a CPU: as near to exact arithmetic
-as the upstream class itself is in those types.
+"""Packages in 16 bits, or with keys and values of another type than the weights, compiled for a
+CPU: as near to exact arithmetic as the upstream class itself is in those types.
 
-Each is a package of its own, of one layer, and but two of them for single sequences, so that it is soon compiled; that in bfloat16
-is the one of make_test_models.py."""
+Each is a package of its own, of one layer, and but two of them for single sequences, so that it is
+soon compiled; that in bfloat16 is the one of make_test_models.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class SixteenBits(unittest.TestCase):
             quantised.quantise(family.model, family.step(), weights, VOCABULARY)
         ids = torch.randint(3, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
-            exact = copy.deepcopy(family.model).float()(ids[None]).logits[0]  # of the weights as they are, rounded
+            # Of the weights as they are, rounded.
+            exact = copy.deepcopy(family.model).float()(ids[None]).logits[0]
             theirs = family.model(ids[None], past_key_values=Rounding(getattr(torch, kv_dtype)), use_cache=True).logits[0]
         with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
             out = made or Path(folder, "tiny")
@@ -64,8 +65,9 @@ class SixteenBits(unittest.TestCase):
             alone = along(package, ids)
             both = along(package, ids, beside=True) if slots > 1 else alone
 
-        # Both round at each step of the same computation, though not in the same order: their errors are of one size. An
-        # error that does not come of rounding (a sum kept in 16 bits, a scale taken for another) is many times that.
+        # Both round at each step of the same computation, though not in the same order: their
+        # errors are of one size. An error that does not come of rounding (a sum kept in 16 bits, a
+        # scale taken for another) is many times that.
         allowed = 2 * error(theirs[PROMPT:], exact[PROMPT:])
         self.assertGreater(allowed, 0, "nothing was rounded")
         self.assertLess(error(alone, exact[PROMPT:]), allowed)
@@ -85,8 +87,8 @@ class Rounding(transformers.DynamicCache):
 
 
 def along(package: check.Package, ids: torch.Tensor, beside: bool = False) -> torch.Tensor:
-    """Logits [LENGTH - PROMPT, V] behind each token from PROMPT on, after a prefill of those before. `beside`: of the second of two
-    sequences, whose first goes on as well."""
+    """Logits [LENGTH - PROMPT, V] behind each token from PROMPT on, after a prefill of those
+    before. `beside`: of the second of two sequences, whose first goes on as well."""
     buffers = package.buffers(1 + beside, LENGTH)
     package.run_prefill(Prompt(tokens=ids[:PROMPT, None]), 0, PROMPT, PROMPT, [one[beside:] for one in buffers])
     logits = []

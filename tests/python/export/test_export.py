@@ -1,4 +1,5 @@
-"""The exporter: what it refuses, what a manifest may not say, and that compiled functions do what their model does."""
+"""The exporter: what it refuses, what a manifest may not say, and that compiled functions do what
+their model does."""
 
 from __future__ import annotations
 
@@ -330,7 +331,8 @@ class ForAGpu(unittest.TestCase):
         self.assertEqual(raised.exception.code, "input_invalid")
 
     def test_each_family_is_traced_with_16_bits_on_a_gpu(self) -> None:
-        """Tensors that say they lie on a GPU: all that is made on the way must lie there too, and every size must stay free."""
+        """Tensors that say they lie on a GPU: all that is made on the way must lie there too, and
+        every size must stay free."""
         for name in ("causal_lm", *family_packages.NAMES):
             with self.subTest(name):
                 self.traced(a_family(name), torch.bfloat16, torch.bfloat16)
@@ -379,7 +381,8 @@ class ForAGpu(unittest.TestCase):
                     self.assertGreaterEqual(example.chunk, min(120, chunk_max - 1, length_max - 3))
 
     def test_attention_written_as_products_is_attention(self) -> None:
-        """Heads that share keys, rows of several sequences, and keys and values that are a part of a buffer."""
+        """Heads that share keys, rows of several sequences, and keys and values that are a
+        part of a buffer."""
         generator = torch.Generator().manual_seed(1)
         for batch, heads, key_heads, count, start, span in ((1, 4, 2, 7, 0, 7), (2, 4, 4, 5, 6, 11), (1, 6, 1, 2, 20, 40)):
             query = torch.randn(batch, heads, count, 8, generator=generator)
@@ -426,7 +429,8 @@ class Compiled(unittest.TestCase):
             self.assertFalse(one[:, :, 60:].any(), "written beyond the prompt")
 
     def test_what_a_buffer_held_before_leaves_no_trace(self) -> None:
-        """Bit for bit, for decode of one and of several, and for prefill: also where the span goes on over old positions."""
+        """Bit for bit, for decode of one and of several, and for prefill: also where the span goes
+        on over old positions."""
         prompt = self.prompt(20, 6)
         for n in (1, 2, 5):
             results = []
@@ -439,7 +443,8 @@ class Compiled(unittest.TestCase):
             self.assertTrue(torch.equal(*results))
 
     def test_steps_go_on_beyond_4096_positions(self) -> None:
-        """Where Inductor would write sums in another way: greedy tokens across it, and two sequences as each alone."""
+        """Where Inductor would write sums in another way: greedy tokens across it, and two
+        sequences as each alone."""
         package, family = check.Package(TINY_LONG), source.load(f"{MAKER}:tiny_long", torch.float32).family
         verdict = check.compare(package, family, self.prompt(4090, 7), 16)
         self.assertTrue(verdict.good(check.NEAR_TIE), str(verdict))
@@ -452,7 +457,8 @@ class Compiled(unittest.TestCase):
         torch.testing.assert_close(both, torch.cat(alone), rtol=1e-4, atol=1e-4)
 
     def test_sequences_together_are_as_alone(self) -> None:
-        """Of unlike lengths, at each batch size that is exported; logits, since these may differ in the last bits."""
+        """Of unlike lengths, at each batch size that is exported; logits, since these may differ in
+        the last bits."""
         sizes = (3, 40, 11, 25, 7, 60, 2, 33)
         for n in range(2, 9):
             buffers = self.package.buffers(n, 64)

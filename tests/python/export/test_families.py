@@ -1,5 +1,6 @@
-"""Each family's step, uncompiled, generates what the upstream class itself generates: small random models of the true
-classes, greedy tokens against upstream's own `generate` or `inference`, logits against its own `forward`."""
+"""Each family's step, uncompiled, generates what the upstream class itself generates: small random
+models of the true classes, greedy tokens against upstream's own `generate` or `inference`, logits
+against its own `forward`."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Parity(unittest.TestCase):
         self.assertGreater(len(seen), 10, "models that repeat themselves prove little")
 
     def together_as_alone(self, family: Family) -> None:
-        """Sequences of unlike lengths side by side in one buffer, each against upstream's run of it alone."""
+        """Sequences of unlike lengths side by side in one buffer, each against upstream's
+        run of it alone."""
         package = Uncompiled(family)
         prompts = [*family.prompts(), *family.prompts()[:1]]
         theirs = [family.reference(prompt, COUNT) for prompt in prompts]
@@ -169,7 +171,8 @@ class Qwen3Vl(Parity):
     def test_rotary_positions_are_upstreams(self) -> None:
         config = self.family.model.config
         image, video, start, end = config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id
-        # Words, a picture of 2 x 3, words, a video of two moments of 3 x 2 with a timestamp between them, a word.
+        # Words, a picture of 2 x 3, words, a video of two moments of 3 x 2 with a timestamp
+        # between them, a word.
         tokens = [5, 6, start, *[image] * 6, end, 7, 8, start, *[video] * 6, end, 9, start, *[video] * 6, end, 10]
         kinds = [1 if token == image else 2 if token == video else 0 for token in tokens]
         theirs, delta = self.family.model.model.get_rope_index(
@@ -207,7 +210,8 @@ class HiggsAudioV2(Parity):
         self.assertTrue(any(self.family.stops(frame) for frame in ends), "the tests above would not see how a sequence ends")
 
     def test_forced_codes_are_those_of_upstreams_logits_processor(self) -> None:
-        """Random frames, of which some end: upstream masks all but one code where ours forces that one."""
+        """Random frames, of which some end: upstream masks all but one code where ours
+        forces that one."""
         config, codebooks, size = self.config, self.config.num_codebooks, self.config.codebook_size
         generator = torch.Generator().manual_seed(5)
         for trial in range(50):
@@ -226,7 +230,8 @@ class HiggsAudioV2(Parity):
                 frames.append([free if one is None else one for free, one in zip(drawn, must, strict=True)])
                 if self.family.stops(frames[-1]):
                     break
-                ended = config.audio_stream_eos_id in frames[-1] or int(ids[0, -1]) == config.audio_delay_token_id  # as upstream's _sample
+                # As upstream's _sample.
+                ended = config.audio_stream_eos_id in frames[-1] or int(ids[0, -1]) == config.audio_delay_token_id
                 ids = torch.cat([ids, torch.tensor([[config.audio_delay_token_id if ended else config.audio_token_id]])], dim=1)
 
     def test_rows_of_a_voice_are_those_of_upstreams_processor(self) -> None:
@@ -265,7 +270,8 @@ class HiggsAudioV2(Parity):
             self.assertEqual(refused.exception.code, "input_invalid")
 
     def ras(self, window: int | None, repeats: int | None) -> Any:
-        """What the manifest says of a model whose generation_config says this; it says so until the test ends."""
+        """What the manifest says of a model whose generation_config says this; it says so until
+        the test ends."""
         said = self.family.model.generation_config
         patched = mock.patch.multiple(said, create=True, ras_win_len=window, ras_win_max_num_repeat=repeats)
         patched.start()
@@ -278,7 +284,8 @@ class HiggsAudioV2(Parity):
         self.assertEqual(refused.exception.code, "input_invalid")
 
     def processor(self) -> Any:
-        """What the methods of upstream's processor read; the class itself wants a tokenizer's files."""
+        """What the methods of upstream's processor read; the class itself wants a
+        tokenizer's files."""
         config = self.config
         fake = SimpleNamespace(audio_stream_bos_id=config.audio_stream_bos_id, audio_stream_eos_id=config.audio_stream_eos_id,
                                audio_tokenizer=self.family.model.codec)  # fmt: skip
@@ -311,7 +318,8 @@ class ChatterboxT3(Parity):
         configs = chatterbox_t3._modules("t3.llama_configs").LLAMA_CONFIGS
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(configs, Llama_520M=configs["tiny"]):
             state = self.family.model.state_dict()
-            once = {name: tensor for name, tensor in state.items() if not name.startswith("patched_model.")}  # what inference() leaves behind
+            # What inference() leaves behind.
+            once = {name: tensor for name, tensor in state.items() if not name.startswith("patched_model.")}
             save_file(once, Path(folder) / "t3_cfg.safetensors")
             loaded = source.load(folder, torch.float32)
         self.assertEqual(loaded.family.name, "chatterbox_t3")

@@ -1,4 +1,5 @@
-"""Packages of each family, compiled: they generate what the upstream class generates, in Python, and from the daemon."""
+"""Packages of each family, compiled: they generate what the upstream class generates, in Python,
+and from the daemon."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ class Packages(unittest.TestCase):
 
     def test_frames_become_the_audio_that_upstreams_codec_makes_of_them(self) -> None:
         family = self.families["higgs_audio_v2"]
-        frames = torch.tensor(self.said("higgs_audio_v2", family.prompts()[0]))[1:]  # after the frame of all bos
+        # After the frame of all bos.
+        frames = torch.tensor(self.said("higgs_audio_v2", family.prompts()[0]))[1:]
         heard = self.client.infer("higgs_audio_v2", method="decode_audio", frames=frames.numpy())
         with torch.no_grad():
             (method,) = family.methods()

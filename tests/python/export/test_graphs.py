@@ -1,4 +1,5 @@
-"""What the exporter makes of a traced graph: the arguments that it writes, and how its products are computed."""
+"""What the exporter makes of a traced graph: the arguments that it writes, and how its
+products are computed."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ WRITE: dict[str, Way] = {
     "parts": parts,
     "without gradients": without_gradients,
     "statistics": statistics,
-    # PyTorch's operators that may return their input or a view of it, of which their schemas say nothing.
+    # PyTorch's operators that may return their input or a view of it, of which their
+    # schemas say nothing.
     "_cast_Float": lambda x, y: torch._cast_Float(x).add_(1),
     "alpha_dropout": lambda x, y: functional.alpha_dropout(x).add_(1),
     "atleast_1d": lambda x, y: torch.atleast_1d(x).add_(1),
@@ -105,7 +107,8 @@ class Written(unittest.TestCase):
 
 
 class Products(unittest.TestCase):
-    """By what a matrix meets, a linear layer is written one way or another, and is the same layer."""
+    """By what a matrix meets, a linear layer is written one way or another, and is
+    the same layer."""
 
     def operators(self, device: str, dtype: torch.dtype, meets: products.Meets, layer: torch.nn.Module | None = None) -> set[str]:
         layer, x = layer or torch.nn.Linear(32, 5).to(dtype), torch.randn(7, 32).to(dtype)
@@ -134,7 +137,8 @@ class Products(unittest.TestCase):
                 self.assertEqual(f"bulkhead.product_{kind}.default" in seen, by_kernel)
 
     def test_our_own_kernel_is_right_for_any_sizes(self) -> None:
-        """Rows around its blocks, vectors and panels; depths and outs that fill no span, no tile and no thread's part of the copy."""
+        """Rows around its blocks, vectors and panels; depths and outs that fill no span, no tile
+        and no thread's part of the copy."""
         rows = torch.export.Dim("rows", min=2, max=300)
         plain = [torch.nn.Linear(depth, outs) for depth, outs in ((160, 96), (37, 71), (37, 71), (96, 71), (96, 71))]
         for layer in (*plain[:2], *map(quantised.Int8Linear, plain[2:4]), quantised.Int4Linear(plain[4])):

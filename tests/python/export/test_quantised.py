@@ -1,4 +1,5 @@
-"""Weights of 8 and 4 bits: what rounding keeps and costs, and that packages of them are true to the model so rounded."""
+"""Weights of 8 and 4 bits: what rounding keeps and costs, and that packages of them are true to the
+model so rounded."""
 
 from __future__ import annotations
 
@@ -70,8 +71,8 @@ class Rounding(unittest.TestCase):
                 self.assertTrue(torch.equal(quantised.Int4Linear(layer)(torch.eye(32, dtype=dtype)), layer(torch.eye(32, dtype=dtype))), (dtype, value))
 
     def test_vectors_meet_the_linear_layer(self) -> None:
-        """The forms in which vectors meet the matrix, with a bias, against the one in which matrices do: Inductor's
-        sums where vectors are as wide as AVX-512's, else our kernel."""
+        """The forms in which vectors meet the matrix, with a bias, against the one in which
+        matrices do: Inductor's sums where vectors are as wide as AVX-512's, else our kernel."""
         layer = torch.nn.Linear(96, 40)
         int4, int8 = quantised.Int4Linear(layer), quantised.Int8Linear(layer)
         cases = (
@@ -129,7 +130,8 @@ def linear_layers(family: Family, but: Container[torch.nn.Module] = ()) -> list[
 
 
 class Packages(unittest.TestCase):
-    """Each a package of its own, of one layer, for one and exactly two sequences, so that it is soon compiled."""
+    """Each a package of its own, of one layer, for one and exactly two sequences, so that it is
+    soon compiled."""
 
     def test_8_bits(self) -> None:
         self.packaged("int8", {"int8": 7 + 1}, 0.05)
@@ -155,7 +157,8 @@ class Packages(unittest.TestCase):
             saved = whole - package.manifest["weights"]["bytes"]
             layers = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 160
             rows = 64 * 2 + 32 * 2 + 160 * 2 + 64
-            # The head shares its matrix with the embeddings where it is not rounded, and is stored beside them where it is.
+            # The head shares its matrix with the embeddings where it is not rounded, and is stored
+            # beside them where it is.
             wanted = {"int8": 3 * layers - 4 * rows, "int4": (4 - 6 / 8) * layers}[kind] - VOCABULARY * (64 + 4)
             self.assertLess(abs(saved - wanted), 4096, "names and offsets of the file aside")
             for prompt in family.prompts():

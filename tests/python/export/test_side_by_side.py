@@ -1,4 +1,5 @@
-"""Functions of a package are compiled in processes of their own: what comes back of each, and what is left when one fails."""
+"""Functions of a package are compiled in processes of their own: what comes back of each, and what
+is left when one fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a client may say wrongly on a channel, and what follows (``docs/channel.md``, Faults): the same for every worker."""
+"""What a client may say wrongly on a channel, and what follows (``docs/channel.md``, Faults): the
+same for every worker."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from harness import Client, ask_slab
 
 @dataclass(frozen=True)
 class Exchange:
-    """After ``say`` comes an error of this code for this request; ``ends``: and then the end of file."""
+    """After ``say`` comes an error of this code for this request; ``ends``: and then
+    the end of file."""
 
     name: str
     say: Callable[[Client], None]

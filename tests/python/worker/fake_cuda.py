@@ -1,4 +1,5 @@
-"""A stand-in for ``torch.cuda`` that records the order of calls, and replays what was captured, on the CPU."""
+"""A stand-in for ``torch.cuda`` that records the order of calls, and replays what was
+captured, on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A worker of either kind, and the daemon's and a client's ends of its sockets in the hands of a test."""
+"""A worker of either kind, and the daemon's and a client's ends of its sockets in the
+hands of a test."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def cache() -> str:
 
 @functools.cache
 def scripted_echo(run_ms: int) -> str:
-    """A TorchScript file that computes for about `run_ms`. It counts, because TorchScript cannot read a clock."""
+    """A TorchScript file that computes for about `run_ms`. It counts, because TorchScript
+    cannot read a clock."""
     import torch
 
     class Echo(torch.nn.Module):
@@ -65,8 +67,9 @@ def scripted_echo(run_ms: int) -> str:
 
 
 class Worker:
-    """A process of a worker in C++ (``minimal``, and ``torch``, which has LibTorch) or in Python (``python``), with the
-    daemon's end of its link. As the keeper does, it has the kernel kill it when the thread that made it ends."""
+    """A process of a worker in C++ (``minimal``, and ``torch``, which has LibTorch) or in Python
+    (``python``), with the daemon's end of its link. As the keeper does, it has the kernel kill it
+    when the thread that made it ends."""
 
     def __init__(self, kind: str, *, run_ms: int = 0, queue: int = 8, request: str = "30000ms", engine: str = "Echo", generates: bool = False,
                  fails: bool = False, channel: dict[str, Any] = {}, born_as: str = "echo/0#7", environment: dict[str, str] = {},
@@ -161,7 +164,8 @@ class Client:
         self.input = self.output = 0
         self.generation = 0
         self.fds: list[int] = []
-        self.altered: tuple[int, bytes] | None = None  # of the next packet: what it says from there on
+        # Of the next packet: what it says from there on.
+        self.altered: tuple[int, bytes] | None = None
         self.sent_bytes = 0
 
     def close(self) -> None:
@@ -278,7 +282,8 @@ class Client:
         return list(values["tokens"])
 
     def parts(self, number: int, begun: list[int]) -> tuple[list[int], list[int] | str]:
-        """The tokens of all parts, the first of which have been read; then those of the whole answer, or its error's code."""
+        """The tokens of all parts, the first of which have been read; then those of the whole
+        answer, or its error's code."""
         streamed = list(begun)
         while True:
             received = self.receive()

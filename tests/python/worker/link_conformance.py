@@ -1,4 +1,5 @@
-"""The daemon's end of a worker's link: the same exchanges, good and bad, with the workers in C++ and the worker in Python."""
+"""The daemon's end of a worker's link: the same exchanges, good and bad, with the workers in C++
+and the worker in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Captures of ``context.graph`` by PyTorch itself: on a GPU, or on tests/fakes/fake_cudart, where no kernel computes."""
+"""Captures of ``context.graph`` by PyTorch itself: on a GPU, or on tests/fakes/fake_cudart, where
+no kernel computes."""
 
 from __future__ import annotations
 

@@ -128,7 +128,8 @@ class Conformance(LinkConformance):
     def test_leases_in_flight_are_the_workers(self) -> None:
         client = self.loaded(run_ms=200).open_channel()
         client.infer(1, client.tensor(dims=(32,), generation=50))
-        client.infer(2, client.tensor(dims=(32,), generation=50))  # the very same one may be named again
+        # The very same one may be named again.
+        client.infer(2, client.tensor(dims=(32,), generation=50))
         client.infer(3, client.tensor(offset=64))
         self.assertEqual(client.error(), ("protocol_violation", 3))
         client.infer(1, client.tensor(offset=256))
@@ -244,7 +245,8 @@ class Conformance(LinkConformance):
             self.lives(neighbour)
 
     def heard(self, client: Client, only_welcome: bool) -> tuple[int, bool]:
-        """How many errors came before the answer to one more request, and whether the end came instead of that."""
+        """How many errors came before the answer to one more request, and whether the end came
+        instead of that."""
         errors = 0
         try:
             if not only_welcome:
@@ -358,7 +360,8 @@ class PythonWorker(Conformance, unittest.TestCase):
 
     def test_a_part_in_a_new_slab_comes_after_the_offer_of_that_slab(self) -> None:
         _, client = self.streaming()
-        client.infer(1, client.tensor(dims=(8192,)), method="repeat", text=b'{"times": 64}')  # 2 MiB; none is given back
+        # 2 MiB; none is given back.
+        client.infer(1, client.tensor(dims=(8192,)), method="repeat", text=b'{"times": 64}')
         slabs = []
         while len(slabs) < 65:
             received = client.receive()

@@ -1,4 +1,5 @@
-"""Engines in Python behind the real daemon: good ones, and each of the ordinary faults of bad ones."""
+"""Engines in Python behind the real daemon: good ones, and each of the ordinary
+faults of bad ones."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from daemon import Daemon, until
 ENGINES = Path(__file__).resolve().parent / "engines"
 BAD = ENGINES / "bad.py"
 PAGE = ENGINES.parents[3] / "docs/python-engines.md"
-BEYOND_AN_ANSWER = 7  #: seconds; 5 are what any other worker has for its answers, also to a new supervisor
+#: Seconds; 5 are what any other worker has for its answers, also to a new supervisor.
+BEYOND_AN_ANSWER = 7
 
 
 def fleet(example: Path) -> str:
@@ -111,7 +113,8 @@ class Engines(unittest.TestCase):
         self.assertEqual(whole["audio"].tolist()[0], [sample for part in parts for sample in part["audio"].tolist()[0]])
 
     def test_a_client_that_reads_late_gets_every_part(self) -> None:
-        """Also more of them than the worker's socket and its outbox hold, and of a worker that drains meanwhile."""
+        """Also more of them than the worker's socket and its outbox hold, and of a worker that
+        drains meanwhile."""
         for count in (300, 3000):
             with self.subTest(count), self.client.open("good") as channel:
                 worker = self.row("good")["pid"]
@@ -175,7 +178,8 @@ class Engines(unittest.TestCase):
         self.serves()
 
     def test_an_unload_that_fails_still_unloads(self) -> None:
-        for model, ended in (("unload-raise", "drained"), ("unload-hold", "killed")):  # the latter reaches its drain deadline
+        # The latter reaches its drain deadline.
+        for model, ended in (("unload-raise", "drained"), ("unload-hold", "killed")):
             with self.subTest(model):
                 self.serves(model)
                 (receipt,) = self.client.unload(model)

@@ -1,4 +1,5 @@
-"""``context.graph``: the order of a capture, what a replay reads and writes, and what is counted; on a CPU, and on a stand-in."""
+"""``context.graph``: the order of a capture, what a replay reads and writes, and what is counted;
+on a CPU, and on a stand-in."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ class OnTheStandIn(unittest.TestCase):
             return x + count
 
         graphs = self.graphs()
-        with mock.patch.object(torch.Tensor, "item", side_effect=[1, 1, 1, refused]):  # three runs of warm-up, then the capture
+        # Three runs of warm-up, then the capture.
+        with mock.patch.object(torch.Tensor, "item", side_effect=[1, 1, 1, refused]):
             graphs.add(reads, [bucket(4)], padding={}, name="reads")
         (failure,) = graphs.report()["failures"]
         line = reads.__code__.co_firstlineno + 1

@@ -1,5 +1,5 @@
-"""Parts of an answer, which the engine's thread sends itself: in order, and never after the last word. The loop's thread is this one
-too, and runs when a test says so."""
+"""Parts of an answer, which the engine's thread sends itself: in order, and never after the last
+word. The loop's thread is this one too, and runs when a test says so."""
 
 from __future__ import annotations
 

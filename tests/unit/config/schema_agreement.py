@@ -2,8 +2,9 @@
 
     schema_agreement.py SOURCE_FOLDER BULKHEAD_PROGRAM
 
-A good example must pass both; a bad one must fail both, unless fleets/bad.txt says `(no schema)` of it: then its fault is
-one that a schema cannot express. What the reader says is what `bulkhead validate --json` prints.
+A good example must pass both; a bad one must fail both, unless fleets/bad.txt says `(no schema)` of
+it: then its fault is one that a schema cannot express. What the reader says is what
+`bulkhead validate --json` prints.
 """
 
 import json
@@ -18,7 +19,8 @@ import yaml
 
 
 class CoreSchemaLoader(yaml.SafeLoader):
-    """YAML 1.2's core schema, as editors and the reader have it: `off` is text, a duplicate key an error."""
+    """YAML 1.2's core schema, as editors and the reader have it: `off` is text, a
+    duplicate key an error."""
 
     yaml_implicit_resolvers = {}
 
@@ -58,7 +60,8 @@ def reader_diagnostics(program, path):
 
 
 def bad_examples(examples, folder):
-    """Writes each of fleets/bad.txt as a file; yields its path, and whether its fault is beyond a schema."""
+    """Writes each of fleets/bad.txt as a file; yields its path, and whether its fault is
+    beyond a schema."""
     (folder / "models").symlink_to(examples / "models")
     (folder / "bad").mkdir()
     model = "version: 1\nmodels:\n  a:\n    runtime: torchscript\n    file: ../models/a.pt\n"

@@ -100,8 +100,9 @@ class Channel(PlacingChannel):
 
     def stream(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
                deadline: float | None = None, **named: Any) -> AsyncGenerator[Reply, None]:  # fmt: skip
-        """Yields the parts of a streamed answer as they arrive, or the one answer of any other method. Sends the
-        request when the first part is asked for. Leaving the loop, or cancelling the task, cancels the rest."""
+        """Yields the parts of a streamed answer as they arrive, or the one answer of any other
+        method. Sends the request when the first part is asked for. Leaving the loop, or cancelling
+        the task, cancels the rest."""
         return self._stream(inputs, method, parameters, deadline, False, named)
 
     async def _stream(self, inputs: Mapping[str, Any] | None, method: str, parameters: Mapping[str, Any] | None, deadline: float | None,

@@ -47,10 +47,11 @@ class Client:
     # --- inference
 
     async def open(self, model: str, *, deadline: float | None = None, gpu: int | None = None, stream: int = 0) -> Channel:
-        """Opens a separate channel, for a stream through a stateful model. Loads the model if need be. ``deadline`` in seconds.
+        """Opens a separate channel, for a stream through a stateful model. Loads the model if need
+        be. ``deadline`` in seconds.
 
-        ``gpu``: the model's GPU, by its number in this process, to share its memory. ``stream``: the CUstream, as a
-        number, on which this program writes inputs and reads results there."""
+        ``gpu``: the model's GPU, by its number in this process, to share its memory. ``stream``:
+        the CUstream, as a number, on which this program writes inputs and reads results there."""
         events = verbs.part_in_gpu(gpu, stream)
         params = verbs.with_deadline({"model": model, "client": self.name}, deadline)
         result, fds = await self._control.call("channel.open", params)
@@ -78,15 +79,17 @@ class Client:
 
     async def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
                      parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> AsyncIterator[Reply]:  # fmt: skip
-        """Yields the parts of a streamed answer as they arrive. Leaving the loop, or cancelling the task, cancels the rest."""
+        """Yields the parts of a streamed answer as they arrive. Leaving the loop, or cancelling the
+        task, cancels the rest."""
         channel = await self._channel(model, deadline)
         async for part in channel.stream(inputs, method=method, parameters=parameters, deadline=deadline, **named):
             yield part
 
     def generate(self, model: str, tokens: Any = None, inputs: Mapping[str, Any] | None = None, /, *, method: str = "generate",
                  deadline: float | None = None, **named: Any) -> AsyncGeneration:  # fmt: skip
-        """``async for token in b.generate("smollm2", prompt, temperature=0.7): …``, as ``bulkhead.Client.generate``.
-        Sends the request when the first token is asked for. To stop early, call ``aclose`` or cancel the task."""
+        """``async for token in b.generate("smollm2", prompt, temperature=0.7): …``, as
+        ``bulkhead.Client.generate``. Sends the request when the first token is asked for. To stop
+        early, call ``aclose`` or cancel the task."""
         running: list[tuple[Channel, Request]] = []  # empty until it is sent, then one entry
 
         async def parts() -> AsyncGenerator[Reply, None]:
@@ -137,7 +140,8 @@ class Client:
             try:
                 return await self.open(model)
             except Error as error:
-                # The daemon may notice a death later than the client, and so introduce it to a dead worker.
+                # The daemon may notice a death later than the client, and so introduce it to
+                # a dead worker.
                 if error.code != "worker_lost":
                     raise
         return await self.open(model)
@@ -156,12 +160,13 @@ class Client:
     # --- control
 
     async def load(self, *models: str, deadline: float | None = None) -> list[dict[str, Any]]:
-        """Loads models; returns when all are ready: ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"``: the whole fleet."""
+        """Loads models; returns when all are ready:
+        ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"``: the whole fleet."""
         return (await self.call("model.load", verbs.with_deadline(verbs.models(models), deadline)))["models"]  # type: ignore[no-any-return]
 
     async def unload(self, *models: str) -> list[dict[str, Any]]:
-        """Unloads models; returns when their memory is free: one receipt per process. First closes this client's channels to
-        them."""
+        """Unloads models; returns when their memory is free: one receipt per process. First closes
+        this client's channels to them."""
         params = verbs.models(models)
         for model in list(self._channels) if models == ("*",) else models:
             await self._forget(model)
@@ -172,7 +177,8 @@ class Client:
         return await self.call("model.restart", verbs.models(models))  # type: ignore[no-any-return]
 
     async def ps(self) -> list[dict[str, Any]]:
-        """One row per replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``, ``requests``, …"""
+        """One row per replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``,
+        ``requests``, …"""
         return (await self.call("fleet.status"))["models"]  # type: ignore[no-any-return]
 
     async def why(self, model: str) -> str:
@@ -184,7 +190,8 @@ class Client:
         return (await self.call("crashes.list", {} if model is None else {"model": model}))["crashes"]  # type: ignore[no-any-return]
 
     async def info(self) -> dict[str, Any]:
-        """Facts about the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``, ``fleet``, ``uptime_s``, …"""
+        """Facts about the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``,
+        ``fleet``, ``uptime_s``, …"""
         return await self.call("daemon.info")  # type: ignore[no-any-return]
 
     async def gpus(self) -> dict[str, Any]:
@@ -200,7 +207,8 @@ class Client:
         return (await self.call("daemon.stop"))["receipts"]  # type: ignore[no-any-return]
 
     async def events(self, *models: str) -> Notifications:
-        """``async for event in await b.events(): …``: events from now on, without end, on a separate connection."""
+        """``async for event in await b.events(): …``: events from now on, without end, on a
+        separate connection."""
         return await Notifications.open(self._path, "events.subscribe", verbs.only_of(models))
 
     async def logs(self, model: str, *, lines: int = 100) -> list[dict[str, Any]]:

@@ -39,7 +39,8 @@ async def _connect(path: str) -> socket.socket:
 
 
 class _Connection:
-    """Any number of calls, identified by their ids, and notifications. Reads no notification before a consumer takes it."""
+    """Any number of calls, identified by their ids, and notifications. Reads no notification before
+    a consumer takes it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -135,7 +136,8 @@ class _Connection:
             return
         asked = self._asked.pop(message.get("id") or 0, None)
         if asked is None:
-            if message.get("id", 0) is None and "error" in message:  # about the connection as a whole
+            # About the connection as a whole.
+            if message.get("id", 0) is None and "error" in message:
                 self._lines.answer("a request", message)
             return
         method, answer = asked
@@ -192,7 +194,8 @@ class Control:
 
 
 async def reconnect(path: str) -> _Connection:
-    """Connects until a supervisor answers. A keeper alone accepts connections too: they wait in its backlog."""
+    """Connects until a supervisor answers. A keeper alone accepts connections too: they wait
+    in its backlog."""
     start = time.monotonic()
     pause = RECONNECT_PAUSE_SECONDS
     while time.monotonic() < start + ABSENCE_SECONDS:
@@ -214,7 +217,8 @@ async def reconnect(path: str) -> _Connection:
 
 
 class Notifications(AsyncIterator[dict[str, Any]]):
-    """As ``bulkhead.Notifications``: a subscription's messages, without end. Reads no message before the iterator asks for it."""
+    """As ``bulkhead.Notifications``: a subscription's messages, without end. Reads no message
+    before the iterator asks for it."""
 
     def __init__(self, path: str, method: str, params: dict[str, Any]) -> None:
         self._path, self._method, self._params = path, method, params

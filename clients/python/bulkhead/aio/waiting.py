@@ -1,4 +1,5 @@
-"""Waits on an event loop with deadlines. Nothing that arrives at the moment of a cancellation is lost."""
+"""Waits on an event loop with deadlines. Nothing that arrives at the moment of a
+cancellation is lost."""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ class Control:
             connection.close()
 
     def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None) -> tuple[Any, list[int]]:
-        """Returns the result, and the descriptors that came with it, which the caller owns. ``deadline`` in seconds."""
+        """Returns the result, and the descriptors that came with it, which the caller owns.
+        ``deadline`` in seconds."""
         asked = Call(method, params)
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         connection = self._take()
@@ -152,7 +153,8 @@ class Control:
         connection.close()
 
     def reconnect(self, until: float | None) -> _Connection:
-        """Connects until a supervisor answers. A keeper alone accepts connections too: they wait in its backlog."""
+        """Connects until a supervisor answers. A keeper alone accepts connections too: they wait
+        in its backlog."""
         start = time.monotonic()
         patience = start + ABSENCE_SECONDS if until is None else min(until, start + ABSENCE_SECONDS)
         pause = RECONNECT_PAUSE_SECONDS
@@ -180,9 +182,10 @@ class Notifications:
     """The messages of a subscription, on a separate connection: an endless iterator until
     ``close()``, which any thread may call. The constructor subscribes.
 
-    Nothing is read ahead. For a slow reader the daemon keeps 1 MiB, then ends the connection. After that, and after a
-    supervisor was replaced, this subscribes again. Missed events are not repeated; ``{"event": "resubscribed"}`` tells
-    that some may have been missed. The daemon repeats log lines that it still has; duplicates are dropped here.
+    Nothing is read ahead. For a slow reader the daemon keeps 1 MiB, then ends the connection. After
+    that, and after a supervisor was replaced, this subscribes again. Missed events are not
+    repeated; ``{"event": "resubscribed"}`` tells that some may have been missed. The daemon repeats
+    log lines that it still has; duplicates are dropped here.
     """
 
     def __init__(self, control: Control, method: str, params: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""The control socket without I/O: JSON-RPC 2.0, one object per line, with descriptors. docs/control.md describes it."""
+"""The control socket without I/O: JSON-RPC 2.0, one object per line, with descriptors.
+docs/control.md describes it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ ANSWER_BYTES_MAX = 1 << 20
 FDS_MAX = 16  #: in one recvmsg
 # : How long a dead supervisor may take to be replaced; the keeper holds the socket meanwhile.
 ABSENCE_SECONDS = 30.0
-# : Pause between two connections that ended without an answer; doubled each time, up to the second value.
+# : Pause between two connections that ended without an answer; doubled each time, up to
+# the second value.
 RECONNECT_PAUSE_SECONDS, RECONNECT_PAUSE_MAX_SECONDS = 0.01, 0.5
 
 # : Lines requested when the connection of a followed log has ended.
@@ -39,7 +41,8 @@ class Gone(Error):
 
 
 def find_socket(given: str | os.PathLike[str] | None = None) -> str:
-    """``given``, else $BULKHEAD_SOCKET, $XDG_RUNTIME_DIR/bulkhead/control.sock, /run/bulkhead/control.sock."""
+    """``given``, else $BULKHEAD_SOCKET, $XDG_RUNTIME_DIR/bulkhead/control.sock,
+    /run/bulkhead/control.sock."""
     if given:
         return os.fspath(given)
     if named := os.environ.get("BULKHEAD_SOCKET"):
@@ -70,7 +73,8 @@ class Call:
         self._asked = time.monotonic()
 
     def params(self) -> dict[str, Any]:
-        """The parameters to send now: the deadline is what is left of it, and a load or unload tells that it is repeated."""
+        """The parameters to send now: the deadline is what is left of it, and a load or unload
+        tells that it is repeated."""
         params = dict(self._params)
         if "deadline_ms" in params:
             params["deadline_ms"] = max(1, params["deadline_ms"] - int((time.monotonic() - self._asked) * 1000))
@@ -79,7 +83,8 @@ class Call:
         return params
 
     def lost(self) -> None:
-        """Notes that the connection ended after the call was sent. Raises if the call must not be repeated."""
+        """Notes that the connection ended after the call was sent. Raises if the call must
+        not be repeated."""
         self.was_sent = True
         if _REPEAT.get(self.method, "never") == "never":
             raise Error("not_running", f"{self.method}: the supervisor ended before it answered; whether it was done is not known",
@@ -93,7 +98,8 @@ class Call:
 
 
 class ControlLines:
-    """What one connection has received: messages in order, and the descriptors that answers announce."""
+    """What one connection has received: messages in order, and the descriptors that
+    answers announce."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -116,7 +122,8 @@ class ControlLines:
         self._fds.extend(fds)
 
     def next(self) -> dict[str, Any] | None:
-        """The next complete message. Raises ``protocol_violation``, after which the connection is useless."""
+        """The next complete message. Raises ``protocol_violation``, after which the
+        connection is useless."""
         end = self._buffer.find(b"\n", self._scanned)
         if end < 0:
             self._scanned = len(self._buffer)
@@ -135,7 +142,8 @@ class ControlLines:
         return message
 
     def answer(self, method: str, message: dict[str, Any]) -> tuple[Any, list[int]]:
-        """Returns the result, and the descriptors that came with it, which the caller owns. Raises the daemon's error."""
+        """Returns the result, and the descriptors that came with it, which the caller owns. Raises
+        the daemon's error."""
         if "error" in message:
             error = message["error"] if isinstance(message["error"], dict) else {}
             data = error.get("data") or {}

@@ -1,4 +1,5 @@
-"""The control verbs, shared by the blocking and the asyncio client: requests, and parsing of answers."""
+"""The control verbs, shared by the blocking and the asyncio client: requests, and
+parsing of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Says where, and why, code cannot be captured as a CUDA graph, on a machine without a GPU as well as with one."""
+"""Says where, and why, code cannot be captured as a CUDA graph, on a machine without a GPU as
+well as with one."""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ from .findings import Report
 from .report import sarif, text
 
 _START_SECONDS = 600.0  #: for which Python may take to import PyTorch
-_GRACE_SECONDS = 30.0  #: after the deadline, for a callable that comes back to Python late, or takes no signal
-_BEGUN, _ENDED = b"b", b"e"  #: what the child says: the target's code begins (twice with --gpu), the report is printed
+#: After the deadline, for a callable that comes back to Python late, or takes no signal.
+_GRACE_SECONDS = 30.0
+#: What the child says: the target's code begins (twice with --gpu), the report is printed.
+_BEGUN, _ENDED = b"b", b"e"
 DONE, FOUND, FAILED = 0, 1, 2
 
 
@@ -82,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):
-                    stream.reconfigure(errors="backslashreplace")  # a report may have what the terminal cannot show
+                    # A report may have what the terminal cannot show.
+                    stream.reconfigure(errors="backslashreplace")
             status = _told(options, lambda: os.write(end, _BEGUN))
             sys.stdout.flush()
         except BaseException as error:
@@ -133,8 +137,8 @@ def _said(ended: int, child: int, options: argparse.Namespace) -> bytes:
 
 
 def _of_fleet(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Returns only on an error: otherwise this process becomes `bulkhead doctor`, which reads the fleet and starts the model's
-    interpreter."""
+    """Returns only on an error: otherwise this process becomes `bulkhead doctor`, which reads the
+    fleet and starts the model's interpreter."""
     program = shutil.which(
         "bulkhead", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     )
@@ -211,7 +215,9 @@ def _print(options: argparse.Namespace, report: Report, accepted: int = 0) -> No
 
 
 def _report(options: argparse.Namespace, begin: Callable[[], Any]) -> Report:
-    if options.gpu:  # otherwise a process that has asked whether there is a GPU leaves its children without a driver
+    # Otherwise a process that has asked whether there is a GPU leaves its children
+    # without a driver.
+    if options.gpu:
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         import torch

@@ -1,6 +1,6 @@
 """Accepted findings in a file, identified by code, file, function and source line, so that they
-survive edits elsewhere; equal ones are counted. A file is named relative to the baseline's folder: the working directory
-does not matter."""
+survive edits elsewhere; equal ones are counted. A file is named relative to the baseline's folder:
+the working directory does not matter."""
 
 from __future__ import annotations
 

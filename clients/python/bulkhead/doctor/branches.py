@@ -1,5 +1,6 @@
-"""Chooses a run's path when an unknown value decides: the path of most runs. The body of an `if` is skipped, unless its
-`else` leaves (return, break, continue, raise); an assertion holds; a loop runs a few times."""
+"""Chooses a run's path when an unknown value decides: the path of most runs. The body of an `if`
+is skipped, unless its `else` leaves (return, break, continue, raise); an assertion holds; a loop
+runs a few times."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import Iterator
 from .source import Place, absolute, around, expression_at, frames, parsed, statement_of
 
 _ROUNDS = 2
-#: Reads at one line in a loop, after which the value that may end it is returned: the read may be in a
-#: called function.
+#: Reads at one line in a loop, after which the value that may end it is returned: the read may be
+#: in a called function.
 _PATIENCE = 32
 _CALLERS_MAX = 4  #: functions on the stack whose comparisons are examined
 _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
@@ -59,8 +60,9 @@ def is_long(count: int) -> bool:
 
 
 def ending(count: int) -> int | float | None:
-    """A number that may end the loop around the read: one that the functions on the stack compare with, in turn. Each
-    is returned twice, because two reads of a line may be compared. None outside `while` loops."""
+    """A number that may end the loop around the read: one that the functions on the stack compare
+    with, in turn. Each is returned twice, because two reads of a line may be compared. None outside
+    `while` loops."""
     if not _in_loop(ast.While):
         return None
     asked = list(dict.fromkeys([*_compared(), *_ENDING[:1]]))

@@ -25,7 +25,8 @@ OF_CLASS = ("--inputs names a function of the device that returns (arguments of 
 
 @dataclass(frozen=True)
 class Deferred:
-    """A callable imported once the run has begun, so that what its module does with `torch.cuda` uses the same fake GPU."""
+    """A callable imported once the run has begun, so that what its module does with `torch.cuda`
+    uses the same fake GPU."""
 
     load: Callable[[], Any]
 
@@ -70,7 +71,8 @@ def called(step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 async def _kept(kept: list[Any], result: Any) -> None:
-    """Keeps what it gives out of the task's result, whose text asyncio makes, which would read a tensor."""
+    """Keeps what it gives out of the task's result, whose text asyncio makes, which would
+    read a tensor."""
     if inspect.isasyncgen(result):
         kept += [item async for item in result]
     else:
@@ -86,7 +88,8 @@ class _Context(LocalContext):
 
     def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float] | None = None,
               name: str = "") -> Callable[..., Any]:  # fmt: skip
-        self.steps += [(fn, (), dict(bucket)) for bucket in buckets[:1]]  # buckets differ only in shapes
+        # Buckets differ only in shapes.
+        self.steps += [(fn, (), dict(bucket)) for bucket in buckets[:1]]
         return fn
 
 

@@ -80,11 +80,13 @@ _CAUSES = (
 )
 
 
-OUT_OF_MEMORY = "out_of_memory"  #: the cause of a capture that fails whatever its lines do; no finding
+#: The cause of a capture that fails whatever its lines do; no finding.
+OUT_OF_MEMORY = "out_of_memory"
 
 
 def explain(error: BaseException, target: Place | None = None) -> Finding | None:
-    """The cause of a failed capture, at the innermost user line, else at ``target``; None if there is neither."""
+    """The cause of a failed capture, at the innermost user line, else at ``target``; None if
+    there is neither."""
     place = place_of(error) or target
     if place is None:
         return None
@@ -109,7 +111,8 @@ def explain(error: BaseException, target: Place | None = None) -> Finding | None
 def _cause(place: Place, text: str) -> tuple[str, str]:
     statement = statement_at(place.file, place.line)
     line = place.text
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):  # of the target: the error came through no line
+    # Of the target: the error came through no line.
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         line = ""
     elif isinstance(statement, (ast.If, ast.While)):  # not their bodies
         line = ast.unparse(statement.test)
@@ -129,8 +132,9 @@ def _cause(place: Place, text: str) -> tuple[str, str]:
 
 @dataclass
 class Captured:
-    """``eager_ms`` and ``replay_ms`` are medians; ``replay_ms`` is 0 if the capture failed. ``idle_ms``:
-    the GPU's idle time between kernels in an eager call. ``costs`` are per line with a finding."""
+    """``eager_ms`` and ``replay_ms`` are medians; ``replay_ms`` is 0 if the capture failed.
+    ``idle_ms``: the GPU's idle time between kernels in an eager call. ``costs`` are per line
+    with a finding."""
 
     failure: Finding | None = None
     error: str = ""
@@ -158,8 +162,9 @@ class Captured:
 def capture(
     step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device: str = "cuda", target: Place | None = None
 ) -> Captured:
-    """Warms up, measures, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``. Keeps the graph until the process
-    ends. ``target``: where a failure is told that came through no user line."""
+    """Warms up, measures, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``.
+    Keeps the graph until the process ends. ``target``: where a failure is told that came
+    through no user line."""
     result = Captured()
     main, side = cuda.current_stream(), cuda.Stream()
     side.wait_stream(main)

@@ -47,7 +47,8 @@ _REDUCE_OVERHEAD = {
 
 
 def tell(found: Findings, said: list[Said], target: Place) -> list[Note]:
-    """Adds what the compiler said of a line to a finding of that line. Returns the rest, one note for each line."""
+    """Adds what the compiler said of a line to a finding of that line. Returns the rest, one note
+    for each line."""
     notes: dict[tuple[str, int], Note] = {}
     for place, text in said:
         place = place or target
@@ -97,7 +98,8 @@ def _forget_functions() -> None:
 
 @contextlib.contextmanager
 def _skipped_frames(said: list[Said]) -> Iterator[None]:
-    """Collects the functions that Dynamo leaves to Python altogether: these break no graph, as they have none."""
+    """Collects the functions that Dynamo leaves to Python altogether: these break no graph, as
+    they have none."""
 
     def skipped(error: Exception, code: CodeType, *unused: Any) -> str:
         place = _innermost(getattr(error, "real_stack", None)) or line_place(code.co_filename, code.co_firstlineno, code.co_name)
@@ -124,7 +126,8 @@ def _compile(said: list[Said], graph: Any, inputs: Any) -> Any:
 
 
 def _lower(said: list[Said], graph: Any, inputs: Any, **options: Any) -> Any:
-    """Inductor's compiler of one graph, without code generation. The graph itself then runs on the fake tensors."""
+    """Inductor's compiler of one graph, without code generation. The graph itself then runs on
+    the fake tensors."""
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._inductor import compile_fx, cudagraph_utils
     from torch._inductor.debug import DebugContext
@@ -149,8 +152,8 @@ def _without_code(graph: Any) -> Any:
 
 
 def _changed_inputs(graph: Any, static: Any) -> list[int]:
-    """The inputs that the graph writes, except parameters and buffers, whose addresses stay: a replay would write to an old
-    address."""
+    """The inputs that the graph writes, except parameters and buffers, whose addresses stay: a
+    replay would write to an old address."""
     copy_ = torch.ops.aten.copy_.default
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     return [index for index, node in enumerate(inputs)
@@ -208,7 +211,8 @@ def _name(function: str) -> str:
 
 @contextlib.contextmanager
 def _stand_in_values(mode: Any) -> Iterator[None]:
-    """At a graph break, the code between two graphs runs with fake tensors: lets it read stand-in values."""
+    """At a graph break, the code between two graphs runs with fake tensors: lets it read
+    stand-in values."""
     aten = torch.ops.aten
     table = fake_impls.op_implementations_dict
 

@@ -36,9 +36,10 @@ Span = tuple[float, float]  #: begin and end in microseconds
 
 @dataclass
 class Cost:
-    """Costs of one line. ``held_ms``: the host's time in it. ``saved_ms``: the time that a call saves if
-    the line's reads and copies return an earlier call's values; None if it has none to replace.
-    ``idle_ms``: the GPU's wait for its next kernel after one that ended while the host was in the line."""
+    """Costs of one line. ``held_ms``: the host's time in it. ``saved_ms``: the time that a call
+    saves if the line's reads and copies return an earlier call's values; None if it has none to
+    replace. ``idle_ms``: the GPU's wait for its next kernel after one that ended while the host was
+    in the line."""
 
     held_ms: float = 0.0
     saved_ms: float | None = None
@@ -166,7 +167,8 @@ def _saved(step: Step, line: Line, with_all: float, cuda: Any) -> float | None:
 
 
 class _Answers(TorchDispatchMode):  # type: ignore[misc]
-    """Records one line's reads and copies between host and GPU. While ``answering``, returns the recorded values."""
+    """Records one line's reads and copies between host and GPU. While ``answering``, returns the
+    recorded values."""
 
     def __init__(self, line: Line) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Finds where a step draws Python's random numbers, or numpy's: a replayed graph keeps those of its capture."""
+"""Finds where a step draws Python's random numbers, or numpy's: a replayed graph keeps those
+of its capture."""
 
 from __future__ import annotations
 

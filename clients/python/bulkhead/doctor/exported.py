@@ -17,7 +17,8 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 class Program:
-    """Callable as the exported function was. Errors: input_invalid for a file that is not an exported program."""
+    """Callable as the exported function was. Errors: input_invalid for a file that is not an
+    exported program."""
 
     def __init__(self, file: Path) -> None:
         self.__qualname__, self._file = file.name, str(file)

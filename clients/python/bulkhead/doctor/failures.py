@@ -12,7 +12,8 @@ from .source import one_line, place_of, short
 _OF_FAKE_TENSORS = re.compile(
     r"NVIDIA driver|driver version is insufficient|FakeTensor|its data is not allocated|aten\.\w+\.\w+$|on device \"meta\""
 )
-#: Lines of the doctor that give PyTorch, or the target, what the target gave: what these raise is the target's.
+#: Lines of the doctor that give PyTorch, or the target, what the target gave: what these raise
+#: is the target's.
 _PASSED_ON = re.compile(r"\bargs\b|\braise\b|\(DEVICE\)|made\(\)")
 _FOLDER = os.path.dirname(os.path.realpath(__file__)) + os.sep
 
@@ -60,7 +61,8 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
 
 
 def _of_the_doctor(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame, if it is the doctor's: its own mistake, unless PyTorch refuses there what the target asks of it."""
+    """The innermost frame, if it is the doctor's: its own mistake, unless PyTorch refuses there
+    what the target asks of it."""
     last = next(reversed(traceback.extract_tb(error.__traceback__)), None)
     if last is None or isinstance(error, RuntimeError) or _PASSED_ON.search(last.line or ""):
         return None

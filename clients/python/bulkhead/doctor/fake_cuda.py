@@ -1,4 +1,5 @@
-"""Stand-ins for what `torch.cuda` cannot do without a GPU, and for calls that must be observed with one.
+"""Stand-ins for what `torch.cuda` cannot do without a GPU, and for calls that must be
+observed with one.
 
 Without them user code takes its CPU branch, or raises. They answer like one idle GPU, and report
 calls that matter to a capture to `observe`.
@@ -166,8 +167,9 @@ class _Recorded:
 
 
 class Streams:
-    """Each thread's current stream, and what each stream waits for. A capture reaches a stream through an event of a
-    stream it has already reached; the main stream must wait for that stream's last operator."""
+    """Each thread's current stream, and what each stream waits for. A capture reaches a stream
+    through an event of a stream it has already reached; the main stream must wait for that stream's
+    last operator."""
 
     def __init__(self, observe: Observe) -> None:
         self.main, self.default = Stream(), Stream()  #: a capture runs on its own stream
@@ -196,7 +198,8 @@ class Streams:
         self._of(stream).entered = here()
 
     def work(self, is_read: bool) -> None:
-        """Counts an operator of the step on the current stream. What another thread reads is a finding by itself."""
+        """Counts an operator of the step on the current stream. What another thread reads is a
+        finding by itself."""
         work = self._of(self.current)
         if is_read and self._is_threads_own(self.current, work):
             return
@@ -264,11 +267,13 @@ def _always(answer: Any) -> Any:
 
 
 class _Moved:
-    """What `Module._apply` calls for each tensor. Tied tensors stay tied across all modules of one call."""
+    """What `Module._apply` calls for each tensor. Tied tensors stay tied across all
+    modules of one call."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        self._made: dict[int, tuple[Any, Any]] = {}  #: by id; holds the tensor, so that its id is not reused
+        #: By id; holds the tensor, so that its id is not reused.
+        self._made: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, tensor: Any) -> Any:
         if id(tensor) not in self._made:
@@ -361,7 +366,8 @@ class StandIns(contextlib.ExitStack):
             self._set(accelerator, "is_available", _always(True))
             self._set(accelerator, "current_accelerator", _always(torch.device("cuda")))
             for name in ("synchronize", "current_stream", "set_stream"):
-                self._set(accelerator, name, functools.partial(answered[name]))  # Dynamo's table wants a function once
+                # Dynamo's table wants a function once.
+                self._set(accelerator, name, functools.partial(answered[name]))
         self._set(torch, "Generator", CudaGenerator)
         self._set(torch, "Stream", Stream)
         self._set(torch, "Event", Event)
@@ -369,7 +375,8 @@ class StandIns(contextlib.ExitStack):
         seed = torch.manual_seed
         self._set(torch, "manual_seed", _seeding(observe, seed))
         self._set(torch.nn.Module, "_apply", _apply)
-        self._set(torch.Tensor, "record_stream", lambda tensor, stream: None)  # its own takes no stand-in
+        # Its own takes no stand-in.
+        self._set(torch.Tensor, "record_stream", lambda tensor, stream: None)
         if hasattr(fake_tensor, "init_gpu_context"):
             self._set(fake_tensor, "init_gpu_context", _always(None))  # would make a tensor there
         if hasattr(fake_tensor.FakeTensorMode, "avoid_device_init"):

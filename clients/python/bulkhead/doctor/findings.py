@@ -34,7 +34,8 @@ SEVERITIES = {
 }
 
 
-_OF_A_LINE = (PYTHON_STATE, HIDDEN_SETTING, DUCK_TYPED_CACHE)  #: found twice in a line, by what runs and by its source
+#: Found twice in a line, by what runs and by its source.
+_OF_A_LINE = (PYTHON_STATE, HIDDEN_SETTING, DUCK_TYPED_CACHE)
 
 Key = tuple[str, int, str, int]
 
@@ -46,7 +47,8 @@ def key(code: str, file: str, line: int, column: int) -> Key:
 
 @dataclass(frozen=True)
 class Finding:
-    """``line`` and ``column`` count from 1; ``path`` is the chain of calls to the place, outermost first."""
+    """``line`` and ``column`` count from 1; ``path`` is the chain of calls to the place,
+    outermost first."""
 
     code: str
     severity: str
@@ -72,7 +74,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Note:
-    """What torch.compile says of a place that has no finding; ``line`` is 0 where only the target is known."""
+    """What torch.compile says of a place that has no finding; ``line`` is 0 where only the
+    target is known."""
 
     file: str
     line: int
@@ -83,14 +86,15 @@ class Note:
 
 @dataclass
 class Report:
-    """``skipped`` names what could not be examined, and why. ``error`` says why the run ended early;
-    empty if it did not."""
+    """``skipped`` names what could not be examined, and why. ``error`` says why the run ended
+    early; empty if it did not."""
 
     target: str
     findings: list[Finding] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    captures: list[dict[str, Any]] = field(default_factory=list)  #: of a real GPU: `capture.Captured`
+    #: Of a real GPU: `capture.Captured`.
+    captures: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     remedy: str = ""  #: of the error
     calls: int = 0  #: calls that ended by themselves

@@ -1,4 +1,5 @@
-"""The two modes that watch a run: every tensor operator, and Python functions that reach no operator."""
+"""The two modes that watch a run: every tensor operator, and Python functions that
+reach no operator."""
 
 from __future__ import annotations
 
@@ -27,12 +28,13 @@ from .watch import INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin
 _READING_KERNELS = frozenset((
     "_linalg_check_errors",  # of `torch.linalg.inv` and its like: asks whether any code is not zero
     "_linalg_svd", "_linalg_eigh",  # the same, within: BatchLinearAlgebra.cpp
-    "linalg_eig", "_linalg_eigvals",  # computed on the host, or asked for convergence: BatchLinearAlgebra.cpp
+    # Computed on the host, or asked for convergence: BatchLinearAlgebra.cpp.
+    "linalg_eig", "_linalg_eigvals",
     "linalg_matrix_exp",  # the norm decides the degree on the host: LinearAlgebra.cpp, mexp_impl
 ))  # fmt: skip
 _INDEX_PUTS = ("index_put", "index_put_", "_index_put_impl_")
-#: Operators that copy a CPU tensor without dimensions to the GPU, where others take it as a number: TensorCompare.cpp,
-#: where_self_out, and TensorAdvancedIndexing.cpp.
+#: Operators that copy a CPU tensor without dimensions to the GPU, where others take it as a number:
+#: TensorCompare.cpp, where_self_out, and TensorAdvancedIndexing.cpp.
 _COPYING = ("where", *_INDEX_PUTS)
 _LIST_ELEMENTS_MAX = 1 << 24  #: of a list that stands in for unknown values
 _STAND_IN_ROWS = 2  #: of a result whose number of rows is unknown
@@ -83,7 +85,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 result = function(*args, **kwargs)
                 result._doctor_pinned = True
                 return result
-            if name == "asarray" and args and isinstance(args[0], torch.UntypedStorage):  # how safetensors maps a file
+            # How safetensors maps a file.
+            if name == "asarray" and args and isinstance(args[0], torch.UntypedStorage):
                 with no_dispatch():
                     return function(*args, **kwargs)
             if (
@@ -119,7 +122,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         return f"tensor(…, size={tuple(tensor.shape)})"
 
     def _pickled(self, tensor: Any, protocol: int) -> Any:
-        """What `pickle` and `torch.save` take of a tensor: its values, or a zero for all of them."""
+        """What `pickle` and `torch.save` take of a tensor: its values, or a zero
+        for all of them."""
         if _is_copied_shallowly():
             return torch.ops.aten.alias.default, (tensor,)
         if tensor.device.type == "cuda":
@@ -158,7 +162,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         if value is not None and (not assumed or not value.numel()):
             read = values.ask(lambda one: one.tolist(), value)
             if tensor.device.type == "cuda":
-                read = copy.deepcopy(self._watch.answer(read, tensor.dtype, True))  # the user may change it
+                # The user may change it.
+                read = copy.deepcopy(self._watch.answer(read, tensor.dtype, True))
         else:
             item = self._watch.answer(
                 None if value is None else values.ask(lambda one: one.flatten()[0].item(), value), tensor.dtype, True, assumed
@@ -253,7 +258,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         if source.device.type == "cpu" and to == "cuda":
             self._watch.copied(source, is_pinned(source), waits)
         elif source.device.type == "cuda" and to == "cpu" and (waits or into is None or not is_pinned(into)):
-            self._watch.read(is_copy=True)  # a capture accepts a copy into pinned memory without a wait
+            # A capture accepts a copy into pinned memory without a wait.
+            self._watch.read(is_copy=True)
 
     def _meet(self, name: str, args: Any, kwargs: Any) -> Any:
         """Reports CPU tensors, then treats them as GPU tensors, so that the run can go on."""
@@ -284,7 +290,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         dynamic = self._dynamic(name, args, kwargs)
         if dynamic is not None:
             return dynamic
-        # It is for CUDA alone, and has no fake implementation: (new state, workspace of five gates).
+        # It is for CUDA alone, and has no fake implementation: (new state, workspace
+        # of five gates).
         if name == "_thnn_fused_gru_cell":
             return torch.empty_like(args[2]), args[2].new_empty((args[2].shape[0], 5 * args[2].shape[1]))
         try:
@@ -308,7 +315,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         ) from error
 
     def _dynamic(self, name: str, args: Any, kwargs: Any) -> Any:
-        """The result of an operator whose shape depends on values: computed from known values, else with a few rows."""
+        """The result of an operator whose shape depends on values: computed from known values, else
+        with a few rows."""
         first: Any = args[0] if args else None
         shape: tuple[int, ...] = ()
         if name == "nonzero" or name == "nonzero_numpy":
@@ -446,20 +454,24 @@ def _kernel_reads(name: str, function: Any, args: Any, kwargs: Any) -> bool:
         return isinstance(given.get("std"), torch.Tensor)
     if name == "histc":  # bounds that are equal are those of the values: SummaryOps.cu
         return bool(given.get("min", 0) == given.get("max", 0))
-    if name.startswith(("masked_fill", "index_fill")):  # takes it with item(): masked_fill__cuda, index_fill_; pytorch#190512
+    # Takes it with item(): masked_fill__cuda, index_fill_; pytorch#190512.
+    if name.startswith(("masked_fill", "index_fill")):
         return isinstance(value := given.get("value"), torch.Tensor) and value.device.type == "cuda"
-    if name == "isin":  # sorts what is unique of both, for many: TensorCompare.cpp, isin_Tensor_Tensor_out
-        elements, tested = given.get("elements"), given.get("test_elements")  # one may be a number, under another name
+    # Sorts what is unique of both, for many: TensorCompare.cpp, isin_Tensor_Tensor_out.
+    if name == "isin":
+        # One may be a number, under another name.
+        elements, tested = given.get("elements"), given.get("test_elements")
         if not isinstance(tested, torch.Tensor) or given.get("assume_unique"):
             return False
         count = elements.numel() if isinstance(elements, torch.Tensor) else 1
         return count > 0 and tested.numel() >= int(10.0 * count**0.145)
-    return name in _READING_KERNELS or given.get("check_errors") is True  # of `torch.linalg.inv_ex` and its like
+    # Of `torch.linalg.inv_ex` and its like.
+    return name in _READING_KERNELS or given.get("check_errors") is True
 
 
 def _fills_mask(args: Any) -> bool:
-    """Whether `index_put` becomes `masked_fill`, which takes the number as it is: see canDispatchToMaskedFill
-    in TensorAdvancedIndexing.cpp."""
+    """Whether `index_put` becomes `masked_fill`, which takes the number as it is: see
+    canDispatchToMaskedFill in TensorAdvancedIndexing.cpp."""
     indices = [one for one in args[1] if isinstance(one, torch.Tensor)]
     value = args[2]
     return (

@@ -1,4 +1,5 @@
-"""Finds Python numbers that become part of a captured graph, by comparing the operators of two calls."""
+"""Finds Python numbers that become part of a captured graph, by comparing the
+operators of two calls."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from .watch import INTERNAL, Kernel, Watch
 _NUMBERS_MAX = 32  #: maximum of varied numbers, each in its own call
 _DEPTH_MAX = 4  #: of objects within objects
 _ARGUMENT = "comes from an argument"
-#: Parameters of sampling and guidance, which users change from call to call wherever they keep them.
+#: Parameters of sampling and guidance, which users change from call to call wherever
+#: they keep them.
 _SAMPLING = frozenset(
     "temperature top_p top_k min_p typical_p repetition_penalty presence_penalty frequency_penalty length_penalty "
     "guidance_scale cfg_scale cfg_weight exaggeration strength noise_scale length_scale".split()
@@ -46,12 +48,14 @@ _COMPARISONS = frozenset(
 )
 
 
-#: Of `y[0] = number`, `y[mask] = number`: PyTorch makes a tensor of the number, whose value the kernel takes.
+#: Of `y[0] = number`, `y[mask] = number`: PyTorch makes a tensor of the number, whose value
+#: the kernel takes.
 _ASSIGNMENTS = frozenset(("fill_", "copy_", "index_put_"))
 
 
 def taken(name: str, leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """The numbers among the arguments of an operator, and those that an assignment has made tensors of."""
+    """The numbers among the arguments of an operator, and those that an assignment has
+    made tensors of."""
     return tuple(
         value for value in (_assigned(leaf) if name in _ASSIGNMENTS else leaf for leaf in leaves)
         if isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -74,7 +78,8 @@ def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[
 
 
 def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
-    number = next((a for a, b in zip(one.scalars, other.scalars) if a != b and not (a != a and b != b)), None)  # NaN equals NaN here
+    # NaN equals NaN here.
+    number = next((a for a, b in zip(one.scalars, other.scalars) if a != b and not (a != a and b != b)), None)
     if number is not None and one.place is not None:
         use = use_of(one.place)
         found.add(findings.BAKED_CONSTANT, findings.STALE, one.place,
@@ -84,11 +89,12 @@ def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
 
 def vary(found: Findings, watch: Watch, draws: Draws, call: Step, variables: Mapping[str, Any], files: Collection[str],
          earlier: Sequence[Kernel], last: Sequence[Kernel]) -> None:  # fmt: skip
-    """Makes one more call for each number that a caller may change, with that number changed. A number that changes
-    shapes, or the count of operators, only selects a graph. Shapes and numbers that differ between the first two
-    calls (a growing cache) are ignored.
+    """Makes one more call for each number that a caller may change, with that number changed. A
+    number that changes shapes, or the count of operators, only selects a graph. Shapes and numbers
+    that differ between the first two calls (a growing cache) are ignored.
 
-    ``variables``: what the step can reach beside its arguments. ``files``: those of the user that ran."""
+    ``variables``: what the step can reach beside its arguments. ``files``: those of the
+    user that ran."""
     if [one.where for one in earlier] != [one.where for one in last]:
         earlier = last
     step, args, kwargs = call
@@ -123,7 +129,8 @@ class _Number:
 
 
 def _given(step: Any, args: Any, kwargs: Any) -> Iterator[_Number]:
-    """The numbers among the arguments, and those of their defaults that are parameters of a sampler."""
+    """The numbers among the arguments, and those of their defaults that are
+    parameters of a sampler."""
     leaves, spec = tree_flatten((args, kwargs))
     for index, leaf in enumerate(leaves):
         if _is_number(leaf):
@@ -137,7 +144,8 @@ def _given(step: Any, args: Any, kwargs: Any) -> Iterator[_Number]:
 
 
 def _kept(variables: Mapping[str, Any], args: Any, kwargs: Any, files: Collection[str]) -> Iterator[_Number]:
-    """The numbers that a caller may change in objects: those among the arguments, and those that the step keeps."""
+    """The numbers that a caller may change in objects: those among the arguments, and those that
+    the step keeps."""
     assigned = frozenset[str]().union(*(_assigned_in(file) for file in files if "-packages" + os.sep not in file))
     seen: set[int] = set()
     for is_given, roots in ((True, tree_leaves((args, kwargs))), (False, variables.values())):
@@ -156,7 +164,8 @@ def _kept(variables: Mapping[str, Any], args: Any, kwargs: Any, files: Collectio
 
 
 def _has_parts(owner: Any, depth: int) -> bool:
-    """Whether it is a container, or an object of the user's class. What an installed package keeps is fixed with the model."""
+    """Whether it is a container, or an object of the user's class. What an installed package keeps
+    is fixed with the model."""
     if isinstance(owner, (list, tuple, dict)):
         return depth > 0  # the arguments' own are gone through by their leaves
     return isinstance(owner, (types.SimpleNamespace, torch.nn.Module)) or is_of_user(owner)
@@ -174,7 +183,8 @@ def _parts(owner: Any) -> list[tuple[Any, Any]]:
 
 
 def _may_change(owner: Any, name: Any, is_given: bool, assigned: Collection[str]) -> bool:
-    """Whether a caller may change the number from call to call; others, such as eps, a dimension or a scale, are the model's."""
+    """Whether a caller may change the number from call to call; others, such as eps, a dimension or
+    a scale, are the model's."""
     if name in _SAMPLING:
         return "attention" not in type(owner).__name__.lower()
     if is_given:
@@ -184,7 +194,8 @@ def _may_change(owner: Any, name: Any, is_given: bool, assigned: Collection[str]
 
 @functools.lru_cache(maxsize=None)
 def _assigned_in(file: str) -> frozenset[str]:
-    """The attributes that a file assigns of what has a name of its own: `model.scale = …`, unless an `__init__` does."""
+    """The attributes that a file assigns of what has a name of its own: `model.scale = …`, unless
+    an `__init__` does."""
     return frozenset(
         node.attr
         for node, function in named(tree(file), "")
@@ -195,7 +206,8 @@ def _assigned_in(file: str) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=None)
 def _set_by_methods(kind: type) -> frozenset[str]:
-    """The attributes that methods of the class are there to set: `set_scale`, and setters of properties."""
+    """The attributes that methods of the class are there to set: `set_scale`, and setters
+    of properties."""
     found: set[str] = set()
     for one in kind.__mro__:
         codes = [value.__code__ for value in vars(one).values() if inspect.isfunction(value)]
@@ -275,7 +287,8 @@ def _others(number: Any) -> Iterator[Any]:
 
 
 def trace(watch: Watch, draws: Draws, step: Any, args: Any, kwargs: Any) -> list[Kernel] | None:
-    """The operators of a call with the latest call's random numbers, whose findings are discarded; None if it raises."""
+    """The operators of a call with the latest call's random numbers, whose findings are discarded;
+    None if it raises."""
     draws.restore()
     kept, watch.found = watch.found, Findings()
     watch.begin_call()

@@ -7,7 +7,8 @@ import re
 
 from .source import Use
 
-_LINALG = re.compile(r"torch\.linalg\.(inv|solve|cholesky|lu_factor|ldl_factor)\(")  #: those that have a form without the read
+#: Those that have a form without the read.
+_LINALG = re.compile(r"torch\.linalg\.(inv|solve|cholesky|lu_factor|ldl_factor)\(")
 _ATTRIBUTE = re.compile(r"self\.(\w+) = ")
 
 # : Readable names for the uses of a value.
@@ -109,7 +110,8 @@ class _OnDevice(ast.NodeTransformer):
 
 
 def condition(use: Use) -> str:
-    """The boolean tensor that decides an `if`, `while` or `assert`; of `and` and `or` the part that was read."""
+    """The boolean tensor that decides an `if`, `while` or `assert`; of `and` and `or` the part
+    that was read."""
     try:
         node: ast.expr = ast.parse(use.around, mode="eval").body
     except SyntaxError:  # the text was truncated
@@ -172,7 +174,8 @@ def _greater(text: str) -> str | None:
     return made + "".join(f".clamp({'min' if name == 'max' else 'max'}={ast.unparse(one)})" for one in numbers)
 
 
-_WITHOUT_DEVICE = re.compile(r"torch\.(\w*Tensor|from_numpy|frombuffer)\(")  #: they take no device of a GPU
+#: They take no device of a GPU.
+_WITHOUT_DEVICE = re.compile(r"torch\.(\w*Tensor|from_numpy|frombuffer)\(")
 _MOVED = re.compile(r"\.to\((?:device=)?([\w.]*\bdevice)\b")
 _LIKE = re.compile(r"dtype=([\w.]+)\.dtype")  #: of a tensor of the step
 _FACTORIES = tuple("arange zeros ones full empty rand randn randint randperm linspace logspace eye hann_window".split())

@@ -1,4 +1,5 @@
-"""Runs a callable under watch: makes it and calls it a few times with fake GPU tensors, and reports the findings."""
+"""Runs a callable under watch: makes it and calls it a few times with fake GPU tensors, and
+reports the findings."""
 
 from __future__ import annotations
 
@@ -49,13 +50,15 @@ class Expired(BaseException):
 def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, options: Mapping[str, Any] | None = None,
              compiler: bool = False, gpu: bool = False, deadline: float = 0, name: str = "",
              begin: Callable[[], None] = lambda: None) -> Report:  # fmt: skip
-    """Calls ``target`` with what ``factory("cuda")`` returns: a tuple of arguments, a dictionary of named ones, or one
-    argument. For a class the factory returns (arguments of the constructor, arguments of the call).
+    """Calls ``target`` with what ``factory("cuda")`` returns: a tuple of arguments, a dictionary of
+    named ones, or one argument. For a class the factory returns (arguments of the constructor,
+    arguments of the call).
 
-    ``target`` may also be an ``exported.Program``, or an engine's class if ``options`` is not None. ``gpu`` also
-    captures the step on this machine's GPU; ``compiler`` adds torch.compile's findings. ``deadline`` is in seconds, 0
-    for none; it works on the main thread, and ``begin`` is called where it begins, before any code of the target's.
-    Computes and allocates nothing but small tensors.
+    ``target`` may also be an ``exported.Program``, or an engine's class if ``options`` is not None.
+    ``gpu`` also captures the step on this machine's GPU; ``compiler`` adds torch.compile's
+    findings. ``deadline`` is in seconds, 0 for none; it works on the main thread, and ``begin`` is
+    called where it begins, before any code of the target's. Computes and allocates nothing but
+    small tensors.
     """
     report = Report(name or getattr(target, "__qualname__", type(target).__name__))
     run = _Run(target, factory, options, compiler, report)
@@ -69,7 +72,8 @@ def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, option
 
 
 def _elsewhere(examine: Callable[[], None], report: Report, deadline: float, begin: Callable[[], None] = lambda: None) -> None:
-    """Runs in a child process, before CUDA starts here: the capture must not meet fake tensors kept in globals."""
+    """Runs in a child process, before CUDA starts here: the capture must not meet fake tensors
+    kept in globals."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -97,8 +101,9 @@ def _elsewhere(examine: Callable[[], None], report: Report, deadline: float, beg
 
 
 def _hide_gpu(target: str) -> None:
-    """Fake tensors then ask no driver: one that this process's parent has started refuses a child, even the device of an index.
-    Errors: input_invalid if the parent has counted its GPUs, as `torch.cuda.is_available()` does."""
+    """Fake tensors then ask no driver: one that this process's parent has started refuses a child,
+    even the device of an index. Errors: input_invalid if the parent has counted its GPUs, as
+    `torch.cuda.is_available()` does."""
     if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):  # older fake tensors need the driver
         return
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -111,7 +116,8 @@ def _hide_gpu(target: str) -> None:
 
 
 def _warm_up() -> None:
-    """Imports what PyTorch needs for the first fake operator, so that the target's time excludes it."""
+    """Imports what PyTorch needs for the first fake operator, so that the target's
+    time excludes it."""
     with FakeTensorMode():
         torch.zeros(2, 2).sum()
 
@@ -173,7 +179,8 @@ class _Run:
         before, remedy = report.error, report.remedy
         report.error = ""
         self._capture(found)
-        if before and before != report.error:  # what the fake run could not do hides nothing, and is not hidden
+        # What the fake run could not do hides nothing, and is not hidden.
+        if before and before != report.error:
             report.error, report.remedy = f"{before}; on the GPU: {report.error or 'it ran'}", remedy
 
     def _capture(self, found: list[Finding]) -> None:
@@ -199,7 +206,8 @@ class _Run:
             self._factory = self._factory.load()
         if isinstance(self._target, calls.Deferred):
             self._target = self._target.load()
-            if isinstance(self._target, torch.nn.Module):  # imported for this run: nothing of the user's is changed
+            # Imported for this run: nothing of the user's is changed.
+            if isinstance(self._target, torch.nn.Module):
                 self._target = self._target.to(DEVICE).eval()
 
     def _made(self) -> list[Step]:
@@ -280,7 +288,8 @@ class _Run:
         numbers.vary(self._found, self._watch, draws, (step, args, kwargs), roots(step, args, kwargs), files, *traces[-2:])
 
     def _drop_warm_up(self, keys: set[Any]) -> None:
-        """Drops findings of the first call alone in functions that ask whether they are captured."""
+        """Drops findings of the first call alone in functions that ask whether
+        they are captured."""
         for one in self._found.sorted():
             if one.key in keys and (one.file, one.function) in self._watch.asks_capture:
                 self._found.drop(one)
@@ -300,7 +309,8 @@ class _Run:
         return result
 
     def _tell_concatenations(self, result: Any, args: Any, kwargs: Any) -> None:
-        """Reports a cache that is an argument and is returned longer: the next call's argument has another shape."""
+        """Reports a cache that is an argument and is returned longer: the next call's argument has
+        another shape."""
         given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
         for leaf in tree_leaves(result):
             made: Concatenation | None = getattr(leaf, "_doctor_cat", None)
@@ -356,7 +366,8 @@ def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def of_modules(files: Collection[str]) -> dict[str, Any]:
-    """The variables of the user's own modules whose ``files`` ran; not those of installed packages."""
+    """The variables of the user's own modules whose ``files`` ran; not those of
+    installed packages."""
     found: dict[str, Any] = {}
     for module in filter(inspect.ismodule, list(sys.modules.values())):
         file = os.path.abspath(vars(module).get("__file__") or "")
@@ -378,8 +389,9 @@ def _variables(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def _kept_settings() -> Iterator[None]:
-    """Restores what user code sets: the environment, and the compiler's settings. Each run begins with the same random
-    numbers, which may decide a branch: two runs of the same code give the same report."""
+    """Restores what user code sets: the environment, and the compiler's settings. Each run
+    begins with the same random numbers, which may decide a branch: two runs of the same code
+    give the same report."""
     environment = dict(os.environ)
     compiler = {
         (config, name): getattr(config, name)
@@ -389,7 +401,8 @@ def _kept_settings() -> Iterator[None]:
     }
     random = torch.random.get_rng_state()
     torch.random.default_generator.manual_seed(0)
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # transformers would move weights in threads, which know no fake tensors
+    # Transformers would move weights in threads, which know no fake tensors.
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     try:
         yield
     finally:
@@ -402,8 +415,8 @@ def _kept_settings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_process() -> Iterator[None]:
-    """Lets `os._exit` of user code raise SystemExit, so that what was found until then is told. In another process, or
-    thread, it ends the process."""
+    """Lets `os._exit` of user code raise SystemExit, so that what was found until then is told. In
+    another process, or thread, it ends the process."""
     running, end = (os.getpid(), threading.get_ident()), os._exit
 
     def ended(status: int) -> NoReturn:

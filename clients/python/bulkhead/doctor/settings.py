@@ -63,7 +63,8 @@ _WORDS = re.compile(
 
 def scan(found: Findings, executed: Executed) -> None:
     for file, lines in list(executed.items()):
-        if not _WORDS.search("".join(linecache.getlines(file))):  # an engine's load executes hundreds of files
+        # An engine's load executes hundreds of files.
+        if not _WORDS.search("".join(linecache.getlines(file))):
             continue
         called = {
             (function, node.func.attr)
@@ -82,7 +83,8 @@ def scan(found: Findings, executed: Executed) -> None:
 
 @contextlib.contextmanager
 def watched(found: Findings) -> Iterator[None]:
-    """Watches the settings that user code makes meanwhile, in any form: by another name, setattr, patch, update."""
+    """Watches the settings that user code makes meanwhile, in any form: by another name, setattr,
+    patch, update."""
 
     def set_config(config: Any, name: str, value: Any) -> None:
         hides = HIDING.get(name.split(".")[-1])
@@ -125,7 +127,8 @@ def _default(config: Any, name: str) -> Any:
 
 
 def left(found: Findings, target: Place) -> None:
-    """Reports hiding settings without a finding: code that did not run here made them before the run."""
+    """Reports hiding settings without a finding: code that did not run here made them
+    before the run."""
     told = " ".join(one.reason for one in found.sorted() if one.code == findings.HIDDEN_SETTING)
     for config in (dynamo, inductor):
         for name, entry in config._config.items():

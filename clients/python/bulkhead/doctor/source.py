@@ -32,7 +32,8 @@ _LIBRARIES = ("numpy", "triton", "functorch", "torchgen")
 
 @functools.lru_cache(maxsize=None)
 def is_users(file: str) -> bool:
-    """Whether the file is user code: a real file, not PyTorch's, the doctor's, or the standard library's."""
+    """Whether the file is user code: a real file, not PyTorch's, the doctor's, or the
+    standard library's."""
     if file.startswith("<"):
         return False
     path = os.path.abspath(file)
@@ -77,7 +78,8 @@ def code_of(step: Any) -> Any:
 
 @dataclass(frozen=True)
 class Place:
-    """A place in user code. ``column`` counts from 1; ``end_column`` is 0 if unknown or on another line."""
+    """A place in user code. ``column`` counts from 1; ``end_column`` is 0 if unknown or
+    on another line."""
 
     file: str
     line: int
@@ -108,7 +110,8 @@ def line_place(file: str, line: int, function: str, path: tuple[str, ...] = ()) 
 
 
 def short(file: str) -> str:
-    """A path as readers know it: relative to the working directory, unless that is /, or to where Python found the module."""
+    """A path as readers know it: relative to the working directory, unless that is /, or to where
+    Python found the module."""
     for site in ("site-packages/", "dist-packages/"):
         if site in file:
             return file.rsplit(site, 1)[1]
@@ -122,7 +125,8 @@ def short(file: str) -> str:
 
 
 _told: list[Place] = []
-_thread = threading.local()  #: .place: where this thread, or its work, was started; None of the step's own
+#: .place: where this thread, or its work, was started; None of the step's own.
+_thread = threading.local()
 
 
 @contextlib.contextmanager
@@ -137,7 +141,8 @@ def as_if(place: Place) -> Iterator[None]:
 
 @contextlib.contextmanager
 def started_at(place: Place | None) -> Iterator[None]:
-    """Attributes what runs meanwhile in this thread, and comes from no line of the user's, to the place that started it."""
+    """Attributes what runs meanwhile in this thread, and comes from no line of the user's, to the
+    place that started it."""
     before, _thread.place = getattr(_thread, "place", None), place
     try:
         yield
@@ -146,7 +151,8 @@ def started_at(place: Place | None) -> Iterator[None]:
 
 
 def here(frame: FrameType | None = None) -> Place | None:
-    """The innermost place of user code on the stack, or from ``frame`` outwards; None if there is none."""
+    """The innermost place of user code on the stack, or from ``frame`` outwards; None if
+    there is none."""
     if _told:
         return _told[-1]
     users, started = frames(frame), getattr(_thread, "place", None)
@@ -160,8 +166,8 @@ def here(frame: FrameType | None = None) -> Place | None:
 
 
 def frames(frame: FrameType | None = None) -> list[FrameType]:
-    """The user's frames below the doctor, innermost first, from ``frame`` outwards. If none has a file, those of
-    executed text."""
+    """The user's frames below the doctor, innermost first, from ``frame`` outwards. If none has a
+    file, those of executed text."""
     users: list[FrameType] = []
     of_text: list[FrameType] = []
     at: FrameType | None = frame or sys._getframe(1)
@@ -196,8 +202,8 @@ def name_of(code: CodeType) -> str:
 
 
 def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int]:
-    """Line, column and end column of an instruction; of one that asks whether a value is true, those of the value.
-    Python 3.10 only knows lines: then the statement's."""
+    """Line, column and end column of an instruction; of one that asks whether a value is true,
+    those of the value. Python 3.10 only knows lines: then the statement's."""
     if hasattr(code, "co_positions"):
         # Its own position is that of the statement, or of another operand.
         if dis.opname[code.co_code[instruction]] in _ASKS_TRUTH:
@@ -215,11 +221,13 @@ def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int
 _ASKS_TRUTH = frozenset(
     name for name in dis.opname if re.search("JUMP.*IF_(TRUE|FALSE)", name) or name in ("UNARY_NOT", "TO_BOOL")
 )
-_BETWEEN = ("CACHE", "COPY", "EXTENDED_ARG", "NOP")  #: instructions between the value and the question
+#: Instructions between the value and the question.
+_BETWEEN = ("CACHE", "COPY", "EXTENDED_ARG", "NOP")
 
 
 def tested(file: str, line: int, column: int, end: int) -> tuple[int, int, int]:
-    """The position of the condition, which is what is read, if the place is a whole `if`, `while` or `assert`."""
+    """The position of the condition, which is what is read, if the place is a whole `if`,
+    `while` or `assert`."""
     for statement in parsed(file).statements.get(line, ()):
         if isinstance(statement, (ast.If, ast.While, ast.Assert)) and (statement.lineno, statement.col_offset) == (
             line,
@@ -283,8 +291,9 @@ def statement_of(place: Place) -> ast.stmt | None:
 
 
 def tested_later(place: Place) -> tuple[str, str, int] | None:
-    """If the place's value is assigned to a name, or runs through a loop under it: that name, and its later test, or the
-    enclosing loop's, with the line. A name whose methods are asked is a tensor, whose test is a read of its own."""
+    """If the place's value is assigned to a name, or runs through a loop under it: that name, and
+    its later test, or the enclosing loop's, with the line. A name whose methods are asked is a
+    tensor, whose test is a read of its own."""
     statement = statement_of(place)
     target = (
         statement.targets[0]
@@ -344,7 +353,8 @@ def expression_at(place: Place) -> ast.expr | None:
 
 
 def use_of(place: Place, is_index: bool = False) -> Use:
-    """The use of the expression's value; ``is_index`` if the expression is a subscript that reads its index."""
+    """The use of the expression's value; ``is_index`` if the expression is a subscript that
+    reads its index."""
     node = expression_at(place)
     if node is None:
         return Use("value", place.text.strip() or place.function)

@@ -55,7 +55,8 @@ def snapshot(roots: dict[str, Any]) -> dict[Path, Seen]:
 
 
 def reached(roots: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """All objects that are reached from ``roots``. A tensor and a plain value come once for each path, others once."""
+    """All objects that are reached from ``roots``. A tensor and a plain value come once for each
+    path, others once."""
     visited: set[int] = set()
     waiting: deque[tuple[Path, Any]] = deque(((name,), value) for name, value in roots.items())
     count = 0
@@ -144,7 +145,8 @@ class Change:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it lies in an argument, and in no attribute: `name = …` is then another object."""
+        """Whether it lies in an argument, and in no attribute: `name = …` is then
+        another object."""
         return self.is_variable and self.path[0].startswith(("argument ", "default "))
 
 
@@ -176,7 +178,8 @@ def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -
 
 
 def tell(found: Findings, changed: list[Change], executed: Executed, target: Place) -> None:
-    """Reports at the lines that write the changed name; if there is none, at the target's definition."""
+    """Reports at the lines that write the changed name; if there is none, at the
+    target's definition."""
     for change in changed:
         places = list(_places(change, executed)) or (list(_places(change, executed, by_alias=True)) if change.is_argument else [])
         for place, written in places or [(target, change.owned)]:
@@ -192,7 +195,8 @@ def tell(found: Findings, changed: list[Change], executed: Executed, target: Pla
 
 
 def _places(change: Change, executed: Executed, by_alias: bool = False) -> Iterator[tuple[Place, str]]:
-    """With what each writes, in its own words. ``by_alias``: the lines that change an object under any name of a variable."""
+    """With what each writes, in its own words. ``by_alias``: the lines that change an object under
+    any name of a variable."""
     for file, lines in executed.items():
         for node, function in executed.nodes(file):
             if (
@@ -219,7 +223,8 @@ def _written(node: ast.AST, change: Change, by_alias: bool) -> str:
         parts = _targets(node, change)
     for part in parts:
         if _is_it(part, change, by_alias):
-            while change.is_container and isinstance(part, ast.Subscript):  # d[key] = …: the container, not what it holds
+            # d[key] = …: the container, not what it holds.
+            while change.is_container and isinstance(part, ast.Subscript):
                 part = part.value
             return ast.unparse(part)
     return ""

@@ -59,7 +59,8 @@ def _from_file(file: Path, what: str) -> Any:
     if not file.is_file():
         raise Error("input_invalid", f"{what}: there is no file {file}", "name a file of Python that is there")
     if str(file.parent.resolve()) not in sys.path:
-        sys.path.insert(0, str(file.parent.resolve()))  # so that it can import its neighbours, as a script can
+        # So that it can import its neighbours, as a script can.
+        sys.path.insert(0, str(file.parent.resolve()))
     name = f"doctored_{abs(hash(str(file.resolve())))}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,4 +1,5 @@
-"""Follows the step into the threads that it starts: the modes of PyTorch, and what Python traces, are each thread's own."""
+"""Follows the step into the threads that it starts: the modes of PyTorch, and what Python traces,
+are each thread's own."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _END_SECONDS = 1.0  #: for which the threads that a call has started are waited 
 
 
 class Threads:
-    """Threads and work of executors are watched if they are started while entered; of others their use of a tensor is told."""
+    """Threads and work of executors are watched if they are started while entered; of others their
+    use of a tensor is told."""
 
     def __init__(self, watch: Watch, fake: FakeTensorMode) -> None:
         self._watch, self._fake = watch, fake
@@ -36,7 +38,8 @@ class Threads:
         start, submit = threading.Thread.start, ThreadPoolExecutor.submit
 
         def started(one: Any) -> None:
-            if one._target is not thread._worker:  # of an executor, whose work is followed by itself
+            # Of an executor, whose work is followed by itself.
+            if one._target is not thread._worker:
                 one.run = self._followed(one.run, is_thread=True)
                 self._started.append(one)
             start(one)
@@ -108,7 +111,8 @@ class Threads:
             self._own.is_watched = False
 
     def _of_each_thread(self) -> property:
-        """Whether a kernel runs is asked of the mode by whoever asks for a tensor's device, in any thread."""
+        """Whether a kernel runs is asked of the mode by whoever asks for a tensor's device,
+        in any thread."""
         own = threading.local()
         return property(lambda mode: getattr(own, f"of_{id(mode)}", False), lambda mode, value: setattr(own, f"of_{id(mode)}", value))
 

@@ -34,7 +34,8 @@ def is_assumed(tensor: Any) -> bool:
 
 
 def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-    """Computes the result's value if all arguments have theirs. In-place operators change the kept values too."""
+    """Computes the result's value if all arguments have theirs. In-place operators change the
+    kept values too."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     changed = changed_arguments(function, args, kwargs)
     if all(known(tensor) is not None for tensor in tensors) and not tree_any(_is_large, result):
@@ -88,7 +89,8 @@ def ask(question: Any, value: Any) -> Any:
 
 
 def array(tensor: Any) -> Any:
-    """The value as numpy's array. An unknown one takes the memory of one element, if it is large."""
+    """The value as numpy's array. An unknown one takes the memory of one element,
+    if it is large."""
     import numpy
 
     value = known(tensor)

@@ -32,7 +32,8 @@ _FACTORIES = frozenset(
     "new_tensor".split()
 )
 _CHOSEN = "; here "
-_READ = re.compile(r"\.(item|tolist|cpu|numpy)\(\)$|^(int|float|bool)\(")  #: what gives the value itself
+#: What gives the value itself.
+_READ = re.compile(r"\.(item|tolist|cpu|numpy)\(\)$|^(int|float|bool)\(")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Origin:
     is_module: bool = False
     #: of a parameter or a buffer: the modules around it, and where each is made
     makers: tuple[tuple[Any, Place | None], ...] = ()
-    beside: tuple[Origin, ...] = ()  #: of the other tensors that the user made on the CPU, and that it was computed from
+    #: Of the other tensors that the user made on the CPU, and that it was computed from.
+    beside: tuple[Origin, ...] = ()
 
     @property
     def is_made(self) -> bool:
@@ -54,7 +56,8 @@ class Origin:
 
 
 def joined(origins: Sequence[Origin]) -> Origin | None:
-    """The origin of what is computed on the CPU from tensors with these: one that the user made, or gave, before others."""
+    """The origin of what is computed on the CPU from tensors with these: one that the user made, or
+    gave, before others."""
     if len(set(origins)) < 2:
         return next(iter(origins), None)
     alone = dict.fromkeys(replace(part, beside=()) for one in origins for part in (one, *one.beside))
@@ -83,25 +86,28 @@ class Concatenation:
 
 
 class CustomOperator(BaseException):
-    """An operator without a fake implementation: its result is not guessed. Not an ``Exception``, so that user code does
-    not catch it."""
+    """An operator without a fake implementation: its result is not guessed. Not an ``Exception``,
+    so that user code does not catch it."""
 
 
 class Watch:
-    """What one run of a callable shows. ``step`` is false while the callable and its arguments are made."""
+    """What one run of a callable shows. ``step`` is false while the callable and its
+    arguments are made."""
 
     def __init__(self, found: Findings, target: Place) -> None:
         self.found = found
         self.target = target
         self.streams: Streams  #: of the stand-ins
-        self.asks_capture: set[tuple[str, str]] = set()  #: functions that ask whether their stream is captured
+        #: Functions that ask whether their stream is captured.
+        self.asks_capture: set[tuple[str, str]] = set()
         self._call = 0
         self.step = False
         self.recording = False
         self.skipped: list[str] = []
         self.unwatched: set[str] = set()  #: threads that used a fake tensor without the modes
         self.end_call: Callable[[], None] = lambda: None  #: waits for the threads of a call
-        self._lanes: list[list[Kernel]] = [[]]  #: the operators of the step, then those of each thread that it has started
+        #: The operators of the step, then those of each thread that it has started.
+        self._lanes: list[list[Kernel]] = [[]]
         self._own = threading.local()  #: of each thread: .functions that it is in, and its .lane
         self.devices: set[str] = set()  #: of the tensors of all calls, and of their arguments
         self.used: set[int] = set()  #: ids of the tensors that operators of this call took
@@ -116,7 +122,8 @@ class Watch:
 
     @property
     def trace(self) -> list[Kernel]:
-        """The operators of the call, those of each thread together, so that the order does not depend on when a thread runs."""
+        """The operators of the call, those of each thread together, so that the order does not
+        depend on when a thread runs."""
         return [kernel for lane in self._lanes for kernel in lane]
 
     def ran(self, kernel: Kernel) -> None:
@@ -160,8 +167,9 @@ class Watch:
         return self.step and self._call > 1
 
     def answer(self, value: Any, dtype: Any, otherwise: bool, is_assumed: bool = False) -> Any:
-        """Returns what an earlier call read there, so that two calls differ only through Python. ``value`` is None if unknown;
-        ``otherwise`` is then the answer if no branch asks. An assumed value cannot keep a loop running for ever."""
+        """Returns what an earlier call read there, so that two calls differ only through Python.
+        ``value`` is None if unknown; ``otherwise`` is then the answer if no branch asks. An assumed
+        value cannot keep a loop running for ever."""
         place = self._here()
         if place is None:
             return stand_in(dtype) if value is None else value
@@ -231,7 +239,8 @@ class Watch:
 
     @contextlib.contextmanager
     def registrations(self) -> Iterator[None]:
-        """Follows the parameters and buffers that modules make of tensors of the CPU: these move with them."""
+        """Follows the parameters and buffers that modules make of tensors of the CPU: these
+        move with them."""
 
         def registered(module: Any, name: str, tensor: Any) -> None:
             origin = getattr(tensor, "_doctor_origin", None)
@@ -274,7 +283,8 @@ class Watch:
         self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedies.host_read(use, function), use.kind)
 
     def not_taken(self, value: Any, is_known: bool, place: Place | None = None) -> None:
-        """Reports a branch chosen by a value that was read, once per line. ``place``: where it was read, if not here."""
+        """Reports a branch chosen by a value that was read, once per line. ``place``: where it was
+        read, if not here."""
         place = (place or self._here()) if self.step else None
         found = self.found.at(findings.HOST_READ, place) if place is not None else None
         if place is None or found is None or _CHOSEN in found.reason:
@@ -305,7 +315,8 @@ class Watch:
             )
 
     def copied(self, tensor: Any, pinned: bool, waits: bool) -> None:
-        """Reports a copy of a CPU tensor to the GPU. The host waits for it unless it is ``non_blocking``."""
+        """Reports a copy of a CPU tensor to the GPU. The host waits for it unless it is
+        ``non_blocking``."""
         place = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
         if origin.kind == INTERNAL and tensor.dim() == 0 and self._functions and self._functions[-1][0] == "__setitem__":
@@ -364,7 +375,8 @@ class Watch:
                            use.kind)  # fmt: skip
 
     def met(self, tensor: Any, function: str, is_number: bool) -> None:
-        """Reports a CPU tensor among GPU tensors as arguments. ``is_number``: a kernel takes its value, or values, as it is."""
+        """Reports a CPU tensor among GPU tensors as arguments. ``is_number``: a kernel takes its
+        value, or values, as it is."""
         place = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
         if place is None or self._is_own(origin, tensor):
@@ -398,7 +410,8 @@ class Watch:
             origin.is_module,
             use_of(place).text if place.function == made.function else "",
         )
-        for around, (module, where) in enumerate(reversed(origin.makers)):  # the greatest module that it moves with
+        # The greatest module that it moves with.
+        for around, (module, where) in enumerate(reversed(origin.makers)):
             if where is not None and any(one is origin.makers[0][0] for one in module.modules()):
                 made, use = where, use_of(where)
                 remedy = remedies.module(use, is_kept=around > 0)
@@ -447,7 +460,8 @@ def _makers(module: Any) -> tuple[tuple[Any, Place | None], ...]:
 
 
 def _lazily_moved(use: Use, place: Place) -> str:
-    """The attribute that an assignment such as `self.x = self.x.to(device)` moves; empty for others."""
+    """The attribute that an assignment such as `self.x = self.x.to(device)` moves;
+    empty for others."""
     statement = statement_of(place)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return next((target.attr for target in targets if isinstance(target, ast.Attribute) and ast.unparse(target) in use.text), "")

@@ -1,4 +1,5 @@
-"""Engines for ``runtime: python``; a fleet file names them as ``bulkhead.engines.NAME:CLASS``. See docs/engines.md."""
+"""Engines for ``runtime: python``; a fleet file names them as ``bulkhead.engines.NAME:CLASS``. See
+docs/engines.md."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 
 
 def declared(engine: str) -> dict[str, Any]:
-    """The methods of one of these engines, in the fleet file's spelling, as its worker will describe them;
-    empty for others. Does not import the engine: scripts/declarations.py made ``declarations.json``."""
+    """The methods of one of these engines, in the fleet file's spelling, as its worker will
+    describe them; empty for others. Does not import the engine: scripts/declarations.py made
+    ``declarations.json``."""
     told: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("declarations.json").read_text())
     return told.get(engine, {})

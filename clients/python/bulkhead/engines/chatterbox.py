@@ -1,12 +1,15 @@
-"""ChatterBox by PyPI's `chatterbox-tts`, none of whose files is changed: English speech, and voice conversion.
+"""ChatterBox by PyPI's `chatterbox-tts`, none of whose files is changed: English speech, and
+voice conversion.
 
 Upstream's `ChatterboxTTS` loads, encodes the reference, tokenizes the text and makes the whole
 sound; `ChatterboxVC` converts. Replaced parts:
 
-- `ChatterboxTTS.generate`, by `_read`, `_whole` and `_marked`: upstream's has one answer, the whole
-  sound, and its watermark fails with sounds that are shorter than its window, which are padded here.
-- The loop of `T3.inference`, by `_speech`: upstream's returns only when all tokens are generated, so it can neither stream nor
-  be cancelled. It draws the same random numbers in the same order. It also works with cfg_weight 0, where upstream's fails.
+- `ChatterboxTTS.generate`, by `_read`, `_whole` and `_marked`: upstream's has one answer,
+  the whole sound, and its watermark fails with sounds that are shorter than its window,
+  which are padded here.
+- The loop of `T3.inference`, by `_speech`: upstream's returns only when all tokens are generated,
+  so it can neither stream nor be cancelled. It draws the same random numbers in the same order. It
+  also works with cfg_weight 0, where upstream's fails.
 - The forward call of one speech token, by `_decode` through `context.graph`: upstream asks for the
   weights of attention, which only its multilingual model reads, and its cache grows. It calls
   upstream's modules.
@@ -14,8 +17,9 @@ sound; `ChatterboxVC` converts. Replaced parts:
 With `options.language_model`, T3's layers run in a worker with `runtime: generate`, from a package
 exported from the same folder. It samples by the same rules, but with its own random numbers.
 
-A streamed part is 25 speech tokens, made with the 50 before them and cross-faded with the part before. The
-final whole is upstream's own, made from all tokens at once. Each part has upstream's watermark.
+A streamed part is 25 speech tokens, made with the 50 before them and cross-faded with the part
+before. The final whole is upstream's own, made from all tokens at once. Each part has
+upstream's watermark.
 
 The multilingual and the turbo model are refused: their T3 samples by other rules.
 """
@@ -150,7 +154,8 @@ class ChatterBox:
         self.tts.conds = dataclasses.replace(self.own_voice, t3=voice, gen=dict(self.own_voice.gen))
 
     def _read(self, text: str) -> Array:
-        """Text tokens int64 [2, T], with start and stop; the second row is the one without a text."""
+        """Text tokens int64 [2, T], with start and stop; the second row is the one
+        without a text."""
         from chatterbox.tts import punc_norm
 
         if not text.strip():
@@ -176,7 +181,8 @@ class ChatterBox:
     @torch.inference_mode()
     def _speech(self, text: Array, seed: int, *, max_new_tokens: int, cfg_weight: float, temperature: float, repetition_penalty: float,
                 min_p: float, top_p: float) -> Generator[int, None, None]:  # fmt: skip
-        """Yields speech tokens as they are generated; the same as upstream's `T3.inference` generates."""
+        """Yields speech tokens as they are generated; the same as upstream's
+        `T3.inference` generates."""
         t3 = self.tts.t3
         start = torch.full((1, 1), t3.hp.start_speech_token, device=t3.device)
         embedded, _ = t3.prepare_input_embeds(t3_cond=self.tts.conds.t3, text_tokens=text, speech_tokens=start.repeat(2, 1), cfg_weight=cfg_weight)
@@ -213,7 +219,8 @@ class ChatterBox:
         """Returns the sound [1, N] of the tokens since `done`, and its end, which is cross-faded
         with the next part; the last part includes its end."""
         first = max(done - AROUND, 0)
-        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if self.tts.t3.device.type == "cuda" else []):  # T3 draws on
+        # T3 draws on.
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if self.tts.t3.device.type == "cuda" else []):
             window = torch.tensor(spoken[first:], device=self.tts.t3.device)
             sound = self.tts.s3gen.inference(speech_tokens=window, ref_dict=dict(self.tts.conds.gen))[0][0]
         begin = (done - first) * TOKEN_SAMPLES
@@ -234,7 +241,8 @@ class ChatterBox:
         return self._marked(self.tts.s3gen.inference(speech_tokens=speech, ref_dict=dict(self.tts.conds.gen))[0][0])
 
     def _marked(self, sound: Array) -> Array:
-        """Adds upstream's watermark, [1, N]; pads sounds shorter than its window, with which upstream's fails."""
+        """Adds upstream's watermark, [1, N]; pads sounds shorter than its window, with which
+        upstream's fails."""
         missing = max(MARKED_MIN - sound.shape[0], 0)
         marked = self.tts.watermarker.apply_watermark(torch.nn.functional.pad(sound, (0, missing)).cpu().numpy(), sample_rate=self.tts.sr)
         return torch.from_numpy(marked)[None, : sound.shape[0]]

@@ -1,11 +1,14 @@
-"""Higgs Audio 2 by its authors' own package, PyPI's `boson-multimodal`, none of whose files is changed: text and sound from text.
+"""Higgs Audio 2 by its authors' own package, PyPI's `boson-multimodal`, none of whose files is
+changed: text and sound from text.
 
-The package needs transformers older than 4.47, so it needs its own interpreter; `higgs_audio_v2` uses the newer
-transformers' classes. Upstream's `HiggsAudioServeEngine` makes the prompt, and `HiggsAudioModel.generate` draws in a
-second thread, whose loop reports each step to a streamer. Replaced parts:
+The package needs transformers older than 4.47, so it needs its own interpreter; `higgs_audio_v2`
+uses the newer transformers' classes. Upstream's `HiggsAudioServeEngine` makes the prompt, and
+`HiggsAudioModel.generate` draws in a second thread, whose loop reports each step to a streamer.
+Replaced parts:
 
-- The graphs of one step, by `context.graph`: upstream captures at its own will, and counts nothing. They stand where
-  upstream looks for its own, in `decode_graph_runners`. Steps in a cache that grows are counted by `_layers`.
+- The graphs of one step, by `context.graph`: upstream captures at its own will, and counts nothing.
+  They stand where upstream looks for its own, in `decode_graph_runners`. Steps in a cache that
+  grows are counted by `_layers`.
 - The constructor of `HiggsAudioServeEngine`, by `_prompts`: it makes caches where graphs are off.
 - `repetition_penalty` is added to the processors: upstream's class takes audio codes for text.
 
@@ -24,7 +27,8 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # upstream's codec would download its HuBERT; engines must not
+# Upstream's codec would download its HuBERT; engines must not.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from torch import Tensor as Array  # noqa: E402
@@ -41,7 +45,8 @@ _STEP = ("hidden_states", "causal_mask", "position_ids", "audio_discrete_codes_m
 
 
 class HiggsAudio:
-    """Higgs Audio 2 by boson-multimodal: speech from text, in the voice of a reference or of two; and text."""
+    """Higgs Audio 2 by boson-multimodal: speech from text, in the voice of a reference or of
+    two; and text."""
 
     def load(self, context: Context) -> None:
         self.context = context
@@ -70,13 +75,15 @@ class HiggsAudio:
         self.model._forward_core = self._layers
         if context.graphs != "off":
             self._capture(context, context.options.get("cache_lengths", CACHE_LENGTHS))
-        self.thread = ThreadPoolExecutor(1)  # one for all requests: OpenMP keeps threads for each computing thread
+        # One for all requests: OpenMP keeps threads for each computing thread.
+        self.thread = ThreadPoolExecutor(1)
 
     @torch.no_grad()
     def _capture(self, context: Context, lengths: Any) -> None:
         config, device, dtype = self.model.config, self.model.device, self.model.dtype
         layers = copy.deepcopy(config.text_config)
-        layers.num_hidden_layers += len(config.audio_dual_ffn_layers or ())  # as many as upstream copies
+        # As many as upstream copies.
+        layers.num_hidden_layers += len(config.audio_dual_ffn_layers or ())
         buckets = []
         for length in sorted(lengths):
             cache = transformers.StaticCache(config=layers, batch_size=1, max_cache_len=length, device=device, dtype=dtype)
@@ -100,7 +107,8 @@ class HiggsAudio:
         return done
 
     def _layers(self, *, hidden_states: Array, **given: Any) -> Any:
-        """Replaces upstream's call of its layers outside the graphs: of a prompt, or of one position, which is counted."""
+        """Replaces upstream's call of its layers outside the graphs: of a prompt, or of one
+        position, which is counted."""
         return (self.layers if hidden_states.shape[1] > 1 else self.grown)(hidden_states=hidden_states, **given)
 
     @method(
@@ -124,7 +132,8 @@ class HiggsAudio:
         prompted = inputs["input_ids"].shape[1]
         length = prompted + (0 if inputs["audio_out_ids"] is None else inputs["audio_out_ids"].shape[1])
         check_length(self.model.config.text_config, length, max_new_tokens)
-        caches = self.caches if length + max_new_tokens <= max(self.caches, default=0) else None  # upstream's loop fails when they are full
+        # Upstream's loop fails when they are full.
+        caches = self.caches if length + max_new_tokens <= max(self.caches, default=0) else None
         for cache in self.caches.values():
             cache.reset()
         config = self.model.config
@@ -148,7 +157,8 @@ class HiggsAudio:
                     yield Result(audio=sounds[-1][:, streamed * self.hop :], values={"sample_rate": self.rate})
                     streamed = 0
                 frames = steps.sequences[ended] if ended < len(steps.sequences) else []
-                streamable = len(frames) - self.codebooks - AROUND  # frames of sound; the first row is of bos
+                # Frames of sound; the first row is of bos.
+                streamable = len(frames) - self.codebooks - AROUND
                 if streamable - streamed >= PART_FRAMES:
                     yield Result(audio=self._between(frames, streamed, streamable), values={"sample_rate": self.rate})
                     streamed = streamable
@@ -183,13 +193,15 @@ class HiggsAudio:
         return inputs
 
     def _between(self, frames: list[Array], start: int, end: int) -> Array:
-        """Samples [1, N] of the sound frames from start to end, decoded with the frames around them."""
+        """Samples [1, N] of the sound frames from start to end, decoded with the
+        frames around them."""
         first = max(start - AROUND, 0)
         heard = self._sound(torch.stack(frames[1 + first : end + AROUND + self.codebooks], dim=1))
         return heard[:, (start - first) * self.hop : (end - first) * self.hop]
 
     def _whole(self, frames: list[Array]) -> Array:
-        """Samples [1, N] of one sequence, decoded as in `HiggsAudioServeEngine.generate`: without its first and last frame."""
+        """Samples [1, N] of one sequence, decoded as in `HiggsAudioServeEngine.generate`: without
+        its first and last frame."""
         if len(frames) < self.codebooks + 2:
             return torch.zeros(1, 0)  # the model ended at once
         return self._sound(torch.stack(frames, dim=1), slice(1, -1))
@@ -203,8 +215,9 @@ class HiggsAudio:
 
 
 class Steps(transformers.generation.streamers.BaseStreamer):
-    """Receives each step of upstream's loop in its thread. Iterating on another thread yields how many sequences have
-    ended. `sequences` are their frames [C] so far; one begins with a frame of `bos` after a text token."""
+    """Receives each step of upstream's loop in its thread. Iterating on another thread yields how
+    many sequences have ended. `sequences` are their frames [C] so far; one begins with a frame of
+    `bos` after a text token."""
 
     def __init__(self, codebooks: int, bos: int, penalty: FramePenalty) -> None:
         self.sequences: list[list[Array]] = []

@@ -1,15 +1,17 @@
 """Higgs Audio 2 by transformers' `higgs_audio_v2`, none of whose files is changed.
 
-Upstream's processor makes the prompt and the samples; upstream's `generate` checks the parameters, prepares the logits
-processors and prefills. What is replaced, and why:
+Upstream's processor makes the prompt and the samples; upstream's `generate` checks the parameters,
+prepares the logits processors and prefills. What is replaced, and why:
 
-- The loop `_sample`, by `_frames`, which `generate` calls as its `custom_generate`: upstream's returns only when all is
-  generated, so that it can neither stream nor be cancelled. It draws the same random numbers in the same order.
+- The loop `_sample`, by `_frames`, which `generate` calls as its `custom_generate`: upstream's
+  returns only when all is generated, so that it can neither stream nor be cancelled. It draws the
+  same random numbers in the same order.
 - The forward call of one frame, by `_decode` through `context.graph`: upstream's builds the mask
   and the positions from numbers on the host, which cannot be captured. It calls upstream's
   `forward`.
-- `min_p`, which upstream refuses though its own class works for each codebook alone, and `repetition_penalty`, whose class at
-  upstream takes audio codes for text, are added to the processors.
+- `min_p`, which upstream refuses though its own class works for each codebook alone, and
+  `repetition_penalty`, whose class at upstream takes audio codes for text, are added to
+  the processors.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from .upstream import CACHE_LENGTHS, Caches, check_length, generation_config, lo
 
 MODEL = "bosonai/higgs-audio-v2-generation-3B-base"
 PART_FRAMES = 25  #: a second of sound
-AROUND = 12  #: frames on each side that the codec's convolutions reach: with them, parts equal the whole
+#: Frames on each side that the codec's convolutions reach: with them, parts equal the whole.
+AROUND = 12
 NEVER = 1 << 30  #: repetitions; None would mean the model's own number
 _VOICE: list[int | str] = ["1..2", "2400.."]
 
@@ -59,7 +62,8 @@ SAMPLING: list[Parameter] = [
 
 
 def check_prompt(text: str, reference: Any, second_reference: Any, multi_speaker: str) -> None:
-    """Errors: InvalidInput for an empty text, or a second reference without a first one or with `multi_speaker` off."""
+    """Errors: InvalidInput for an empty text, or a second reference without a first one or with
+    `multi_speaker` off."""
     if not text.strip():
         raise InvalidInput("speaking an empty text", "give a text")
     if second_reference is not None and (reference is None or multi_speaker == "off"):
@@ -67,7 +71,8 @@ def check_prompt(text: str, reference: Any, second_reference: Any, multi_speaker
 
 
 class FramePenalty(transformers.LogitsProcessor):
-    """Repetition penalty per codebook: scores [C, V] by the codes of the frames [1, n, C] generated so far."""
+    """Repetition penalty per codebook: scores [C, V] by the codes of the frames [1, n, C]
+    generated so far."""
 
     def __init__(self, penalty: float, kept: set[int]) -> None:
         self.penalty, self.kept = penalty, sorted(kept)
@@ -136,7 +141,8 @@ class HiggsAudio:
         streamed = 0
         for frame in frames:
             made.append(frame)
-            streamable = len(made) - self.codebooks - AROUND  # frames of sound; the first row is of bos
+            # Frames of sound; the first row is of bos.
+            streamable = len(made) - self.codebooks - AROUND
             if streamable - streamed >= PART_FRAMES:
                 yield Result(audio=self._between(made, streamed, streamable), values={"sample_rate": self.rate})
                 streamed = streamable
@@ -190,9 +196,11 @@ class HiggsAudio:
     @torch.no_grad()
     def _frames(self, model: Any, input_ids: Array, logits_processor: Any, stopping_criteria: Any, generation_config: Any, *, penalty: FramePenalty,
                 **prompt: Any) -> Generator[Array, None, None]:  # fmt: skip
-        """Yields frames int64 [C] as they are generated; the same as upstream's `_sample` generates."""
+        """Yields frames int64 [C] as they are generated; the same as upstream's
+        `_sample` generates."""
         config = model.config
-        heard = prompt.get("audio_input_ids")  # for repetitions upstream counts the prompt's frames too
+        # For repetitions upstream counts the prompt's frames too.
+        heard = prompt.get("audio_input_ids")
         before = 0 if heard is None else heard.shape[1]
         logits = model._prefill(input_ids, generation_config, prompt).logits[:, -1]
         cache = prompt["past_key_values"]
@@ -220,7 +228,8 @@ class HiggsAudio:
             logits = self.decode(frame=drawn, cache=cache)
 
     def _between(self, made: list[Array], start: int, end: int) -> Array:
-        """Samples [1, N] of the sound frames from start to end, decoded with the frames around them."""
+        """Samples [1, N] of the sound frames from start to end, decoded with the
+        frames around them."""
         codec = self.processor.audio_tokenizer
         first = max(start - AROUND, 0)
         rows = torch.stack(made[1 + first : end + AROUND + self.codebooks])

@@ -1,5 +1,6 @@
-"""Uses a language model in another process: a model of the same fleet with `runtime: generate`, named by an
-engine's `options.language_model`. Its package is exported from the model that the engine loads."""
+"""Uses a language model in another process: a model of the same fleet with
+`runtime: generate`, named by an engine's `options.language_model`. Its package is exported
+from the model that the engine loads."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ CLIENT_NAME_MAX = 47  #: bytes, docs/control.md
 class LanguageModel:
     """Draws tokens for an engine. Used on the main thread.
 
-    The daemon loads the model for the first request, not during the engine's load: two loads on one GPU wait for each
-    other. Each request has its own channel, so that between requests this process maps none of that worker's memory."""
+    The daemon loads the model for the first request, not during the engine's load: two loads on one
+    GPU wait for each other. Each request has its own channel, so that between requests this process
+    maps none of that worker's memory."""
 
     def __init__(self, context: Context) -> None:
         """Errors: config_invalid if the fleet has no such model."""
@@ -33,12 +35,14 @@ class LanguageModel:
                         f"options.language_model names one with `runtime: generate`; the fleet has {', '.join(models)}")  # fmt: skip
 
     def tokens(self, inputs: Mapping[str, Tensor], *, length: int, max_new_tokens: int, **parameters: Any) -> Generator[int, None, None]:
-        """Yields token ids as they are drawn, including the stop token. Closing it early cancels the rest.
+        """Yields token ids as they are drawn, including the stop token. Closing it early
+        cancels the rest.
 
-        inputs: the prompt, as the package's family takes it (docs/generation.md), on any device; converted to the
-        package's dtypes. length: its positions. parameters: as in `Client.generate`.
-        Errors: config_invalid if the model does not generate from such inputs; input_invalid if prompt and
-        max_new_tokens exceed its sequence length; worker_lost and others of `Client.generate`, naming the model."""
+        inputs: the prompt, as the package's family takes it (docs/generation.md), on any device;
+        converted to the package's dtypes. length: its positions. parameters: as in
+        `Client.generate`. Errors: config_invalid if the model does not generate from such inputs;
+        input_invalid if prompt and max_new_tokens exceed its sequence length; worker_lost and
+        others of `Client.generate`, naming the model."""
         try:
             opened = self._client.open(self.name)
         except Error as error:

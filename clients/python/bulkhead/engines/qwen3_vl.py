@@ -1,10 +1,12 @@
-"""Qwen3-VL by transformers' `qwen3_vl`, none of whose files is changed: pictures, a video and a prompt to text.
+"""Qwen3-VL by transformers' `qwen3_vl`, none of whose files is changed: pictures, a video and a
+prompt to text.
 
-Upstream's processor makes the prompt; upstream's `generate` checks the parameters, prepares the logits processors and
-prefills. What is replaced, and why:
+Upstream's processor makes the prompt; upstream's `generate` checks the parameters, prepares the
+logits processors and prefills. What is replaced, and why:
 
-- The loop `_sample`, by `_tokens`, which `generate` calls as its `custom_generate`: upstream's streams only from a second thread,
-  and cannot be cancelled. It draws the same random numbers in the same order.
+- The loop `_sample`, by `_tokens`, which `generate` calls as its `custom_generate`: upstream's
+  streams only from a second thread, and cannot be cancelled. It draws the same random numbers in
+  the same order.
 - The forward call of one token, by `_decode` through `context.graph`: upstream's builds the mask
   and the positions from numbers on the host, which cannot be captured. It calls upstream's
   `forward`.
@@ -13,8 +15,8 @@ With `options.language_model`, only the vision encoder runs here. Its embeddings
 to a worker with `runtime: generate`, with a package exported from the same folder. It samples by
 the same rules, but with its own random numbers.
 
-Options: `model`, `dtype`, `attention` (sdpa, flash_attention_2, eager), `quantization` (none, 8bit, 4bit), `cache_lengths`,
-`language_model`.
+Options: `model`, `dtype`, `attention` (sdpa, flash_attention_2, eager), `quantization` (none, 8bit,
+4bit), `cache_lengths`, `language_model`.
 """
 
 from __future__ import annotations
@@ -125,7 +127,8 @@ class Qwen3VL:
         took = time.monotonic() - first
         text = self.processor.post_process_image_text_to_text([made])[0]
         if text.startswith(streamed) and text != streamed:
-            yield Result(values={"text": text[len(streamed) :]})  # without an incomplete character at the end
+            # Without an incomplete character at the end.
+            yield Result(values={"text": text[len(streamed) :]})
         return Result(values={
             "text": text, "tokens": len(made), "prompt_tokens": length, "first_token_seconds": first - begun,
             "tokens_per_second": (len(made) - 1) / took if len(made) > 1 else 0.0, "load_seconds": self.load_seconds,
@@ -154,8 +157,8 @@ class Qwen3VL:
             raise InvalidInput(f"reading the pictures: {error}", "give pictures of another shape") from error
 
     def _seen(self, inputs: Any) -> dict[str, Array]:
-        """The prompt for the package's prefill: tokens [T]; with pictures also vision [T, E], deepstack [D, T, E] and rope [3,
-        T]."""
+        """The prompt for the package's prefill: tokens [T]; with pictures also vision [T, E],
+        deepstack [D, T, E] and rope [3, T]."""
         ids = inputs["input_ids"][0]
         config, model = self.model.config, self.model.model
         grids = {name: inputs[name] for name in ("image_grid_thw", "video_grid_thw") if name in inputs}
@@ -173,7 +176,8 @@ class Qwen3VL:
         return {"tokens": ids, "vision": vision, "deepstack": deepstack, "rope": rope[:, 0]}
 
     def _decode(self, *, token: Array, delta: Array, cache: Any) -> Array:
-        """Logits [1, V] after `token` [1, 1], whose rotary positions differ from its index by `delta` [1, 1]."""
+        """Logits [1, V] after `token` [1, 1], whose rotary positions differ from its index by
+        `delta` [1, 1]."""
         position = position_of(cache, token.device)
         mask = seen_mask(cache, position)
         if mask is not None and self.attention == "eager":  # eager adds the mask to the scores

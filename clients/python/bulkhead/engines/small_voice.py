@@ -1,7 +1,8 @@
 """A small voice that needs no files: a recurrent network whose weights are drawn from a fixed seed.
 
-It babbles: a letter sounds the same between the same neighbours, and no word is intelligible. Like a real speech model,
-it streams, runs one step per millisecond of sound and uses ``context.graph``. Demos and tests use it.
+It babbles: a letter sounds the same between the same neighbours, and no word is intelligible. Like
+a real speech model, it streams, runs one step per millisecond of sound and uses ``context.graph``.
+Demos and tests use it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Network(nn.Module):
         hertz = pitch * torch.exp2(0.4 * torch.tanh(heads[:, 0]))
         phases = phase + 2 * math.pi / RATE * hertz * self.samples
         following = levels + 0.2 * (target - levels)
-        heard = torch.lerp(levels.T, following.T, self.samples / STEP)  # [HARMONICS, STEP]: no jump between two steps
+        # [HARMONICS, STEP]: no jump between two steps.
+        heard = torch.lerp(levels.T, following.T, self.samples / STEP)
         sound = 0.3 * (heard * torch.sin(self.numbers[:, None] * phases)).sum(dim=0)
         return sound, state, phases[-1:] % (2 * math.pi), following
 
@@ -123,7 +125,8 @@ class SmallVoice:
 
 
 def pitch_of(sound: Array, rate: int) -> float:
-    """Returns a voice's pitch in Hz from the first two seconds of sound float32 [channels, samples]."""
+    """Returns a voice's pitch in Hz from the first two seconds of sound float32
+    [channels, samples]."""
     heard = sound.mean(dim=0)[: 2 * rate]
     spectrum = torch.fft.rfft(heard - heard.mean(), n=2 * heard.shape[0])
     likeness = torch.fft.irfft(spectrum.abs().square())  # autocorrelation, by shift in samples

@@ -1,4 +1,5 @@
-"""Shared by engines that use transformers: a model's folder, its dtype, and key-value caches of fixed sizes."""
+"""Shared by engines that use transformers: a model's folder, its dtype, and key-value caches
+of fixed sizes."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ CACHE_LENGTHS = (1024, 4096, 8192)  #: of static caches, in positions
 
 
 def model_folder(context: Context, default: str, file: str = "config.json", option: str = "model") -> str:
-    """Returns the local folder of the option, or of `default`: a folder, or a cached repository of the Hugging
-    Face Hub. Downloads nothing. `file` is a file that it must have.
+    """Returns the local folder of the option, or of `default`: a folder, or a cached repository of
+    the Hugging Face Hub. Downloads nothing. `file` is a file that it must have.
 
     Errors: MissingModel, which says what to fetch and where to put it."""
     from huggingface_hub import constants, snapshot_download
@@ -67,7 +68,8 @@ def load_files(folder: str, load: Callable[[], Any]) -> Any:
 
 
 def load_weights(kind: Any, folder: str, context: Context, **given: Any) -> Any:
-    """Returns the model of class `kind`, with weights read straight onto the device, or by the given `device_map`.
+    """Returns the model of class `kind`, with weights read straight onto the device, or by the
+    given `device_map`.
 
     Errors: MissingModel, also if weights are missing: transformers would draw them at random."""
 
@@ -116,9 +118,11 @@ def generation_config(model: Any, *, max_new_tokens: int, do_sample: bool, tempe
 
 
 class Caches:
-    """Static caches of `lengths` positions for `rows` sequences of equal length, each made once; none if graphs are off.
+    """Static caches of `lengths` positions for `rows` sequences of equal length, each made once;
+    none if graphs are off.
 
-    `graphed` captures a function that decodes one position, once per cache: function(cache=…, **inputs)."""
+    `graphed` captures a function that decodes one position, once per cache:
+    function(cache=…, **inputs)."""
 
     def __init__(self, context: Context, config: Any, lengths: Sequence[int], dtype: torch.dtype, rows: int = 1) -> None:
         self.config = config
@@ -137,8 +141,9 @@ class Caches:
         return done
 
     def fresh(self, prompt: int, most: int) -> Any:
-        """Returns an empty cache for a prompt of `prompt` positions that may grow to `most`: the smallest static one
-        with room for a token, or a dynamic one if no static one holds `most`. Call `with_room` before each token."""
+        """Returns an empty cache for a prompt of `prompt` positions that may grow to `most`: the
+        smallest static one with room for a token, or a dynamic one if no static one holds `most`.
+        Call `with_room` before each token."""
         if not self.static or most > self.static[-1].layers[0].max_cache_len:
             return transformers.DynamicCache(config=self.config.get_text_config(decoder=True))
         cache = self._with(prompt + 1)
@@ -146,7 +151,8 @@ class Caches:
         return cache
 
     def with_room(self, cache: Any, length: int) -> Any:
-        """Returns `cache`, or, if it lacks room for `length` positions, the next static one, with the contents copied."""
+        """Returns `cache`, or, if it lacks room for `length` positions, the next static one, with
+        the contents copied."""
         if not isinstance(cache, transformers.StaticCache) or length <= cache.layers[0].max_cache_len:
             return cache
         larger = self._with(length)
@@ -160,7 +166,8 @@ class Caches:
 
 
 def seen_mask(cache: Any, position: Tensor) -> Tensor | None:
-    """What a new position may attend to: bool [1, 1, 1, length] of a static cache; a dynamic one needs no mask.
+    """What a new position may attend to: bool [1, 1, 1, length] of a static cache; a dynamic one
+    needs no mask.
 
     Transformers makes the same mask, but waits for the GPU."""
     if not isinstance(cache, transformers.StaticCache):

@@ -1,1 +1,2 @@
-"""The worker of ``runtime: python``: one engine, in a process that the daemon starts (``docs/python-engines.md``)."""
+"""The worker of ``runtime: python``: one engine, in a process that the daemon starts
+(``docs/python-engines.md``)."""

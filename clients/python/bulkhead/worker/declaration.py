@@ -1,4 +1,5 @@
-"""Describes an engine's methods for the welcome, and checks each request against the description."""
+"""Describes an engine's methods for the welcome, and checks each request against
+the description."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ class Bucket:
         return all(value.dtype == self.tensors[name].dtype and value.dim() == self.tensors[name].dim() for name, value in tensors.items())
 
     def padded_inputs(self, tensors: Mapping[str, Any]) -> list[str] | None:
-        """The inputs that are smaller than the bucket's; None if one does not fit. An empty dimension is never padded."""
+        """The inputs that are smaller than the bucket's; None if one does not fit. An empty
+        dimension is never padded."""
         smaller = []
         for name, value in tensors.items():
             room = self.tensors[name].shape
@@ -80,7 +81,8 @@ class Bucket:
 
 
 class Graphed:
-    """The result of ``context.graph``: ``fn`` through its graphs, if there is one for the call's shapes."""
+    """The result of ``context.graph``: ``fn`` through its graphs, if there is one for the
+    call's shapes."""
 
     def __init__(self, graphs: Graphs, fn: Callable[..., Any], name: str, buckets: list[Bucket], padding: Mapping[str, float]) -> None:
         self.name, self.fn = name, fn
@@ -105,8 +107,8 @@ class Graphed:
         return bucket.outputs
 
     def _choose(self, tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> tuple[Bucket | None, bool, str]:
-        """Returns the bucket of exactly these shapes, else the smallest that padding allows; whether to pad; and, without one, the
-        reason."""
+        """Returns the bucket of exactly these shapes, else the smallest that padding allows;
+        whether to pad; and, without one, the reason."""
         if self._graphs.mode == "off":
             return None, False, GRAPHS_OFF
         smallest: Bucket | None = None
@@ -136,8 +138,9 @@ class Graphed:
 class Graphs:
     """All graphs of one process.
 
-    ``device`` holds the static buffers. ``mode`` is ``off``, ``preferred`` or ``required``. ``cuda`` is the
-    module that has ``CUDAGraph``, ``Stream`` etc.: ``torch.cuda`` unless the device is a CPU.
+    ``device`` holds the static buffers. ``mode`` is ``off``, ``preferred`` or ``required``.
+    ``cuda`` is the module that has ``CUDAGraph``, ``Stream`` etc.: ``torch.cuda`` unless the
+    device is a CPU.
     """
 
     def __init__(self, device: str, mode: str, *, progress: Callable[[int, int, str], None] | None = None, cuda: Any = None) -> None:
@@ -156,7 +159,8 @@ class Graphs:
         name = name or getattr(fn, "__qualname__", type(fn).__name__)
         if self.mode == "off":
             return Graphed(self, fn, name, [], padding)
-        if self._cuda is None and self._device != "cpu":  # not earlier: an engine on a GPU may work without torch
+        # Not earlier: an engine on a GPU may work without torch.
+        if self._cuda is None and self._device != "cpu":
             import torch
 
             self._cuda = torch.cuda
@@ -187,7 +191,8 @@ class Graphs:
             report["failures"] = list(self._failures)
         cuda = self._cuda
         if cuda is None and self._device != "cpu":
-            cuda = getattr(sys.modules.get("torch"), "cuda", None)  # None until the engine has imported it
+            # None until the engine has imported it.
+            cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if hasattr(cuda, "max_memory_reserved"):  # false while torch is still being imported
             report |= {"allocated_bytes": cuda.memory_allocated(), "reserved_bytes": cuda.memory_reserved(), "peak_bytes": cuda.max_memory_reserved()}
         return report
@@ -234,7 +239,8 @@ class Graphs:
 
 
 def _explained(error: Exception) -> tuple[str, str, str]:
-    """Cause, reason and remedy; from the graph doctor if the error came through a line of the engine."""
+    """Cause, reason and remedy; from the graph doctor if the error came through a line
+    of the engine."""
     from ..doctor.capture import explain
     from ..doctor.source import short
 

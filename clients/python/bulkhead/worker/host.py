@@ -188,6 +188,7 @@ def torch_version() -> str:
 
 def device_name(device: str) -> str:
     torch = sys.modules.get("torch")
-    if device == "cpu" or torch is None or not torch.cuda.is_initialized():  # an engine may use the GPU in other ways
+    # An engine may use the GPU in other ways.
+    if device == "cpu" or torch is None or not torch.cuda.is_initialized():
         return device
     return str(torch.cuda.get_device_name(0))

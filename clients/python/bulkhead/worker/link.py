@@ -22,7 +22,8 @@ _DROPPED, _KEPT = link_messages.unread("dropped"), link_messages.unread("kept")
 
 
 class WorkerLink:
-    """Used on the loop's thread. ``hello(with_descriptors)`` returns a hello's members and descriptors."""
+    """Used on the loop's thread. ``hello(with_descriptors)`` returns a hello's members
+    and descriptors."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, *,
                  on_message: Callable[[str, dict[str, Any], list[int]], None], on_lost: Callable[[], None],

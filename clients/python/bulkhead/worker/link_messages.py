@@ -1,4 +1,5 @@
-"""The worker link's messages, from ``worker_link.json``; the C++ side is generated from the same file."""
+"""The worker link's messages, from ``worker_link.json``; the C++ side is generated from
+the same file."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ STATUS_FAILED = 1
 
 
 class Engine:
-    """An engine's class, from ``import_engine``; ``make`` and the methods are used on the main thread."""
+    """An engine's class, from ``import_engine``; ``make`` and the methods are used on
+    the main thread."""
 
     def __init__(self, text: str, made: type) -> None:
         self.text, self.type = text, made
@@ -27,14 +28,16 @@ class Engine:
         self._folder = str(Path(file).parent) if file else ""
 
     def place(self, error: BaseException) -> str:
-        """ "engine.py:31 in speak": the innermost frame of the engine's own code, else the innermost frame."""
+        """ "engine.py:31 in speak": the innermost frame of the engine's own code, else the
+         innermost frame."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if self._folder and frame.filename.startswith(self._folder + "/")]
         chosen = own or list(frames)
         return f"{chosen[-1].filename}:{chosen[-1].lineno} in {chosen[-1].name}" if chosen else "no place"
 
     def error(self, error: BaseException, attempt: str, otherwise: str) -> Error:
-        """The error for a client, or for the caller of a load; ``otherwise`` is the code if the exception has none."""
+        """The error for a client, or for the caller of a load; ``otherwise`` is the code if the
+        exception has none."""
         if isinstance(error, Error):
             return error
         if isinstance(error, MemoryError) or any(one.__name__ == "OutOfMemoryError" for one in type(error).__mro__):
@@ -49,7 +52,8 @@ def words(error: BaseException) -> str:
 
 
 def import_engine(text: str) -> Engine:
-    """Imports ``module:Class`` or ``/path/file.py:Class``. Raises ``config_invalid`` if a retry cannot help."""
+    """Imports ``module:Class`` or ``/path/file.py:Class``. Raises ``config_invalid`` if a
+    retry cannot help."""
     where, _, name = text.rpartition(":")
     attempt = f"importing engine {text}"
     try:

@@ -41,7 +41,8 @@ def main() -> None:
     faulthandler.enable(file=crashing, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt within an engine
     try:
-        page: StatusPage | None = StatusPage()  # on the main thread, which lives as long as the process
+        # On the main thread, which lives as long as the process.
+        page: StatusPage | None = StatusPage()
     except OSError as error:
         page = None
         say("warn", f"no page: {error}; a death of this worker is noticed later")
@@ -50,14 +51,16 @@ def main() -> None:
     server = Server(loop, link, identity, Path(os.environ.get("BULKHEAD_CACHE", ".")), host, page, fault)
     _close_in_children(server, [_LINK_FD, fault, crashing])
     bell = _drain_on_sigterm(loop, server)
-    if identity.is_blank and os.environ.get("CUDA_VISIBLE_DEVICES"):  # made before the hello, which tells the daemon about the context
+    # Made before the hello, which tells the daemon about the context.
+    if identity.is_blank and os.environ.get("CUDA_VISIBLE_DEVICES"):
         with contextlib.suppress(Exception):  # as below: then there is no context
             import torch
 
             torch.cuda.synchronize()
     threading.Thread(target=_run_loop, args=(loop, server), name="bulkhead", daemon=True).start()
     if identity.is_blank:
-        with contextlib.suppress(Exception):  # if torch is missing or broken, the engine's own import reports it
+        # If torch is missing or broken, the engine's own import reports it.
+        with contextlib.suppress(Exception):
             import torch  # noqa: F401  # most engines import it; no request waits yet
     host.run_forever()
     bell.close()  # not reached: the server ends the process
@@ -85,8 +88,9 @@ def _run_loop(loop: asyncio.AbstractEventLoop, server: Server) -> None:
 
 
 def _drain_on_sigterm(loop: asyncio.AbstractEventLoop, server: Server) -> socket.socket:
-    """Starts a drain on SIGTERM through the wake-up descriptor, which the C handler writes even while the
-    main thread runs C code. The Python handler is for engines whose own loop took that descriptor."""
+    """Starts a drain on SIGTERM through the wake-up descriptor, which the C handler writes even
+    while the main thread runs C code. The Python handler is for engines whose own loop took
+    that descriptor."""
 
     def drain() -> None:
         server.drain(TERMINATE_DRAIN_SECONDS)

@@ -1,5 +1,5 @@
-"""Parses a client's channel messages: read once from a copy and checked, with the errors of ``docs/channel.md``. Also encodes
-answers."""
+"""Parses a client's channel messages: read once from a copy and checked, with the errors of
+``docs/channel.md``. Also encodes answers."""
 
 from __future__ import annotations
 

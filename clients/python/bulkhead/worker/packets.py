@@ -1,4 +1,5 @@
-"""A SOCK_SEQPACKET socket on the event loop: nothing blocks, and unread packets wait in a bounded outbox."""
+"""A SOCK_SEQPACKET socket on the event loop: nothing blocks, and unread packets wait in a
+bounded outbox."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class PacketStream:
         return not self._outbox
 
     def send(self, data: bytes, fds: Sequence[int] = (), reserve: int = 0) -> str:
-        """Sends at once or queues; keep ``fds`` open until the outbox is empty. ``reserve``: packets allowed beyond the bound."""
+        """Sends at once or queues; keep ``fds`` open until the outbox is empty. ``reserve``:
+        packets allowed beyond the bound."""
         with self.lock:
             if not self.is_open:
                 return CLOSED
@@ -96,8 +98,9 @@ class PacketStream:
             self._flush()
 
     def close(self) -> None:
-        """Closes; the peer can still read what was sent. Unread packets are dropped first: closing a socket
-        with unread data resets the connection, and the peer would see that before its answers."""
+        """Closes; the peer can still read what was sent. Unread packets are dropped first:
+        closing a socket with unread data resets the connection, and the peer would see that
+        before its answers."""
         with self.lock:
             if not self.is_open:
                 return

@@ -1,4 +1,5 @@
-"""The page that shows that this worker lives and what it does (``docs/worker-link.md``), readable even while it hangs."""
+"""The page that shows that this worker lives and what it does (``docs/worker-link.md``), readable
+even while it hangs."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class StatusPage:
         )
         if failed:
             raise OSError(failed, "holding the word in the worker's page")
-        # The kernel wakes waiters only if this bit is set. They cannot set it: they map the page read-only.
+        # The kernel wakes waiters only if this bit is set. They cannot set it: they map the
+        # page read-only.
         word.value |= _FUTEX_WAITERS
         ctypes.c_uint32.from_buffer(self._memory, _AT["magic_number"]).value = PAGE["magic"]
 

@@ -1,4 +1,5 @@
-"""Passes a load's progress to the link: the start, each eighth and the end of a phase, else ten times a second."""
+"""Passes a load's progress to the link: the start, each eighth and the end of a phase, else ten
+times a second."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _PARTS = 8
 
 
 class LoadProgress:
-    """``update`` is for any thread; calls ``report`` on the loop's thread with the members of ``progress``."""
+    """``update`` is for any thread; calls ``report`` on the loop's thread with the members
+    of ``progress``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[dict[str, Any]], None]) -> None:
         self._loop, self._report = loop, report

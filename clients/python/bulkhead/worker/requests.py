@@ -20,7 +20,8 @@ OVERRUN_GRACE_SECONDS = 0.5  #: beyond the model's request deadline
 
 
 class Request:
-    """One inference. The loop's thread owns it until it runs, then the main thread; both read ``answered``."""
+    """One inference. The loop's thread owns it until it runs, then the main thread; both
+    read ``answered``."""
 
     def __init__(self, number: int, session: ChannelSession, method: Method, tensors: Sequence[Tensor], arguments: dict[str, Any], deadline: float) -> None:
         self.number, self.session, self.method = number, session, method
@@ -39,7 +40,8 @@ class Request:
 
 
 class Dispatcher:
-    """Used on the loop's thread. ``run(request, done)`` starts a request on the main thread; ``done()`` runs here."""
+    """Used on the loop's thread. ``run(request, done)`` starts a request on the main thread;
+    ``done()`` runs here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, run: Callable[[Request, Callable[[], None]], None],
                  activity: Callable[[], None], settled: Callable[[], None], overrun: Callable[[str, float], None]) -> None:  # fmt: skip
@@ -66,7 +68,8 @@ class Dispatcher:
         return self.queued + (self._running is not None)
 
     def durations(self) -> dict[str, float] | None:
-        """From arrival to result, in ms, for the last ``REMEMBERED`` requests; None before the first."""
+        """From arrival to result, in ms, for the last ``REMEMBERED`` requests; None
+        before the first."""
         ordered = sorted(self._durations)
         return {"last": self._durations[-1], "p50": ordered[(len(ordered) - 1) // 2],
                 "p99": ordered[(len(ordered) - 1) * 99 // 100]} if ordered else None  # fmt: skip

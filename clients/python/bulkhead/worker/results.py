@@ -13,8 +13,9 @@ from .requests import Request
 
 
 def write(request: Request, returned: object, *, whole: bool) -> tuple[list[Output], bytes]:
-    """Returns the outputs in the method's order, and the values as JSON. ``whole``: the answer, which has all outputs;
-    a part may have some. Raises ``inference_failed``, ``resources_exhausted``; then frees what it allocated."""
+    """Returns the outputs in the method's order, and the values as JSON. ``whole``: the answer,
+    which has all outputs; a part may have some. Raises ``inference_failed``,
+    ``resources_exhausted``; then frees what it allocated."""
     method = request.method
     tensors, values = _split(method, returned)
     text = json_text(values)
@@ -81,7 +82,8 @@ class _Copy:
             import torch
 
             target = torch.frombuffer(room, dtype=getattr(torch, self.dtype)).reshape(self.shape)
-            target.copy_(self._value.detach())  # from a GPU too; waits for the stream that computes it
+            # From a GPU too; waits for the stream that computes it.
+            target.copy_(self._value.detach())
         else:
             import numpy
 

@@ -294,7 +294,8 @@ class Server:
     # --- the end
 
     def drain(self, seconds: float) -> None:
-        """Accepts nothing new, finishes requests in flight, sends `drained` and ends. Of two calls, the earlier deadline counts."""
+        """Accepts nothing new, finishes requests in flight, sends `drained` and ends. Of two calls,
+        the earlier deadline counts."""
         if self._phase == ENDED:
             return
         if self._phase != DRAINING:
@@ -356,5 +357,6 @@ def _seconds(duration: str) -> float:
 
 
 def _without_counters(ready: dict[str, Any]) -> dict[str, Any]:
-    """Makes the message fit a packet despite a great many buckets; their counters can be asked for later."""
+    """Makes the message fit a packet despite a great many buckets; their counters can be
+    asked for later."""
     return {**ready, "graphs": {}}

@@ -1,4 +1,5 @@
-"""The worker's side of one channel (``docs/channel.md``). The client is not trusted: its data are read once and checked."""
+"""The worker's side of one channel (``docs/channel.md``). The client is not trusted: its data are
+read once and checked."""
 
 from __future__ import annotations
 
@@ -393,7 +394,8 @@ class ChannelSession:
             self.close("the kernel refuses a packet with a descriptor: too many are in flight")
 
     def _send_offers(self) -> None:
-        with self._stream.lock:  # a part that the main thread sends must come after its slab's offer
+        # A part that the main thread sends must come after its slab's offer.
+        with self._stream.lock:
             for data, fd in self.slabs.take_offers():
                 self._send(data, fd)
 

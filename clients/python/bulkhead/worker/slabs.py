@@ -1,4 +1,5 @@
-"""The worker's side of one channel's slabs: its own memory, loans from other workers, and the leases in them."""
+"""The worker's side of one channel's slabs: its own memory, loans from other workers, and the
+leases in them."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class ChannelSlabs:
         return self._own.used
 
     def add(self, direction: int, size_bytes: int, request_id: int = 0) -> Slab:
-        """Makes a slab of at least ``size_bytes`` and queues its offer. Raises ``resources_exhausted``."""
+        """Makes a slab of at least ``size_bytes`` and queues its offer. Raises
+        ``resources_exhausted``."""
         with self._lock:
             left = self._own.most - self._own.used
             if size_bytes <= left:
@@ -104,7 +106,8 @@ class ChannelSlabs:
             return slab
 
     def lend(self, slab_id: int, size_bytes: int, fd: int) -> None:
-        """Takes over ``fd``, another worker's output slab. Raises ``protocol_violation`` or ``resources_exhausted``."""
+        """Takes over ``fd``, another worker's output slab. Raises ``protocol_violation`` or
+        ``resources_exhausted``."""
         with self._lock:
             if slab_id <= self._last_loan:
                 os.close(fd)
@@ -146,7 +149,8 @@ class ChannelSlabs:
     # --- inputs
 
     def input(self, tensor: Tensor) -> memoryview:
-        """Returns the tensor's bytes, read-only; they keep the memory mapped. Raises ``protocol_violation``."""
+        """Returns the tensor's bytes, read-only; they keep the memory mapped. Raises
+        ``protocol_violation``."""
         lease = tensor.lease
         with self._lock:
             slab = self._slabs.get(lease.slab_id)
@@ -259,7 +263,8 @@ class ChannelSlabs:
             return min((slab.idle_since + self._idle_seconds for slab in self._outputs() if self._is_idle(slab)), default=None)
 
     def withdraw_idle(self) -> list[int]:
-        """Returns the ids of idle slabs: they get no more results, and the client must return them."""
+        """Returns the ids of idle slabs: they get no more results, and the client
+        must return them."""
         with self._lock:
             late = time.monotonic() - self._idle_seconds
             idle = [slab for slab in self._outputs() if self._is_idle(slab) and slab.idle_since <= late]

@@ -1,4 +1,5 @@
-"""Engines as they come: each fault is an ordinary, tested case. ``Bad`` does what its options say, at load or at a request."""
+"""Engines as they come: each fault is an ordinary, tested case. ``Bad`` does what its options say,
+at load or at a request."""
 
 import ctypes
 import os
@@ -53,7 +54,8 @@ class Bad:
 
     @method(inputs=[Tensor("x", "float32", ["samples=0.."])], outputs=SOUND)
     def double(self, *, x: Any) -> Any:
-        """In place: as `torch.from_numpy(x).mul_(2)`, which does not heed that an array is read-only."""
+        """In place: as `torch.from_numpy(x).mul_(2)`, which does not heed that an
+        array is read-only."""
         memory = numpy.ctypeslib.as_array((ctypes.c_float * x.size).from_address(x.__array_interface__["data"][0]))
         memory *= 2
         return Result(audio=x)
@@ -112,7 +114,8 @@ class Bad:
             if (child := os.fork()) == 0:
                 if what == "forked segv":
                     ctypes.string_at(0)
-                return {"audio": numpy.ones(1, "float32")}  # the child goes back as if it were the worker
+                # The child goes back as if it were the worker.
+                return {"audio": numpy.ones(1, "float32")}
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             return Result(audio=numpy.zeros(1, "float32"), values={"status": status})
         if what == "spawn":

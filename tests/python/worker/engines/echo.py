@@ -1,4 +1,5 @@
-"""What the minimal worker in C++ does: gives its input back, after a while if it is told to, and generates."""
+"""What the minimal worker in C++ does: gives its input back, after a while if it is told to,
+and generates."""
 
 import sys
 import time

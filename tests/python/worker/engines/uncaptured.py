@@ -1,4 +1,5 @@
-"""Engines whose step reads a value. Their GPU is the tests' stand-in, in whose capture the read fails with CUDA's error, or ends the process."""
+"""Engines whose step reads a value. Their GPU is the tests' stand-in, in whose capture the read
+fails with CUDA's error, or ends the process."""
 
 import os
 import signal

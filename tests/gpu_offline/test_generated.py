@@ -38,10 +38,13 @@ LENGTH = 48  # of a key/value buffer
 #: Of sequences whose number changes: seven products for each of two layers, and the head's; and one
 #: for the rotary angles.
 OF_SEVERAL = {"extern_kernels.mm": 2 * 7 + 1, "extern_kernels.bmm": 1}
-#: How far numbers may lie from those of the step uncompiled: that rounds to bfloat16 between any
-#: two operations, kernels less often. Of logits between -28 and 28 the farthest was 0.39 away, and
-#: 0.23 from those in float32.
+#: How far numbers may lie from those of the step uncompiled; of logits in bfloat16 `FARTHEST` of
+#: the greatest instead of `atol`. That step rounds to bfloat16 between any two operations, kernels
+#: less often. Of a language model's logits between -28 and 28 the farthest was 0.39 away, and 0.23
+#: from those in float32; of T3's between -183 and 140, 2.1 away and 1.7 from float32, from which
+#: the step uncompiled lay 1.2.
 WITHIN = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 0.02, "atol": 0.5}}
+FARTHEST = 0.018
 
 
 class Decode(unittest.TestCase):
@@ -123,7 +126,8 @@ class Decode(unittest.TestCase):
         self.assertGreater(len(run.launched), 5)
         matrices = [layer.in_features * layer.out_features for layer in family.model.modules() if isinstance(layer, (quantised.Int8Linear, quantised.Int4Linear))]
         self.assertLess(max(run.buffers), min(matrices, default=math.inf))
-        torch.testing.assert_close(computed, logits, **WITHIN[dtype])
+        far = {} if dtype is torch.float32 else {"atol": FARTHEST * float(logits.abs().max())}
+        torch.testing.assert_close(computed, logits, **{**WITHIN[dtype], **far})
         for index, (one, other, old) in enumerate(zip(found, wanted, before, strict=True)):
             torch.testing.assert_close(one, other, **WITHIN[dtype], msg=lambda said, index=index: f"buffer {index}: {said}")
             self.assertEqual(int((one != old).any(-1).sum()), sequences * numbers.rows * numbers.heads, "one position of each row is written, in place")

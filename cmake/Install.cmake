@@ -4,9 +4,11 @@ include(CMakePackageConfigHelpers)
 
 # The C++ client: headers, archives, and what find_package(Bulkhead) reads.
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Bulkhead)
-set(archive_dir ${CMAKE_INSTALL_LIBDIR}/bulkhead)  # a name such as libipc_base.a is nothing for a common folder
+# A name such as libipc_base.a is nothing for a common folder.
+set(archive_dir ${CMAKE_INSTALL_LIBDIR}/bulkhead)
 set_target_properties(bulkhead_client PROPERTIES EXPORT_NAME client)
-set(headers_dir ${CMAKE_INSTALL_INCLUDEDIR}/bulkhead)  # what users give to -I: they include <bulkhead/channel.h>
+# What users give to -I: they include <bulkhead/channel.h>.
+set(headers_dir ${CMAKE_INSTALL_INCLUDEDIR}/bulkhead)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/clients/cpp/include/bulkhead DESTINATION ${headers_dir} COMPONENT client)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/ipc DESTINATION ${headers_dir} COMPONENT client
     FILES_MATCHING REGEX "/(base/(error|unique_fd)|channel/dtype|cuda/(gpu|driver|driver_types))[.]h$")
@@ -26,8 +28,8 @@ install(FILES ${PROJECT_BINARY_DIR}/BulkheadConfig.cmake ${PROJECT_BINARY_DIR}/B
 configure_file(${CMAKE_CURRENT_LIST_DIR}/bulkhead-client.pc.in ${PROJECT_BINARY_DIR}/bulkhead-client.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/bulkhead-client.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT client)
 
-# The daemon: its programs look for one another in the folder where they lie.
-# The worker of `runtime: python`, at the place beside the programs where the supervisor looks for it.
+# The daemon: its programs look for one another in the folder where they lie. The worker of
+# `runtime: python`, at the place beside the programs where the supervisor looks for it.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/clients/python/bulkhead DESTINATION ${CMAKE_INSTALL_DATADIR}/bulkhead/python
     COMPONENT daemon PATTERN __pycache__ EXCLUDE PATTERN "*.json" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/ipc/channel/wire.json ${PROJECT_SOURCE_DIR}/ipc/links/worker_link.json
@@ -36,7 +38,8 @@ install(FILES ${PROJECT_SOURCE_DIR}/ipc/channel/wire.json ${PROJECT_SOURCE_DIR}/
 install(TARGETS bulkheadd bulkhead-supervisor bulkhead RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
 foreach(target bulkhead-worker bulkhead_cuda)
     if(TARGET ${target})
-        set_target_properties(${target} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)  # where LibTorch lies
+        # Where LibTorch lies.
+        set_target_properties(${target} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
         install(TARGETS ${target} DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
     endif()
 endforeach()

@@ -1,9 +1,11 @@
-# A room is a folder that is a target: what stands in it may include its own headers and those of the rooms that its link
-# line names, or that they name in turn. The linker checks calls, tests/rooms.py checks includes.
+# A room is a folder that is a target: what stands in it may include its own headers and those of
+# the rooms that its link line names, or that they name in turn. The linker checks calls,
+# tests/rooms.py checks includes.
 #
 #   bulkhead_room(TARGET FOLDER [LINK room or library...] [PRIVATE library...] [INCLUDE room...])
 #
-# Sources: all of FOLDER's own .cpp. LINK is public. Of the rooms in INCLUDE it has the headers alone, and links nothing.
+# Sources: all of FOLDER's own .cpp. LINK is public. Of the rooms in INCLUDE it has the headers
+# alone, and links nothing.
 function(bulkhead_room target folder)
     cmake_parse_arguments(room "" "" "LINK;PRIVATE;INCLUDE" ${ARGN})
     file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
@@ -13,8 +15,9 @@ function(bulkhead_room target folder)
     bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE} ${room_INCLUDE})
 endfunction()
 
-# Writes what SCRIPT DATA prints to HEADER at configure time, and again when SCRIPT or DATA has changed: C++ made from a
-# file that other languages read too. HEADER lies under build/generated/; an unchanged one keeps its time.
+# Writes what SCRIPT DATA prints to HEADER at configure time, and again when SCRIPT or DATA has
+# changed: C++ made from a file that other languages read too. HEADER lies under build/generated/;
+# an unchanged one keeps its time.
 function(bulkhead_generate script data header)
     execute_process(
         COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/${script} ${CMAKE_CURRENT_SOURCE_DIR}/${data} ${ARGN}

@@ -65,7 +65,8 @@ struct MethodSpec {
 /// For runtime python: what is loaded, and by which interpreter.
 struct PythonSpec {
     std::string engine;                 ///< "module:Class", or "/absolute/file.py:Class"
-    std::filesystem::path interpreter;  ///< absolute; empty: `python3` beside our programs, else on PATH
+    std::filesystem::path interpreter;  ///< absolute; empty: `python3` beside our
+                                        ///< programs, else on PATH
     boost::json::object options;        ///< passed to the engine unchanged
     friend bool operator==(const PythonSpec&, const PythonSpec&) = default;
 };
@@ -82,7 +83,8 @@ struct ModelGroup {
 struct ModelSpec : ModelSettings {
     std::string name;
     Runtime runtime{};
-    /// Absolute: TorchScript file, .pt2 package, folder of a generating model, or an engine's own file, if it has one.
+    /// Absolute: TorchScript file, .pt2 package, folder of a generating model, or an engine's own
+    /// file, if it has one.
     std::filesystem::path file;
     std::string device{"auto"};
     std::vector<std::string> other_devices;  ///< used in this order if `device` has no room

@@ -1,6 +1,7 @@
 #pragma once
 
-/// What the keys of a fleet file can hold. `fleet_keys.h`, generated from fleet.schema.json, says it for each key.
+/// What the keys of a fleet file can hold. `fleet_keys.h`, generated from fleet.schema.json, says
+/// it for each key.
 
 #include <array>
 #include <cstddef>

@@ -15,7 +15,8 @@ inline constexpr std::size_t nesting_max = 32;
 inline constexpr std::size_t nodes_max = 10'000;  ///< with every alias expanded
 inline constexpr std::size_t diagnostics_max = 200;
 
-inline constexpr std::int64_t workers_max = 256;  ///< all replicas together: the size of the keeper's table
+inline constexpr std::int64_t workers_max = 256;  ///< all replicas together: the size of the
+                                                  ///< keeper's table
 inline constexpr std::size_t blanks_max = 16;  ///< of all kinds; they take places of replicas
 inline constexpr std::uint64_t memory_bytes_max = std::uint64_t{1} << 40;  ///< of one device
 inline constexpr std::size_t methods_max = 32;

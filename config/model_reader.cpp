@@ -186,7 +186,8 @@ void KeyReader::operator()(std::string_view key, auto& to, auto rule) const {
     if (const auto value = fields.take(key)) read(*value, to, rule);
 }
 
-/// Relative to the fleet file's folder. Keeps symlinks: a venv's interpreter finds its venv through its own symlink.
+/// Relative to the fleet file's folder. Keeps symlinks: a venv's interpreter finds its venv through
+/// its own symlink.
 std::optional<std::filesystem::path> read_path(const Value& value, const std::string& text,
                                                const std::filesystem::path& folder, FileCheck check,
                                                bool is_folder = false) {
@@ -273,7 +274,8 @@ void refuse_keys(const Fields& fields, const std::string& where, std::initialize
     model.methods.clear();
 }
 
-/// The package declares inputs and outputs of a generating model; each sequence starts from a fresh state.
+/// The package declares inputs and outputs of a generating model; each sequence starts from
+/// a fresh state.
 void read_generating(Fields& fields, const std::string& where, ModelSpec& model) {
     const auto generate = fields.take("generate");
     if (model.runtime != Runtime::generate) {

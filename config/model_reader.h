@@ -17,7 +17,8 @@ enum class FileCheck { must_exist, none };
 /// the maps `deadlines`, `channel` and `environment` are merged key by key.
 void read_settings(Fields& fields, const std::string& where, ModelSpec& model);
 
-/// Reads one model into `model`, which has the defaults and its name. Relative paths are relative to `folder`.
+/// Reads one model into `model`, which has the defaults and its name. Relative paths are
+/// relative to `folder`.
 void read_model(Fields& fields, const std::string& where, const std::filesystem::path& folder, FileCheck check,
                 ModelSpec& model);
 

@@ -55,7 +55,8 @@ void read_root(const NodeRef& root, Report& report, Fleet& fleet) {
     Fields fields{Value{root, "the file's value", report}, ""};
     if (!fields.is_map()) return;
     if (const auto version = fields.require("version", "add version: 1"))
-        if (!version->integer(1, 1) && !version->is_invalid()) return;  // another version has other keys
+        // Another version has other keys.
+        if (!version->integer(1, 1) && !version->is_invalid()) return;
     ModelSpec defaults;
     if (const auto value = fields.take("defaults")) {
         Fields keys{*value, "defaults: "};
@@ -93,7 +94,8 @@ ReadFleet read_fleet(const std::filesystem::path& file) {
     if (status.type() != std::filesystem::file_type::regular)
         return refused(file, failure ? failure.message() : "not a regular file", "name a fleet file to read");
     std::ifstream stream{file, std::ios::binary};
-    std::string text(limits::file_bytes_max + 1, '\0');  // one byte more than allowed shows that the file is too big
+    std::string text(limits::file_bytes_max + 1, '\0');  // one byte more than allowed shows that
+                                                         // the file is too big
     stream.read(text.data(), static_cast<std::streamsize>(text.size()));
     if (!stream.eof() && stream.fail()) {
         const Error error = system_error("reading", errno);

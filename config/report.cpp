@@ -14,7 +14,8 @@
 namespace bulkhead::config {
 namespace {
 
-/// Counts the edits (insert, delete, replace, swap of neighbours) that turn one word into the other.
+/// Counts the edits (insert, delete, replace, swap of neighbours) that turn one word
+/// into the other.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
     std::vector<std::size_t> before;  // two rows above, for the swap
     std::vector<std::size_t> above(b.size() + 1);
@@ -83,7 +84,8 @@ std::string cut(std::string_view text) {
 std::string in_quotes(std::string_view text) { return bulkhead::in_quotes(cut(text)); }
 
 std::string suggestion(std::string_view text, std::span<const std::string_view> known) {
-    const std::string_view word = text.substr(0, 64);  // bounded: the cost is the product of both lengths
+    const std::string_view word = text.substr(0, 64);  // bounded: the cost is the product
+                                                       // of both lengths
     std::string_view nearest;
     std::size_t least = std::max<std::size_t>(word.size() / 3, 1) + 1;
     for (const std::string_view candidate : known)

@@ -26,7 +26,8 @@ public:
     void add(SourceLocation place, std::string_view attempt, std::string_view remedy);
     /// Adds a warning: the value is read but has no effect. Warnings beyond the bound are dropped.
     void warn(SourceLocation place, std::string_view attempt, std::string_view remedy);
-    /// Returns the errors in the order of the file; an aliased node that was read twice is reported once.
+    /// Returns the errors in the order of the file; an aliased node that was read twice is
+    /// reported once.
     [[nodiscard]] std::vector<Diagnostic> take() &&;
     /// As `take`, for warnings.
     [[nodiscard]] std::vector<Diagnostic> take_warnings() &&;

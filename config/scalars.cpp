@@ -62,7 +62,8 @@ std::optional<double> parse_number(std::string_view text) {
     }
     if (text == ".inf" || text == ".Inf" || text == ".INF") return sign * std::numeric_limits<double>::infinity();
     if (text == ".nan" || text == ".NaN" || text == ".NAN") return std::numeric_limits<double>::quiet_NaN();
-    if (text.empty() || (!is_digit(text[0]) && text[0] != '.')) return std::nullopt;  // of from_chars, what YAML allows
+    // Of from_chars, what YAML allows.
+    if (text.empty() || (!is_digit(text[0]) && text[0] != '.')) return std::nullopt;
     double value = std::numeric_limits<double>::infinity();
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (end != text.data() + text.size() || failure == std::errc::invalid_argument) return std::nullopt;

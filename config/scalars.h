@@ -1,6 +1,7 @@
 #pragma once
 
-/// The small grammars of a fleet file's values: YAML 1.2's core schema, durations, sizes, dimensions.
+/// The small grammars of a fleet file's values: YAML 1.2's core schema, durations,
+/// sizes, dimensions.
 
 #include <chrono>
 #include <cstdint>

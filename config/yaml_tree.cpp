@@ -16,7 +16,8 @@
 namespace bulkhead::config {
 namespace {
 
-/// Thrown to end a parse inside an event, after an error that makes the rest worthless. Already reported.
+/// Thrown to end a parse inside an event, after an error that makes the rest worthless.
+/// Already reported.
 struct Enough {};
 
 SourceLocation location_of(const YAML::Mark& mark) { return {mark.line + 1, mark.column + 1}; }
@@ -89,8 +90,10 @@ private:
     struct Open {
         std::shared_ptr<Node> node;
         YAML::anchor_t anchor;
-        std::optional<Node::Entry> pending{};                         ///< a map's key whose value is still to come
-        bool pending_is_invalid = false;                              ///< the key is not valid: drop its value
+        /// A map's key whose value is still to come.
+        std::optional<Node::Entry> pending{};
+        /// The key is not valid: drop its value.
+        bool pending_is_invalid = false;
         std::unordered_map<std::string, SourceLocation> keys_seen{};  ///< of a map
     };
 
@@ -117,7 +120,8 @@ private:
         return false;
     }
 
-    /// yaml-cpp turns `\N` and `\_` into single bytes, and `\ud800` into a code point that does not exist.
+    /// yaml-cpp turns `\N` and `\_` into single bytes, and `\ud800` into a code point that
+    /// does not exist.
     bool check_escapes(const YAML::Mark& mark, std::string_view value) {
         for (std::size_t at = 0, length = 0; at < value.size(); at += length) {
             length = first_character(value.substr(at)).bytes;

@@ -15,7 +15,8 @@ namespace bulkhead::config {
 struct Node;
 using NodeRef = std::shared_ptr<const Node>;
 
-/// One value of a YAML document: what was written, and where. An alias shares the node of its anchor.
+/// One value of a YAML document: what was written, and where. An alias shares the node
+/// of its anchor.
 ///
 /// Built from the parser's events, not from YAML::Node, which drops duplicate keys, follows aliases
 /// into cycles and recurses on the stack.

@@ -94,10 +94,12 @@ int supervise(const Arguments& arguments, const std::optional<supervisor::LogSto
             logs->writer->save("last good fleet", [file = supervisor::LastGoodFleet{logs->folder}, fleet = read.fleet] {
                 file.save(fleet);
             });
-            (void)logs->writer->flush();  // the next supervisor needs the file, so write it before anything else
+            (void)logs->writer->flush();  // the next supervisor needs the file, so write it
+                                          // before anything else
         }
     } else {
-        // Not the first supervisor of this keeper: workers may run, and a typing error must not end them.
+        // Not the first supervisor of this keeper: workers may run, and a typing error
+        // must not end them.
         auto last_good = logs ? supervisor::LastGoodFleet{logs->folder}.load() : std::nullopt;
         if (!last_good) return exit_config_invalid;
         fleet_error = read.diagnostics.front().text();

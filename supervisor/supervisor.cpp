@@ -95,7 +95,8 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
         read_former(*options_.logs, hello);
     }
     context_->generation_last = hello.generation_last;
-    // The keeper does not know names that blanks were given: at most `blanks_max` of them since its last spawn.
+    // The keeper does not know names that blanks were given: at most `blanks_max` of them since
+    // its last spawn.
     if (hello.supervisor_starts > 1 && !options_.fleet.blanks.empty())
         context_->generation_last += config::limits::blanks_max;
     context_->channel_last = hello.supervisor_starts << 32U;
@@ -133,8 +134,9 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
         });
 }
 
-/// Reads what former supervisors knew before anything may start on a GPU, in one job: a hanging disk
-/// is waited for once. GPU state counts however late it arrives, and is not overwritten before.
+/// Reads what former supervisors knew before anything may start on a GPU, in one job: a
+/// hanging disk is waited for once. GPU state counts however late it arrives, and is not
+/// overwritten before.
 void Supervisor::read_former(const LogStore& logs, const keeper_link::KeeperHello& hello) {
     std::vector<std::string> models;
     if (hello.supervisor_starts > 1)
@@ -227,7 +229,8 @@ void Supervisor::end() {
 /// Rejects an invalid file; the fleet does not change.
 void Supervisor::reload(std::function<void(const Reloaded&)> reloaded) {
     reload_waiters_.push_back(std::move(reloaded));
-    if (reload_waiters_.size() > 1 || phase_ == Phase::ending) return;  // shares the reading under way
+    // Shares the reading under way.
+    if (reload_waiters_.size() > 1 || phase_ == Phase::ending) return;
     off_loop_.run(
         "reading the fleet file and looking at the models' files",
         [file = options_.fleet.source] {
@@ -271,8 +274,9 @@ void Supervisor::apply(const config::Fleet& fleet, Reloaded reloaded) {
     });
 }
 
-/// The keeper cannot return to a supervisor that has ended. So the installed program must first show
-/// that it runs, and that it speaks to the present keeper, which stays if it cannot be re-executed.
+/// The keeper cannot return to a supervisor that has ended. So the installed program must
+/// first show that it runs, and that it speaks to the present keeper, which stays if it cannot
+/// be re-executed.
 void Supervisor::check_next(bool with_keeper, std::function<void(Result<>)> checked) {
     checks_.run(
         "trying the installed program",
@@ -312,7 +316,8 @@ void Supervisor::hand_over(bool with_keeper) {
 void Supervisor::hand_over_when_spawned(bool with_keeper) {
     if (fleet_->is_spawning() && Deadline::Clock::now() < end_by_)
         return end_check_.arm(limits::settle_poll, [this, with_keeper] { hand_over_when_spawned(with_keeper); });
-    if (fleet_->is_stopping() || phase_ == Phase::ending) return;  // a stop arrived meanwhile and takes precedence
+    // A stop arrived meanwhile and takes precedence.
+    if (fleet_->is_stopping() || phase_ == Phase::ending) return;
     phase_ = Phase::ending;
     server_->finish([this, with_keeper] {
         spdlog::info("supervisor pid={} hands over to its successor", facts_.supervisor_pid);

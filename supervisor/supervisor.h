@@ -78,12 +78,14 @@ private:
     DaemonFacts facts_;
     std::uint16_t keeper_version_min_ = 0, keeper_version_max_ = 0;  ///< of the keeper link
     std::vector<FoundWorker> found_;                                 ///< until they are adopted
-    Declarations declarations_;                                      ///< when this supervisor started
+    /// When this supervisor started.
+    Declarations declarations_;
     Admission::Known known_;                                         ///< until the fleet has it
     FormerLines former_lines_;                                       ///< until its models exist
     Deadline end_check_{io_};
     Deadline::Clock::time_point end_by_{};
-    std::vector<std::function<void(const Reloaded&)>> reload_waiters_;  ///< wait for the reload under way
+    /// Wait for the reload under way.
+    std::vector<std::function<void(const Reloaded&)>> reload_waiters_;
     enum class Phase : std::uint8_t {
         starting,      ///< before it has a fleet
         serving,

@@ -1,6 +1,7 @@
-# LibTorch out of the `torch` wheel, as two targets: `torch_cpu_only` (0.2 s, 120 MB in a process) and
-# `torch_cuda_all` (0.36 s, 475 MB) for the CUDA module. Torch's own package file is not used: under C++20
-# and CMake 3.25 it stops at an unknown CUDA dialect, and it links all of LibTorch to every user.
+# LibTorch out of the `torch` wheel, as two targets: `torch_cpu_only` (0.2 s, 120 MB in a process)
+# and `torch_cuda_all` (0.36 s, 475 MB) for the CUDA module. Torch's own package file is not used:
+# under C++20 and CMake 3.25 it stops at an unknown CUDA dialect, and it links all of LibTorch to
+# every user.
 set(OPENSSL_USE_STATIC_LIBS TRUE)  # a venv with torch has none, and a machine another one
 find_package(OpenSSL REQUIRED)
 
@@ -17,8 +18,8 @@ endif()
 message(STATUS "LibTorch: ${BULKHEAD_TORCH_DIR}")
 
 add_library(torch_cpu_only INTERFACE)
-# After the system's own headers: the wheel brings an {fmt} 12 whose compiled part it does not export, and which
-# the system's spdlog does not understand.
+# After the system's own headers: the wheel brings an {fmt} 12 whose compiled part it does not
+# export, and which the system's spdlog does not understand.
 target_compile_options(torch_cpu_only INTERFACE
     "SHELL:-idirafter ${BULKHEAD_TORCH_DIR}/include"
     "SHELL:-idirafter ${BULKHEAD_TORCH_DIR}/include/torch/csrc/api/include")

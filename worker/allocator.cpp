@@ -1,13 +1,16 @@
 // jemalloc is linked into bulkhead-worker and replaces glibc's malloc, for LibTorch too.
 //
-// glibc maps a large tensor for each request and unmaps it afterwards, so each page faults in the kernel; 64 MiB cost
-// several times as much as copying them. jemalloc keeps freed pages for the next request, for a while.
+// glibc maps a large tensor for each request and unmaps it afterwards, so each page faults in the
+// kernel; 64 MiB cost several times as much as copying them. jemalloc keeps freed pages for the
+// next request, for a while.
 
 extern "C" {
 
-/// Read before main(), then merged, key by key, with `environment: {MALLOC_CONF: ...}` of the fleet file.
+/// Read before main(), then merged, key by key, with `environment: {MALLOC_CONF: ...}` of
+/// the fleet file.
 const char* malloc_conf =
-    // 10 s, jemalloc's default: long enough for pauses in a conversation. Then all freed pages are returned.
+    // 10 s, jemalloc's default: long enough for pauses in a conversation. Then all freed
+    // pages are returned.
     "dirty_decay_ms:10000,"
     // No second stage: pages under MADV_FREE count as resident until another process needs them.
     "muzzy_decay_ms:0,"

@@ -69,8 +69,8 @@ int main(int argc, char** argv) {
     spdlog::set_pattern("%l: %v");
     const SignalStack signal_stack;
     report_fatal_signals(link_fd);
-    // The main thread, which lives as long as the process, holds the page's mutex. Never destroyed: the kernel releases
-    // it.
+    // The main thread, which lives as long as the process, holds the page's mutex. Never destroyed:
+    // the kernel releases it.
     Result<std::unique_ptr<StatusPage>> page = StatusPage::make();
     if (!page) spdlog::warn("{}; a death of this worker is noticed later", page.error().text());
 
@@ -89,7 +89,8 @@ int main(int argc, char** argv) {
                    .load = load_model,
                    .torch_version = torch_version(),
                    .page = page ? page->release() : nullptr,
-                   // Without destructors: the driver's teardown returns all device memory, captured or not.
+                   // Without destructors: the driver's teardown returns all device memory,
+                   // captured or not.
                    .exit = [](int status) { ::_exit(status); }}};
 
     boost::asio::signal_set terminate{io, SIGTERM};

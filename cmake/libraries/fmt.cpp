@@ -1,4 +1,5 @@
-// fmt from its headers, compiled once: the functions, and the templates that its headers expect elsewhere.
+// fmt from its headers, compiled once: the functions, and the templates that its headers
+// expect elsewhere.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -1,2 +1,3 @@
-// Compiles Boost.JSON once from its headers: Debian's library package is then not needed at run time.
+// Compiles Boost.JSON once from its headers: Debian's library package is then not
+// needed at run time.
 #include <boost/json/src.hpp>

@@ -23,7 +23,8 @@ struct Entry {
 struct Registry {
     std::mutex mutex;
     std::vector<Entry> entries;
-    std::uint64_t forks = 0;  ///< forks between the first process and this one; written while only one thread exists
+    std::uint64_t forks = 0;  ///< forks between the first process and this one; written while only
+                              ///< one thread exists
 };
 
 /// Never destroyed: a thread may fork while the program ends.
@@ -32,7 +33,8 @@ Registry& registry() {
     return only;
 }
 
-/// Returns a socket without a peer; if only one number is free, one that never had a peer, which fails too. -1: none.
+/// Returns a socket without a peer; if only one number is free, one that never had a peer, which
+/// fails too. -1: none.
 int dead_socket() {
     std::array<int, 2> pair{-1, -1};
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair.data()) != 0)

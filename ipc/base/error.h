@@ -42,8 +42,9 @@ using Result = boost::system::result<T, Error>;
 /// the code is missing or unknown. Empty: no such line.
 [[nodiscard]] std::optional<Error> error_in(std::string_view printed);
 
-/// "attempt: strerror(number)", with the code and remedy an operator can use: EMFILE, ENFILE, ENOMEM,
-/// ENOSPC become `resources_exhausted`, EACCES and EPERM `not_permitted`, all others `internal`.
+/// "attempt: strerror(number)", with the code and remedy an operator can use: EMFILE,
+/// ENFILE, ENOMEM, ENOSPC become `resources_exhausted`, EACCES and EPERM `not_permitted`,
+/// all others `internal`.
 [[nodiscard]] Error system_error(std::string_view attempt, int error_number);
 
 /// Thrown by `Result::value()` on an unchecked error.

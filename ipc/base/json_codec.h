@@ -1,7 +1,7 @@
 #pragma once
 
-/// Values as JSON, and back. A struct lists its members once, in `static void members(auto& self, auto&& visit)`, which
-/// calls `visit(name, member, is_required)` for each.
+/// Values as JSON, and back. A struct lists its members once, in `static void members(auto& self,
+/// auto&& visit)`, which calls `visit(name, member, is_required)` for each.
 
 #include <optional>
 #include <string>
@@ -65,7 +65,8 @@ json::value encode(const T& from) {
 template <typename T>
 [[nodiscard]] bool decode(const json::value& from, T& to);
 
-/// Leaves a member as it is that is absent or of another type. Returns the first such that is required; empty: none.
+/// Leaves a member as it is that is absent or of another type. Returns the first such that is
+/// required; empty: none.
 template <Struct T>
 std::string_view decode_members(const json::object& from, T& to) {
     std::string_view missing;

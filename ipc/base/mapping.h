@@ -36,8 +36,9 @@ private:
     std::span<std::byte> bytes_;
 };
 
-/// Returns how many bytes of a part of a mapped file are in the page cache; all if the kernel does not
-/// say. `mincore` reports a file as fully cached if this user may not write it. `part` begins on a page.
+/// Returns how many bytes of a part of a mapped file are in the page cache; all if the kernel
+/// does not say. `mincore` reports a file as fully cached if this user may not write it. `part`
+/// begins on a page.
 [[nodiscard]] std::size_t cached_bytes(std::span<std::byte> part);
 
 }  // namespace bulkhead

@@ -15,7 +15,8 @@
 namespace bulkhead {
 namespace {
 
-/// SEQPACKET reports both an empty packet and the end of file as 0 bytes; only at the end has the peer hung up.
+/// SEQPACKET reports both an empty packet and the end of file as 0 bytes; only at the end has
+/// the peer hung up.
 bool peer_has_hung_up(int socket) {
     pollfd entry{socket, POLLRDHUP, 0};
     return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP)) != 0;
@@ -87,7 +88,8 @@ Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, P
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     descriptors.attach_to(message);
-    // A peer that closed with unread packets causes one ECONNRESET, before its own packets are read.
+    // A peer that closed with unread packets causes one ECONNRESET, before its own
+    // packets are read.
     ssize_t received = 0;
     do received = ::recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
     while (received < 0 && (errno == EINTR || errno == ECONNRESET));

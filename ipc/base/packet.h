@@ -28,7 +28,8 @@ struct PacketPair {
 struct Packet {
     std::span<const std::byte> bytes;
     std::vector<UniqueFd> fds;  ///< close-on-exec
-    bool fds_lost = false;      ///< some came, and this process had no free descriptor to receive them; `fds` is empty
+    bool fds_lost = false;      ///< some came, and this process had no free descriptor to receive
+                                ///< them; `fds` is empty
 };
 
 enum class ReceiveOutcome { packet, would_block, closed };
@@ -36,8 +37,8 @@ enum class ReceiveOutcome { packet, would_block, closed };
 /// Sends one packet whole or not at all; the caller keeps the descriptors. Never waits, whatever
 /// the socket's flags: a peer that shares the open file could change those.
 ///
-/// Errors  worker_lost if the peer is gone (never SIGPIPE), queue_full if the socket's buffer is full,
-/// resources_exhausted
+/// Errors  worker_lost if the peer is gone (never SIGPIPE), queue_full if the socket's buffer is
+///         full, resources_exhausted
 [[nodiscard]] Result<> send_packet(int socket, std::span<const std::byte> bytes, std::span<const int> fds = {},
                                    std::size_t fds_max = packet_fds_max);
 [[nodiscard]] Result<> send_packet(int socket, std::string_view text, std::span<const int> fds = {});

@@ -17,7 +17,8 @@
 
 namespace bulkhead {
 
-/// By system call: glibc 2.36 declares pidfd_open without C linkage. Empty, with errno set, if the process is gone.
+/// By system call: glibc 2.36 declares pidfd_open without C linkage. Empty, with errno set, if the
+/// process is gone.
 [[nodiscard]] inline UniqueFd pidfd_of(pid_t pid) {
     return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
 }

@@ -10,8 +10,9 @@
 
 namespace bulkhead {
 
-/// The descriptors of one `recvmsg`. Has room for all that the kernel can deliver at once, so extra ones
-/// are seen and closed. If control data is still truncated, this process had run out of descriptors.
+/// The descriptors of one `recvmsg`. Has room for all that the kernel can deliver at once, so
+/// extra ones are seen and closed. If control data is still truncated, this process had run out
+/// of descriptors.
 class ReceivedFds {
 public:
     ReceivedFds() = default;

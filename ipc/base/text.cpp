@@ -87,7 +87,8 @@ std::string bytes_text(std::uint64_t bytes) {
     if (bytes < 1024) return fmt::format("{} bytes", bytes);
     double value = static_cast<double>(bytes) / 1024;
     std::size_t unit = 0;
-    for (; value >= 1023.95 && unit + 1 < units.size(); ++unit) value /= 1024;  // what would print as 1024.0
+    // What would print as 1024.0.
+    for (; value >= 1023.95 && unit + 1 < units.size(); ++unit) value /= 1024;
     return fmt::format("{:.1f} {}", value, units.at(unit));
 }
 

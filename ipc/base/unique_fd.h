@@ -6,7 +6,8 @@
 
 namespace bulkhead {
 
-/// The only owner of a file descriptor. No conversion to `int`: that would let a closed number travel.
+/// The only owner of a file descriptor. No conversion to `int`: that would let a closed
+/// number travel.
 class UniqueFd {
 public:
     UniqueFd() noexcept = default;

@@ -10,7 +10,8 @@
 
 namespace bulkhead {
 
-/// Reads until `bytes` is full or the file ends. Returns how many were read; nothing on failure, with errno.
+/// Reads until `bytes` is full or the file ends. Returns how many were read; nothing on
+/// failure, with errno.
 [[nodiscard]] inline std::optional<std::size_t> read_at(int fd, std::span<std::byte> bytes, std::uint64_t offset) {
     std::size_t done = 0;
     while (done < bytes.size()) {

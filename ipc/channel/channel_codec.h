@@ -199,7 +199,8 @@ struct Refusal {
 [[nodiscard]] Result<std::vector<std::byte>> encode(const Welcome& message);
 [[nodiscard]] std::vector<std::byte> encode(const SlabOffer& message);
 [[nodiscard]] Result<std::vector<std::byte>> encode(const InferResult& message);
-[[nodiscard]] std::vector<std::byte> encode(const Failure& message);  ///< cuts long text, cleans unprintable text
+/// Cuts long text, cleans unprintable text.
+[[nodiscard]] std::vector<std::byte> encode(const Failure& message);
 [[nodiscard]] std::vector<std::byte> encode(const Closing& message);
 [[nodiscard]] std::vector<std::byte> encode(const RingOffer& message);
 [[nodiscard]] std::vector<std::byte> encode(const SlabAccepted& message);

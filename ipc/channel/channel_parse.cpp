@@ -45,7 +45,8 @@ private:
     std::span<const std::byte> rest_;
 };
 
-/// Returns a view of the array's text; empty without a terminator, or if the text is not printable UTF-8.
+/// Returns a view of the array's text; empty without a terminator, or if the text is not
+/// printable UTF-8.
 template <std::size_t size>
 std::optional<std::string_view> text_of(const std::array<char, size>& field) {
     const auto end = std::ranges::find(field, '\0');

@@ -21,7 +21,8 @@ using Dims = boost::container::small_vector<std::int64_t, wire::rank_max>;
 /// Returns strides in elements. The dims must have passed `tensor_bytes`.
 [[nodiscard]] Dims contiguous_strides(std::span<const std::int64_t> dims);
 
-/// PyTorch's definition: strides of dims of length 1, and all strides of an empty tensor, do not matter.
+/// PyTorch's definition: strides of dims of length 1, and all strides of an empty tensor,
+/// do not matter.
 [[nodiscard]] bool is_contiguous(std::span<const std::int64_t> dims, std::span<const std::int64_t> strides);
 
 /// Checks that a lease lies wholly in a slab of this size and starts at wire::tensor_alignment.

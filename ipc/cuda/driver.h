@@ -7,7 +7,8 @@
 
 namespace bulkhead::cuda {
 
-/// Every driver function in use, with the symbol that has this signature: `_v2` if cuda.h renames it so.
+/// Every driver function in use, with the symbol that has this signature: `_v2` if cuda.h
+/// renames it so.
 // clang-format off
 #define BULKHEAD_CUDA_FUNCTIONS(F)                                                                                \
     F(cuInit, "cuInit", unsigned flags)                                                                           \
@@ -65,11 +66,13 @@ namespace bulkhead::cuda {
 /// Thread  any
 class Driver {
 public:
-    /// Loads once; later calls return the same result. Never closes the library: its threads and exit handlers stay.
+    /// Loads once; later calls return the same result. Never closes the library: its threads and
+    /// exit handlers stay.
     /// Errors  load_failed: no library, a missing symbol, or a failure of `cuInit`
     static const Result<const Driver*>& load();
 
-    /// "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", as out_of_memory, resources_exhausted or internal.
+    /// "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", as out_of_memory,
+    /// resources_exhausted or internal.
     [[nodiscard]] Error failed(std::string_view call, CUresult error) const;
     [[nodiscard]] Result<> check(std::string_view call, CUresult error) const {
         return error == CUDA_SUCCESS ? Result<>{} : Result<>{failed(call, error)};

@@ -9,9 +9,11 @@
 
 namespace bulkhead::cuda {
 
-/// One GPU through its primary context, which the CUDA runtime, and so LibTorch and PyTorch, use too.
+/// One GPU through its primary context, which the CUDA runtime, and so LibTorch and
+/// PyTorch, use too.
 ///
-/// Owns    a reference to the context; the first one in a process costs 100 to 550 MiB of device memory
+/// Owns    a reference to the context; the first one in a process costs 100 to 550 MiB
+///         of device memory
 /// Thread  any; calls make the context current and restore the thread's former one
 class Gpu {
 public:

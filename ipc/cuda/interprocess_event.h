@@ -28,7 +28,8 @@ public:
     [[nodiscard]] Result<wire::CudaIpcHandle> handle() const;
     /// Records behind all work queued on the stream; null: the default stream.
     [[nodiscard]] Result<> record(CUstream stream) const;
-    /// Work queued from now on runs after the latest recording. An event never recorded does not block.
+    /// Work queued from now on runs after the latest recording. An event never recorded
+    /// does not block.
     [[nodiscard]] Result<> make_wait(CUstream stream) const;
 
 private:

@@ -7,7 +7,8 @@
 namespace bulkhead::cuda {
 namespace {
 
-/// CUDA programming guide, interprocess communication: "allocations of sizes aligned to 2 MiB are recommended".
+/// CUDA programming guide, interprocess communication: "allocations of sizes aligned to 2 MiB
+/// are recommended".
 constexpr std::uint64_t granularity_bytes = 2u << 20;
 
 }  // namespace

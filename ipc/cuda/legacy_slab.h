@@ -7,11 +7,13 @@
 
 namespace bulkhead::cuda {
 
-/// Device memory shared by a 64-byte handle: a slab of kind cuda_ipc, for peers that support nothing newer.
+/// Device memory shared by a 64-byte handle: a slab of kind cuda_ipc, for peers that support
+/// nothing newer.
 ///
-/// A handle opens the whole block around an address, so the slab is an allocation of its own, in multiples
-/// of 2 MiB (NVIDIA's advice: smaller ones share a block). An importer always has read and write access.
-/// CUDA does not define what happens to its mapping when the exporter frees the memory or dies.
+/// A handle opens the whole block around an address, so the slab is an allocation of its own, in
+/// multiples of 2 MiB (NVIDIA's advice: smaller ones share a block). An importer always has read
+/// and write access. CUDA does not define what happens to its mapping when the exporter frees the
+/// memory or dies.
 ///
 /// Owns    the allocation, or the importer's mapping. The destructor first waits for the GPU
 /// Thread  any; not synchronised

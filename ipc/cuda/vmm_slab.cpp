@@ -17,7 +17,8 @@ CUmemAllocationProp shareable_on(const Gpu& gpu) {
     return properties;
 }
 
-/// Rounds up to the allocation granularity of such memory. Errors  input_invalid: 0 bytes, or beyond 64 bits
+/// Rounds up to the allocation granularity of such memory.
+/// Errors  input_invalid: 0 bytes, or beyond 64 bits
 Result<std::uint64_t> whole_allocation(const Gpu& gpu, std::uint64_t size_bytes) {
     const CUmemAllocationProp properties = shareable_on(gpu);
     std::size_t granularity = 0;

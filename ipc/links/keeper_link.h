@@ -20,8 +20,8 @@ inline constexpr std::size_t spawn_bytes_max = 56 * 1024;  ///< argv and environ
 enum class Type : std::uint16_t {
     // keeper → supervisor
     hello = 1,         ///< KeeperHello; `worker_count` packets of `worker` follow, then `hello_end`
-    worker = 2,        ///< WorkerRecord + ledger bytes; fds of a running worker: pidfd, link, log; of a dead one
-                       ///< whose end was not reported: link, log; else none
+    worker = 2,        ///< WorkerRecord + ledger bytes; fds of a running worker: pidfd, link, log;
+                       ///< of a dead one whose end was not reported: link, log; else none
     hello_end = 3,     ///< no body
     spawned = 4,       ///< Spawned; fds: pidfd, link, log
     spawn_failed = 5,  ///< SpawnFailed
@@ -34,11 +34,13 @@ enum class Type : std::uint16_t {
     signal = 34,            ///< Signal
     ledger = 35,            ///< WorkerKey + ledger bytes: replaces the worker's blob
     forget = 36,            ///< WorkerKey: drops the record of a dead worker
-    stop = 37,              ///< no body: everything is unloaded: the keeper removes the socket and ends
+    stop = 37,              ///< no body: everything is unloaded: the keeper removes the
+                            ///< socket and ends
     hand_over = 38,         ///< no body: this supervisor ends on purpose; the next starts at once
-    upgrade = 39,           ///< no body: as hand_over, but the keeper re-executes its own program first
-    reload_done = 40,       ///< no body: answers reload_asked if this supervisor stays: the file was refused, or
-                            ///< changes nothing; not sent before a hand-over
+    upgrade = 39,           ///< no body: as hand_over, but the keeper re-executes its
+                            ///< own program first
+    reload_done = 40,       ///< no body: answers reload_asked if this supervisor stays: the file
+                            ///< was refused, or changes nothing; not sent before a hand-over
 };
 
 struct Header {
@@ -73,7 +75,8 @@ struct KeeperHello {
     std::uint64_t supervisor_starts;  ///< 1 for the first supervisor
     std::uint64_t started_unix_ms;    ///< when the keeper started
     std::int32_t keeper_pid;
-    std::uint16_t executions;      ///< how often the keeper has re-executed its program; 0 from an older keeper
+    std::uint16_t executions;      ///< how often the keeper has re-executed its program; 0 from
+                                   ///< an older keeper
     std::uint16_t upgrade_failed;  ///< UpgradeFailure of the last `upgrade`
 };
 

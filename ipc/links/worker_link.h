@@ -1,6 +1,7 @@
 #pragma once
 
-/// The worker link's packets as values. Defined in `worker_link.json`, described in docs/worker-link.md.
+/// The worker link's packets as values. Defined in `worker_link.json`, described in
+/// docs/worker-link.md.
 
 #include <string>
 #include <string_view>

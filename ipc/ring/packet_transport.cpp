@@ -67,8 +67,9 @@ void PacketTransport::announce_posted() {
 
 Result<> PacketTransport::send_through_rings(std::span<const std::byte> packet, std::span<const int> fds,
                                              Sleeper sleeper, Wake wake) {
-    // A sleeping peer may have died. An awake one is not checked: that would cost each post a system
-    // call. Does not use `sleep`, which would take a ring of the doorbell away from its waiter.
+    // A sleeping peer may have died. An awake one is not checked: that would cost each post
+    // a system call. Does not use `sleep`, which would take a ring of the doorbell away
+    // from its waiter.
     if (sleeper == Sleeper::asked_after && !hung_up_ && rings_->peer_sleeps()) {
         pollfd end{socket_, POLLRDHUP, 0};
         hung_up_ = ::poll(&end, 1, 0) > 0 && (end.revents & (POLLRDHUP | POLLHUP)) != 0;

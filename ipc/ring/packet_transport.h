@@ -27,17 +27,19 @@ class PacketTransport {
 public:
     /// With rings: a sleeping peer may have died in its sleep.
     enum class Sleeper : std::uint8_t {
-        asked_after,  ///< checked by a system call before each packet to it; `send` fails if it is dead
+        asked_after,  ///< checked by a system call before each packet to it; `send`
+                      ///< fails if it is dead
         trusted,      ///< for callers that always wait at the descriptor and learn of the end there
     };
 
     explicit PacketTransport(int socket, Sleeper sleeper = Sleeper::asked_after) noexcept
         : socket_{socket}, sleeper_{sleeper} {}
 
-    /// From now on packets go through the rings, in both directions. Returns the descriptor to wait at instead of the
-    /// socket, owned by the caller: an epoll descriptor, readable when the doorbell rang or the peer has hung up. A
-    /// caller with a loop of its own waits at it there, and calls `sleep(0)` before it reads: it stays readable until
-    /// then, and for ever once the peer has hung up.
+    /// From now on packets go through the rings, in both directions. Returns the descriptor to wait
+    /// at instead of the socket, owned by the caller: an epoll descriptor, readable when the
+    /// doorbell rang or the peer has hung up. A caller with a loop of its own waits at it there,
+    /// and calls `sleep(0)` before it reads: it stays readable until then, and for ever once the
+    /// peer has hung up.
     /// Errors  resources_exhausted; the transport must not be used afterwards
     Result<UniqueFd> use(std::unique_ptr<RingEnd> rings);
     [[nodiscard]] bool has_rings() const noexcept { return rings_ != nullptr; }
@@ -45,8 +47,8 @@ public:
     void drop_rings() noexcept { rings_.reset(); }
 
     /// Sends whole or not at all; never waits. The caller keeps the descriptors.
-    /// Errors  worker_lost if the peer is gone (rings may notice late or never); queue_full; resources_exhausted
-    ///         protocol_violation if the peer lies about what it has read
+    /// Errors  worker_lost if the peer is gone (rings may notice late or never); queue_full;
+    ///         resources_exhausted; protocol_violation if the peer lies about what it has read
     Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
     enum class Wake : std::uint8_t {
         now,

@@ -31,8 +31,9 @@ Error lies(std::string attempt) {
     return {ErrorCode::protocol_violation, std::move(attempt), "write the ring as docs/channel.md says"};
 }
 
-/// One side stores a packet (or its progress), fences, and loads the peer's `asleep`; the other stores `asleep`,
-/// fences, and loads packets and progress. With both fences at least one of the two sees what the other stored.
+/// One side stores a packet (or its progress), fences, and loads the peer's `asleep`; the other
+/// stores `asleep`, fences, and loads packets and progress. With both fences at least one of the
+/// two sees what the other stored.
 void order_stores_before_loads() noexcept { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 Result<UniqueFd> make_doorbell() {
@@ -41,7 +42,8 @@ Result<UniqueFd> make_doorbell() {
     return bell;
 }
 
-/// Rejects files, pipes and sockets, where a write could block: they have a file type, an eventfd has none.
+/// Rejects files, pipes and sockets, where a write could block: they have a file type, an
+/// eventfd has none.
 bool may_be_doorbell(int fd) {
     struct stat status {};
     return ::fstat(fd, &status) == 0 && (status.st_mode & S_IFMT) == 0;
@@ -49,7 +51,8 @@ bool may_be_doorbell(int fd) {
 
 void ring_doorbell(int fd) {
     const std::uint64_t nothing = 0;
-    [[maybe_unused]] const ssize_t rung = ::write(fd, &nothing, sizeof nothing);  // a failure is the peer's fault
+    // A failure is the peer's fault.
+    [[maybe_unused]] const ssize_t rung = ::write(fd, &nothing, sizeof nothing);
 }
 
 std::uint64_t memory_bytes(std::uint32_t cells_to_worker, std::uint32_t cells_to_client) {
@@ -131,7 +134,8 @@ Result<std::size_t> RingReader::read(std::span<std::byte> buffer) {
     if (const std::uint64_t seen = sequence(); seen != next_ + 1)
         return lies(fmt::format("cell {} of a ring has sequence {}", next_, seen));
     const auto cell = [&](std::size_t i) -> const Cell& { return cells_[(next_ + i) & (cells_.size() - 1)]; };
-    __builtin_prefetch(&cell(1));  // every request has a second cell: fetch it while the first is examined
+    __builtin_prefetch(&cell(1));  // every request has a second cell: fetch it while the
+                                   // first is examined
     load(cell(0), buffer.first(payload_bytes));
     wire::Header header;
     std::memcpy(&header, buffer.data(), sizeof header);
@@ -221,7 +225,8 @@ Result<std::size_t> RingEnd::read(std::span<std::byte> buffer) {
     const Result<std::size_t> size = reader_.read(buffer);
     if (!size) return size;
     if (*size > 0) {
-        room_owed_ = !ring_if_asleep(wants_room);  // without a fence: what this misses is seen below
+        room_owed_ = !ring_if_asleep(wants_room);  // without a fence: what this
+                                                   // misses is seen below
     } else if (room_owed_) {
         order_stores_before_loads();
         ring_if_asleep(wants_room);

@@ -1,14 +1,16 @@
 #pragma once
 
-/// Rings: two single-producer, single-consumer queues of packets in one sealed memfd, and a doorbell for each side.
-/// Described in `docs/channel.md`, "Rings".
+/// Rings: two single-producer, single-consumer queues of packets in one sealed memfd, and a
+/// doorbell for each side. Described in `docs/channel.md`, "Rings".
 ///
-/// A cell is a cache line: 8 bytes of sequence, 56 of payload. A packet of N bytes begins with a `wire::Header` and
-/// takes ceil(N / 56) consecutive cells. Cell number i (from 0, never reset) lies at i modulo the ring's size and
-/// gets sequence i + 1 once written. The first cell's sequence is written last, so it publishes the whole packet.
+/// A cell is a cache line: 8 bytes of sequence, 56 of payload. A packet of N bytes begins with a
+/// `wire::Header` and takes ceil(N / 56) consecutive cells. Cell number i (from 0, never reset)
+/// lies at i modulo the ring's size and gets sequence i + 1 once written. The first cell's sequence
+/// is written last, so it publishes the whole packet.
 ///
-/// The peer may write anything into this memory at any time. So each side keeps its position in private
-/// memory, copies a packet once and checks the copy. A bad peer can only spoil its own channel.
+/// The peer may write anything into this memory at any time. So each side keeps its position
+/// in private memory, copies a packet once and checks the copy. A bad peer can only spoil
+/// its own channel.
 
 #include <array>
 #include <atomic>
@@ -32,7 +34,8 @@ namespace ring {
 inline constexpr std::size_t payload_bytes = 56;  ///< of one cell
 inline constexpr std::uint32_t cells_min = wire::ring_cells_min;
 inline constexpr std::uint32_t cells_max = wire::ring_cells_max;
-/// What the worker creates for each direction: twice 6 cells for each request that a channel may have in flight.
+/// What the worker creates for each direction: twice 6 cells for each request that a channel may
+/// have in flight.
 inline constexpr std::uint32_t cells_usual = 1024;
 
 struct Cell {
@@ -73,10 +76,12 @@ class RingWriter {
 public:
     RingWriter(std::span<ring::Cell> cells, const ring::Progress& read) : cells_{cells}, read_{&read} {}
 
-    [[nodiscard]] std::size_t packet_bytes_max() const noexcept;  ///< a quarter of the ring, at most `packet_bytes_max`
+    /// A quarter of the ring, at most `packet_bytes_max`.
+    [[nodiscard]] std::size_t packet_bytes_max() const noexcept;
     /// Errors  protocol_violation: the reader's progress goes backwards or beyond what was written
     [[nodiscard]] Result<bool> has_room(std::size_t packet_bytes);
-    /// Call after `has_room` returned true. `packet` has at least a header's size, at most `packet_bytes_max()`.
+    /// Call after `has_room` returned true. `packet` has at least a header's size, at most
+    /// `packet_bytes_max()`.
     void write(std::span<const std::byte> packet) noexcept;
 
 private:
@@ -92,7 +97,8 @@ public:
     RingReader(std::span<ring::Cell> cells, ring::Progress& read) : cells_{cells}, read_{&read} {}
 
     [[nodiscard]] bool readable() const noexcept;
-    /// Copies one packet into `buffer` (`packet_bytes_max` bytes) and returns its size; 0: there is none.
+    /// Copies one packet into `buffer` (`packet_bytes_max` bytes) and returns its size; 0:
+    /// there is none.
     /// Errors  protocol_violation: a sequence that is neither the next nor of the last lap,
     ///         or a size beyond what is published
     [[nodiscard]] Result<std::size_t> read(std::span<std::byte> buffer);
@@ -106,8 +112,9 @@ private:
 
 /// One side of a channel's two rings: writes one, reads the other, wakes a sleeping peer.
 ///
-/// A doorbell is an eventfd whose count stays 1. Adding 0 rings it, EPOLLET waits for it, and neither
-/// side reads it. So no peer can block the other in it, whatever it does to the shared count and flags.
+/// A doorbell is an eventfd whose count stays 1. Adding 0 rings it, EPOLLET waits for it, and
+/// neither side reads it. So no peer can block the other in it, whatever it does to the shared
+/// count and flags.
 ///
 /// Owns    memory and doorbells
 /// Thread  one at a time
@@ -118,7 +125,8 @@ public:
     static Result<std::unique_ptr<RingEnd>> make(std::uint32_t cells_to_worker, std::uint32_t cells_to_client,
                                                  const std::string& label);
     /// The client's side, from the contents of ring_offer.
-    /// Errors  protocol_violation if sizes, seals or kinds of descriptors differ from `docs/channel.md`
+    /// Errors  protocol_violation if sizes, seals or kinds of descriptors differ from
+    ///         `docs/channel.md`
     static Result<std::unique_ptr<RingEnd>> adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds);
     /// Makes the peer check the socket before its next packet: it learns that this side is gone.
     ~RingEnd();
@@ -141,8 +149,9 @@ public:
     [[nodiscard]] bool readable() const noexcept { return reader_.readable(); }
     [[nodiscard]] Result<std::size_t> read(std::span<std::byte> buffer);
 
-    /// Asks the peer to ring when a packet comes and, if `room_bytes` is not 0, when there is room for
-    /// a packet of that size. False: this is so already. The peer keeps ringing until `stay_awake`.
+    /// Asks the peer to ring when a packet comes and, if `room_bytes` is not 0, when there is
+    /// room for a packet of that size. False: this is so already. The peer keeps ringing
+    /// until `stay_awake`.
     [[nodiscard]] bool prepare_to_sleep(std::size_t room_bytes);
     void stay_awake() noexcept { mine_->asleep.store(0, std::memory_order_relaxed); }
 
@@ -164,7 +173,8 @@ private:
     ring::Side* peers_;
     RingWriter writer_;
     RingReader reader_;
-    bool room_owed_ = false;  ///< cells were read since the last check whether the peer waits for room
+    bool room_owed_ = false;  ///< cells were read since the last check whether the peer
+                              ///< waits for room
 };
 
 }  // namespace bulkhead

@@ -25,18 +25,21 @@ namespace bip = boost::interprocess;
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25  // Linux 6.1; older kernels answer EINVAL
 #endif
-constexpr unsigned memfd_huge_2mib = 21U << 26;  // MFD_HUGE_2MB of linux/memfd.h, which clashes with sys/mman.h
+constexpr unsigned memfd_huge_2mib = 21U << 26;  // MFD_HUGE_2MB of linux/memfd.h, which clashes
+                                                 // with sys/mman.h
 /// The kernel returns EAGAIN while another user holds a page.
 constexpr int collapse_tries = 3;
 constexpr std::uint64_t stat_block_bytes = 512;  // unit of st_blocks on every file system
 
-/// The interface that mapped_region expects of a mappable object; copies nothing and closes nothing.
+/// The interface that mapped_region expects of a mappable object; copies nothing and
+/// closes nothing.
 struct FdMapping {
     int fd;
     [[nodiscard]] bip::mapping_handle_t get_mapping_handle() const { return {fd, false}; }
 };
 
-/// Returns an address at which a mapping of whole huge pages can begin; null if the size is not a multiple of them.
+/// Returns an address at which a mapping of whole huge pages can begin; null if the size is not a
+/// multiple of them.
 void* aligned_place(std::uint64_t size_bytes) {
     if (size_bytes % huge_page_bytes != 0) return nullptr;
     const Mapping room{size_bytes + huge_page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE};
@@ -46,7 +49,8 @@ void* aligned_place(std::uint64_t size_bytes) {
 }
 
 Result<bip::mapped_region> map(int fd, std::uint64_t size_bytes, bip::mode_t mode, void* place = nullptr) {
-    // Populates at once: the first touch of a page costs 3 to 8 times a copy and must not happen in a request.
+    // Populates at once: the first touch of a page costs 3 to 8 times a copy and must not
+    // happen in a request.
     try {
         return bip::mapped_region{FdMapping{fd}, mode, 0, size_bytes, place, MAP_POPULATE};
     } catch (const bip::interprocess_exception& failure) {
@@ -88,7 +92,8 @@ UniqueFd reserved_huge_memfd(std::uint64_t size_bytes, const std::string& label)
     return memfd;
 }
 
-/// Turns plain pages into huge ones by copying. Returns empty on success, else why not and what to change.
+/// Turns plain pages into huge ones by copying. Returns empty on success, else why not and
+/// what to change.
 std::string collapse(const bip::mapped_region& bytes) {
     int failed = EINVAL;  // for a size that is not a multiple
     if (bytes.get_size() % huge_page_bytes == 0) {
@@ -113,7 +118,8 @@ constexpr int common_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 HostSlab::HostSlab(UniqueFd memfd, bip::mapped_region bytes) : memfd_{std::move(memfd)}, bytes_{std::move(bytes)} {}
 
-/// Moves in the order of destruction: a fork in between must not close a number that has a new owner.
+/// Moves in the order of destruction: a fork in between must not close a number that
+/// has a new owner.
 HostSlab& HostSlab::operator=(HostSlab&& other) noexcept {
     parents_ = std::move(other.parents_);
     bytes_ = std::move(other.bytes_);

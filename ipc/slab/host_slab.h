@@ -39,8 +39,8 @@ public:
 
     /// The client's side. Also marked MADV_DONTFORK, and its descriptor is closed in a forked
     /// child, which must not keep the memory alive.
-    /// Errors  protocol_violation if the fd is not a memfd, lacks a seal, or has another size, or if an output slab has
-    ///         holes, which reading would fill with memory
+    /// Errors  protocol_violation if the fd is not a memfd, lacks a seal, or has another size, or
+    ///         if an output slab has holes, which reading would fill with memory
     static Result<HostSlab> adopt(UniqueFd memfd, std::uint64_t size_bytes, wire::SlabDirection direction);
 
     HostSlab(HostSlab&&) noexcept = default;

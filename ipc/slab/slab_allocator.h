@@ -26,7 +26,8 @@ public:
     /// Empty if no free range is long enough. A size of 0 gets one alignment unit.
     [[nodiscard]] std::optional<Block> allocate(std::uint64_t size_bytes);
 
-    /// Errors  protocol_violation for a block that is not leased: stale generation, wrong offset or size
+    /// Errors  protocol_violation for a block that is not leased: stale generation, wrong
+    ///         offset or size
     [[nodiscard]] Result<> release(const Block& block);
 
     [[nodiscard]] bool is_leased(const Block& block) const;

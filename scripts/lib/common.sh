@@ -21,13 +21,15 @@ fail() {
     exit 1
 }
 
-# The comment at the head of the script, and the end: `case "${1:-}" in --help | -h) show_help ;; esac`
+# The comment at the head of the script, and the end:
+# `case "${1:-}" in --help | -h) show_help ;; esac`
 show_help() {
     awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "$0"
     exit
 }
 
-# Keeps what comes in the file $1, and shows how far it is on a terminal: "[120/260]", as ninja says it.
+# Keeps what comes in the file $1, and shows how far it is on a terminal: "[120/260]", as
+# ninja says it.
 keep_and_show() {
     if [ -z "$dim" ]; then
         cat >"$1"
@@ -58,8 +60,8 @@ quietly() {
     fi
 }
 
-# both NAME COMMAND... -- NAME COMMAND...: as `quietly`, side by side, and told one after the other. Where one fails, the other is
-# brought to its end too.
+# both NAME COMMAND... -- NAME COMMAND...: as `quietly`, side by side, and told one after the other.
+# Where one fails, the other is brought to its end too.
 both() {
     local first=() status=0
     while [ "$1" != -- ]; do first+=("$1") && shift; done
@@ -76,7 +78,8 @@ both() {
     return $status
 }
 
-# install_and_compile [TARGET...]: all targets where none is named. `install_options` are those of scripts/install.
+# install_and_compile [TARGET...]: all targets where none is named. `install_options` are those of
+# scripts/install.
 install_options=()
 install_and_compile() {
     "$root/scripts/install" ${install_options[@]+"${install_options[@]}"}

@@ -19,7 +19,8 @@ class AsyncMutex {
     struct Waiter;
 
 public:
-    /// One caller's lock, from the wait for it on. Ending it leaves the queue, or passes the mutex on.
+    /// One caller's lock, from the wait for it on. Ending it leaves the queue, or
+    /// passes the mutex on.
     class Lock {
     public:
         enum class State : std::uint8_t { none, waiting, held };

@@ -15,7 +15,8 @@ namespace bulkhead::supervisor {
 
 namespace json = boost::json;
 
-/// A receiver of notifications: a control connection, which bounds unsent data and disconnects a slow reader.
+/// A receiver of notifications: a control connection, which bounds unsent data and disconnects
+/// a slow reader.
 class NotificationSink {
 public:
     virtual ~NotificationSink() = default;
@@ -54,7 +55,8 @@ public:
     }
 
 private:
-    std::map<std::weak_ptr<NotificationSink>, std::set<std::string>, std::owner_less<>> models_;  ///< by subscriber
+    /// By subscriber.
+    std::map<std::weak_ptr<NotificationSink>, std::set<std::string>, std::owner_less<>> models_;
 };
 
 }  // namespace bulkhead::supervisor

@@ -23,11 +23,12 @@ namespace bulkhead::supervisor {
 /// thread is detached and ends when the kernel lets it, and later jobs run on a new thread. With
 /// `off_loop_stuck_max` stuck threads, every job is refused until one returns.
 ///
-/// Thread  call `run` on the loop. Jobs run on the other thread, in order; `done` runs on the loop, in the
-///         same order, after `run` has returned
+/// Thread  call `run` on the loop. Jobs run on the other thread, in order; `done` runs on the loop,
+///         in the same order, after `run` has returned
 /// Owns    captures of a job live as long as its thread, perhaps longer than this
 /// Errors  deadline_exceeded, resources_exhausted, and those of the job itself
-/// Bound   each worker has at most a few jobs; jobs for clients are refused at `off_loop_requests_max`
+/// Bound   each worker has at most a few jobs; jobs for clients are refused at
+///         `off_loop_requests_max`
 class OffLoop {
     template <typename Value>
     struct AnswerOf {

@@ -31,7 +31,8 @@ void PacketLink::wait_readable() {
 /// Returns false if the link has ended.
 bool PacketLink::receive_some(std::size_t packets_max) {
     const auto self = shared_from_this();            // a handler may drop the last owner
-    std::array<std::byte, packet_bytes_max> buffer;  // on the stack: only the received bytes are touched
+    std::array<std::byte, packet_bytes_max> buffer;  // on the stack: only the received
+                                                     // bytes are touched
     for (std::size_t i = 0; i < packets_max && open_; ++i) {
         Packet packet;
         // A worker's hello brings its end of each channel.

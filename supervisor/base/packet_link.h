@@ -16,8 +16,8 @@ namespace bulkhead::supervisor {
 
 /// One end of a SOCK_SEQPACKET pair on the loop: the link to the keeper, or to one worker.
 ///
-/// Bound   up to `link_outbox_packets_max` unsent packets; one more ends the link with queue_full. Fair: a
-///         busy peer gets `link_packets_per_turn` packets per turn.
+/// Bound   up to `link_outbox_packets_max` unsent packets; one more ends the link with queue_full.
+///         Fair: a busy peer gets `link_packets_per_turn` packets per turn.
 class PacketLink : public std::enable_shared_from_this<PacketLink> {
 public:
     /// The bytes are valid during the call and never empty: empty packets are ignored.

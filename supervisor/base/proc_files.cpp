@@ -139,7 +139,8 @@ std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size
     if (!mine) return std::nullopt;
     auto text = read_file(fmt::format("/proc/{}/{}", pid, file), bytes_max);
     if (text && !text->empty()) return text;
-    // The pid names the first thread, which releases its memory map when it ends, perhaps long before the others.
+    // The pid names the first thread, which releases its memory map when it ends, perhaps long
+    // before the others.
     for (const pid_t thread : threads_of(pid)) {
         if (thread == pid) continue;
         auto of_thread = read_file(fmt::format("/proc/{}/task/{}/{}", pid, thread, file), bytes_max);
@@ -154,7 +155,8 @@ std::optional<std::uint64_t> parse_resident_bytes(std::string_view status) {
 
 namespace {
 
-/// The status of a process, or of another of its threads where the first one has ended and no longer tells.
+/// The status of a process, or of another of its threads where the first one has ended and
+/// no longer tells.
 std::optional<std::string> status_with_memory(pid_t pid) {
     auto text = read_file(fmt::format("/proc/{}/status", pid), limits::proc_file_bytes_max);
     if (!text || parse_resident_bytes(*text)) return text;

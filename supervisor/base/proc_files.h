@@ -48,17 +48,19 @@ private:
 /// exceeds `bytes_max`. Memory files stay readable while any thread of the process runs.
 [[nodiscard]] std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max);
 
-/// Returns `RssAnon` + `RssShmem` of a /proc/PID/status in bytes: memory without page cache, slabs that clients also map
-/// in full. Valid while the process ends, until the kernel frees its memory; empty after that.
+/// Returns `RssAnon` + `RssShmem` of a /proc/PID/status in bytes: memory without page cache, slabs
+/// that clients also map in full. Valid while the process ends, until the kernel frees its memory;
+/// empty after that.
 [[nodiscard]] std::optional<std::uint64_t> parse_resident_bytes(std::string_view status);
 [[nodiscard]] std::optional<std::uint64_t> read_resident_bytes(pid_t pid);
 
-/// Host memory of a process and its descendants: a Python engine may have forked.
-/// Of the process itself the kernel has both at hand; the smaps_rollup of a process walks its page tables, which takes
-/// 20 ms for 500 MB and keeps the process from mapping memory meanwhile. Of descendants it is read nevertheless: it
-/// alone tells what they share.
+/// Host memory of a process and its descendants: a Python engine may have forked. Of the process
+/// itself the kernel has both at hand; the smaps_rollup of a process walks its page tables, which
+/// takes 20 ms for 500 MB and keeps the process from mapping memory meanwhile. Of descendants it is
+/// read nevertheless: it alone tells what they share.
 struct HostMemory {
-    std::uint64_t bytes = 0;   ///< resident: of the process all, of each descendant what it alone has written
+    std::uint64_t bytes = 0;   ///< resident: of the process all, of each descendant what it
+                               ///< alone has written
     std::uint64_t mapped = 0;  ///< file pages, which the kernel can reclaim
 };
 [[nodiscard]] std::optional<HostMemory> read_host_memory(pid_t pid);
@@ -66,7 +68,8 @@ struct HostMemory {
 /// Returns the bytes of memfds in a /proc/PID/maps whose label begins with `label_prefix`.
 [[nodiscard]] std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix);
 
-/// Returns the value of a variable in a /proc/PID/environ: "NAME=value" strings, each ended by a zero byte.
+/// Returns the value of a variable in a /proc/PID/environ: "NAME=value" strings, each ended
+/// by a zero byte.
 [[nodiscard]] std::optional<std::string_view> environment_value(std::string_view environ_bytes, std::string_view name);
 
 /// Returns the processes of the caller's user, except itself.
@@ -83,7 +86,8 @@ struct HostMemory {
 /// Returns the kernel's name of a process, escaped; empty if it is gone.
 [[nodiscard]] std::string process_name(pid_t pid);
 
-/// Returns "4711:123456": pid and start in clock ticks since boot, unique to a process; empty if it is gone.
+/// Returns "4711:123456": pid and start in clock ticks since boot, unique to a process; empty
+/// if it is gone.
 [[nodiscard]] std::optional<std::string> process_identity(pid_t pid);
 
 /// True once the process has ended, even before its parent reaps it.

@@ -15,7 +15,8 @@ template <typename T>
 class WhenAll : public std::enable_shared_from_this<WhenAll<T>> {
 public:
     using Done = std::function<void(Result<std::vector<T>>)>;
-    enum class OnError { answer_at_once, wait_for_all };  ///< in both cases the first error is the answer
+    enum class OnError { answer_at_once, wait_for_all };  ///< in both cases the first
+                                                          ///< error is the answer
 
     static std::shared_ptr<WhenAll> make(std::size_t count, OnError on_error, Done done) {
         return std::make_shared<WhenAll>(count, on_error, std::move(done));

@@ -105,7 +105,8 @@ void ControlConnection::take_lines() {
 
 void ControlConnection::take_line(std::string_view line) {
     line_deadline_.cancel();
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;  // a person pressed Enter
+    // A person pressed Enter.
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     auto parsed = rpc::parse(line);
     if (const auto* refusal = std::get_if<rpc::Refusal>(&parsed))
         return enqueue(rpc::error_line(refusal->id, refusal->number, refusal->error));
@@ -196,7 +197,8 @@ void ControlConnection::refuse_and_close(const Error& error) {
     close_if_done();
 }
 
-/// The client may have shut down only its writing side. A disconnect shows as an error on the socket.
+/// The client may have shut down only its writing side. A disconnect shows as an error
+/// on the socket.
 void ControlConnection::on_end_of_file() {
     if (input_ == Input::open) input_ = Input::ended;
     line_deadline_.cancel();

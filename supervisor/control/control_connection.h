@@ -15,10 +15,11 @@ namespace bulkhead::supervisor {
 
 /// One client of the control socket: lines in, lines and descriptors out.
 ///
-/// Bound   the line, the requests in flight and the unsent answers, all in limits.h. A timer runs only
-///         while a line is partly received.
-/// Life    owned by the server until closed. A client that has shut down its writing side, as `socat` does,
-///         is kept until it has its answers; one with a subscription until it disconnects.
+/// Bound   the line, the requests in flight and the unsent answers, all in limits.h. A timer runs
+///         only while a line is partly received.
+/// Life    owned by the server until closed. A client that has shut down its writing side,
+///         as `socat` does, is kept until it has its answers; one with a subscription until
+///         it disconnects.
 class ControlConnection : public NotificationSink, public std::enable_shared_from_this<ControlConnection> {
 public:
     using OnClosed = std::function<void(const std::shared_ptr<ControlConnection>&)>;
@@ -61,7 +62,8 @@ private:
     std::size_t outbox_bytes_ = 0;
     bool waits_writable_ = false;
     std::size_t in_flight_ = 0;
-    std::set<std::shared_ptr<std::function<void()>>> when_left_;  ///< callbacks of requests without an answer
+    /// Callbacks of requests without an answer.
+    std::set<std::shared_ptr<std::function<void()>>> when_left_;
     bool subscribed_ = false;
     enum class Input : std::uint8_t {
         open,

@@ -64,7 +64,8 @@ bool ControlServer::accept_one() {
     case ENOBUFS: break;
     default: return false;
     }
-    // Accept the first client to refuse it: otherwise the listener stays readable, and the loop spins.
+    // Accept the first client to refuse it: otherwise the listener stays readable, and
+    // the loop spins.
     reserve_.reset();
     {
         const UniqueFd socket = accept();

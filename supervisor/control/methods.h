@@ -19,19 +19,22 @@ struct DaemonFacts {
     std::int64_t supervisor_pid = 0;
     std::string socket;
     std::string fleet_file;
-    std::int64_t started_unix_ms = 0;  ///< start of the keeper: a restarted supervisor is the same daemon
+    std::int64_t started_unix_ms = 0;  ///< start of the keeper: a restarted supervisor is
+                                       ///< the same daemon
     std::string containment;
     std::uint16_t keeper_executions = 0;  ///< how often the keeper has re-executed its program
     std::string keeper_upgrade_failed{};  ///< why its last re-execution failed; empty: it did not
     std::uint64_t supervisor_starts = 0;  ///< 1: the first supervisor of this keeper
-    std::string fleet_error{};            ///< errors of the fleet file, while the last good one is in force; else empty
+    std::string fleet_error{};            ///< errors of the fleet file, while the last good one is
+                                          ///< in force; else empty
 };
 
 /// The outcome of a reload.
 struct Reloaded {
     FleetChange change;
     std::vector<config::Diagnostic> errors;  ///< not empty: nothing was changed
-    std::optional<Error> refused{};          ///< nothing was changed, for a reason other than errors in the file
+    std::optional<Error> refused{};          ///< nothing was changed, for a reason other than
+                                             ///< errors in the file
 };
 
 struct Daemon {
@@ -49,11 +52,15 @@ struct Daemon {
 
 [[nodiscard]] rpc::MethodTable make_methods(Daemon& daemon);
 
-void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon);   // fleet.status reload plan reclaim memory
-void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);     // model.load unload restart pin why, channel.open
-void add_report_methods(rpc::MethodTable& methods, Fleet& fleet);    // events.subscribe logs.tail crashes.list
+// fleet.status reload plan reclaim memory.
+void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon);
+// model.load unload restart pin why, channel.open.
+void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);
+// events.subscribe logs.tail crashes.list.
+void add_report_methods(rpc::MethodTable& methods, Fleet& fleet);
 void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);       // gpu.status lift
-void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);  // daemon.info ping stop upgrade
+// daemon.info ping stop upgrade.
+void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);
 
 /// {"model": …}. Throws  ErrorException: input_invalid, model_unknown
 [[nodiscard]] Model& selected_model(const json::object& params, const Fleet& fleet);

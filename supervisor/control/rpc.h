@@ -15,7 +15,8 @@
 #include "ipc/base/unique_fd.h"
 #include "supervisor/base/event_bus.h"
 
-/// JSON-RPC 2.0 as docs/control.md restricts it: one object per line, no batches, parameters by name.
+/// JSON-RPC 2.0 as docs/control.md restricts it: one object per line, no batches,
+/// parameters by name.
 namespace bulkhead::supervisor::rpc {
 
 struct Request {
@@ -52,7 +53,8 @@ struct Answer {
         : result{std::move(members)}, fds{std::move(sent)} {}
     json::object result;
     std::vector<UniqueFd> fds;  ///< if not empty, `result` has a member `fds` with their count
-    /// A failure with details: `result` then goes into `error.data`, beside code, attempt and remedy.
+    /// A failure with details: `result` then goes into `error.data`, beside code,
+    /// attempt and remedy.
     std::optional<Error> error{};
 };
 
@@ -74,7 +76,8 @@ struct Call {
 using Method = std::function<void(Call)>;
 using MethodTable = std::map<std::string, Method, std::less<>>;
 
-/// Makes a method that accepts only these parameters. If `run` throws an ErrorException, that is the answer.
+/// Makes a method that accepts only these parameters. If `run` throws an ErrorException, that
+/// is the answer.
 [[nodiscard]] Method method(std::initializer_list<std::string_view> parameters, Method run);
 
 /// Adds the method that calls `run(subject, call)`. `subject` outlives the table.
@@ -84,7 +87,8 @@ void add(MethodTable& methods, const char* name, std::initializer_list<std::stri
     methods[name] = method(parameters, [&subject, run](Call call) { run(subject, std::move(call)); });
 }
 
-/// Returns a callback that answers the call: with the members that `tell` makes of the value, or with its error.
+/// Returns a callback that answers the call: with the members that `tell` makes of the value, or
+/// with its error.
 template <typename Value, typename Tell>
 auto answer_of(Call& call, Tell tell) {
     return [answer = std::move(call.answer), tell = std::move(tell)](Result<Value> value) {

@@ -44,7 +44,8 @@ std::string demangled(const std::string& symbol) {
     return status == 0 && text ? std::string{text.get()} : symbol;
 }
 
-/// Frames of the runtime that every fault passes through: abort(), the unwinder, the return from a handler.
+/// Frames of the runtime that every fault passes through: abort(), the unwinder, the return
+/// from a handler.
 bool is_runtime(std::string_view frame) {
     const auto library = frame.rfind(" (");
     if (library == std::string_view::npos) return false;
@@ -159,7 +160,8 @@ Result<std::filesystem::path> CrashReports::write(const CrashReport& report) {
         return Error{
             ErrorCode::resources_exhausted, "writing a crash report: the disk does not take the one before", {}};
     const auto path = folder_ / name_of(report);
-    const auto unfinished = folder_ / ".unfinished";  // one name: overwrites what a killed supervisor left
+    const auto unfinished = folder_ / ".unfinished";  // one name: overwrites what a killed
+                                                      // supervisor left
     const int failed = make_folder() ? replace_file(path, unfinished, report.to_text()) : errno;
     if (failed != 0) return system_error("writing " + path.string(), failed);
     remove_surplus();

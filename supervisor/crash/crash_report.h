@@ -25,11 +25,14 @@ struct CrashReport {
     ProcessExit exit;
     std::optional<int> signal;                ///< fatal signal that the worker reported
     std::string thread;                       ///< name of the thread that died
-    std::vector<std::string> backtrace;       ///< innermost first: "function+0x12 (library.so)", demangled
-    std::vector<std::string> log;             ///< its last lines of output, at most `crash_log_lines_max`
+    std::vector<std::string> backtrace;       ///< innermost first: "function+0x12
+                                              ///< (library.so)", demangled
+    std::vector<std::string> log;             ///< its last lines of output, at most
+                                              ///< `crash_log_lines_max`
     std::string request;                      ///< in flight: method and shapes; empty: none
     std::int64_t request_ms = 0;              ///< how long it had run
-    std::string request_unknown;              ///< why it is unknown whether a request ran; empty: it is known
+    std::string request_unknown;              ///< why it is unknown whether a request ran;
+                                              ///< empty: it is known
     std::optional<std::uint64_t> host_bytes;  ///< last sample
     std::optional<std::uint64_t> gpu_bytes;
     std::string device;
@@ -40,9 +43,11 @@ struct CrashReport {
     [[nodiscard]] std::string to_text() const;
 };
 
-/// "library.so(symbol+0x12) [0x7f…]", as a worker writes it, becomes "function(int)+0x12 (library.so)".
+/// "library.so(symbol+0x12) [0x7f…]", as a worker writes it, becomes "function(int)+0x12
+/// (library.so)".
 [[nodiscard]] std::string readable_frame(std::string_view raw);
-/// Returns the innermost frame outside the C and C++ runtime, without its offset: "evil_run (evil.so)"; empty: none.
+/// Returns the innermost frame outside the C and C++ runtime, without its offset: "evil_run
+/// (evil.so)"; empty: none.
 [[nodiscard]] std::string culprit(const std::vector<std::string>& readable_frames);
 
 /// The kernel's counters of OOM kills around one death.
@@ -51,12 +56,14 @@ struct OomCounters {
     std::optional<std::uint64_t> machine_before;  ///< on the machine, when the worker started
     std::optional<std::uint64_t> machine_after;
 };
-/// States what the counters prove and no more. `unexplained_kill`: it died of a SIGKILL that the daemon did not send.
+/// States what the counters prove and no more. `unexplained_kill`: it died of a SIGKILL that the
+/// daemon did not send.
 [[nodiscard]] std::vector<std::string> oom_evidence(const OomCounters& counters, bool unexplained_kill);
 /// Returns `oom_kill` of /proc/vmstat.
 [[nodiscard]] std::optional<std::uint64_t> machine_oom_kills();
 
-/// Crash report files, one per crash: at most `crash_reports_max` of `crash_report_bytes_max`; drops the oldest.
+/// Crash report files, one per crash: at most `crash_reports_max` of `crash_report_bytes_max`;
+/// drops the oldest.
 /// Thread  any; a report that arrives while another is being written is lost
 class CrashReports {
 public:
@@ -96,7 +103,8 @@ private:
     Lost lost_;  ///< guarded by `counting_`
 };
 
-/// Returns the signal in `faulthandler`'s line "Fatal Python error: Segmentation fault"; empty for other lines.
+/// Returns the signal in `faulthandler`'s line "Fatal Python error: Segmentation fault"; empty
+/// for other lines.
 [[nodiscard]] std::optional<int> fatal_signal(std::string_view line);
 
 /// Returns the frames of the thread that died from the lines of `faulthandler`: "speak

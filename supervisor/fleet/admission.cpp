@@ -100,7 +100,8 @@ bool Admission::learn(const std::vector<Gpu>& gpus) {
     bool any = false;
     for (const Gpu& gpu : gpus) {
         if (gpu.uuid.empty()) continue;
-        const auto known = devices_.find(gpu.uuid);  // also by a former supervisor's process, without its number
+        const auto known = devices_.find(gpu.uuid);  // also by a former supervisor's process,
+                                                     // without its number
         if (known != devices_.end() && known->second.text != gpu.uuid) continue;
         const std::string text = fmt::format("cuda:{}", gpu.index);
         devices_[gpu.uuid] = {text, gpu.total_bytes.value_or(0),
@@ -195,14 +196,16 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
     event::Adopted adopted;
     memory::Holding& holding = adopted.holding;
     holding.who = {found.name.model, found.name.replica};
-    const auto held = record ? record->held : std::nullopt;  // a supervisor of another release may have recorded none
+    // A supervisor of another release may have recorded none.
+    const auto held = record ? record->held : std::nullopt;
     const bool was_ready = record && record->ready_unix_ms != 0 && (!held || held->measured);
     holding.holds = found.exit  ? memory::Holds::reclaiming
                     : was_ready ? memory::Holds::resident
                                 : memory::Holds::reserved;
     holding.draining = was_ready && record->end_began_unix_ms != 0 && !found.exit;
     holding.device = record && !record->gpu_uuid.empty() ? record->gpu_uuid : std::string{memory::host};
-    devices_.try_emplace(holding.device, KnownDevice{holding.device});  // one that the driver did not list at this start
+    // One that the driver did not list at this start.
+    devices_.try_emplace(holding.device, KnownDevice{holding.device});
     if (held) {
         holding.device_bytes = held->device;
         holding.host_bytes = held->host;
@@ -224,7 +227,8 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
     tell(std::move(adopted));
     const auto group = groups_.find(found.name.model);
     if (!stays || group == groups_.end() || !record || record->group == group->second) return;
-    // A reload has made or changed its group: what is not loaded of it is loaded as by a person's load.
+    // A reload has made or changed its group: what is not loaded of it is loaded as by a
+    // person's load.
     ask(found.name.model, memory::Asker::person, "reload", {}, [model = found.name.model](const Result<Replica*>& served) {
         if (!served) spdlog::warn("model={}: the rest of its group is not loaded: {}", model, served.error().text());
     });
@@ -247,7 +251,8 @@ Admission::Ticket Admission::ask(const std::string& model, memory::Asker asker, 
         return ticket;
     }
     look([this, asked = std::move(asked)]() mutable {
-        if (waiters_.contains(asked.ticket)) tell(std::move(asked));  // else the caller has left meanwhile
+        // Else the caller has left meanwhile.
+        if (waiters_.contains(asked.ticket)) tell(std::move(asked));
     });
     return ticket;
 }
@@ -356,7 +361,8 @@ void Admission::work() {
         if (const auto* measured = std::get_if<event::Measured>(&event)) note(measured->who);
         if (const auto* adopted = std::get_if<event::Adopted>(&event)) note(adopted->holding.who);
     }
-    fit_blanks();  // after grants: their starts have taken blanks, the others get what no model needs
+    fit_blanks();  // after grants: their starts have taken blanks, the others get what
+                   // no model needs
     save();
     const auto next = policy_->next_tick();
     next ? tick_.arm_until(*next, [this] { tell(event::Tick{}); }) : tick_.cancel();

@@ -18,13 +18,14 @@
 
 namespace bulkhead::supervisor {
 
-/// Carries out what the memory policy decides: starts replicas when there is room, ends others to make room,
-/// and answers the callers. Plans models whose devices have a limit, and models with a rule only it can
-/// follow (`keep_alive`, `group`, a range of replicas, a list of devices). All other models start when asked.
+/// Carries out what the memory policy decides: starts replicas when there is room, ends others to
+/// make room, and answers the callers. Plans models whose devices have a limit, and models with a
+/// rule only it can follow (`keep_alive`, `group`, a range of replicas, a list of devices). All
+/// other models start when asked.
 ///
 /// Thread  the loop; a call only queues its event, the consequences follow later
-/// Files   admission.cpp: what is planned, asked and decided; admission_replicas.cpp: what replicas say;
-///         admission_view.cpp: what people see, and what other programs use
+/// Files   admission.cpp: what is planned, asked and decided; admission_replicas.cpp: what replicas
+///         say; admission_view.cpp: what people see, and what other programs use
 class Admission final : public MemoryGate {
 public:
     using Ticket = memory::Ticket;
@@ -64,7 +65,8 @@ public:
     [[nodiscard]] bool plans(const std::string& model) const { return planned_.contains(model); }
     /// Returns the GPUs that a planned model may run on.
     [[nodiscard]] std::vector<Device> gpus_of(const config::ModelSpec& spec) const;
-    /// Asks for a replica of the model. Answered once: with a serving replica, or with the reason why there is none.
+    /// Asks for a replica of the model. Answered once: with a serving replica, or with the reason
+    /// why there is none.
     /// `deadline`     empty: only the wait for room is bounded, and for a restart not even that
     /// `room_within`  empty: a load's deadline plus `limits::room_wait_max`
     Ticket ask(const std::string& model, memory::Asker asker, std::string client,
@@ -86,7 +88,8 @@ public:
     [[nodiscard]] json::object plan(const std::string& model) const;
     /// Returns sentences for `why`; empty for a model that is not planned.
     [[nodiscard]] std::string why(const std::string& model) const;
-    /// Returns members `estimated` and `measured`, for the device it runs on, else for the first it may run on.
+    /// Returns members `estimated` and `measured`, for the device it runs on, else for the first
+    /// it may run on.
     [[nodiscard]] json::object footprint(const Replica& replica) const;
     /// Adds what is planned for a replica to its row: members `pinned`, `waiting`, `unload_at`.
     void add_outlook(const Replica& replica, json::object& row) const;
@@ -123,7 +126,8 @@ private:
     struct ToldReady {
         std::uint64_t generation = 0;
         std::uint64_t beside = 0;  ///< memory of the process outside its allocator
-        std::uint64_t peak = std::numeric_limits<std::uint64_t>::max();  ///< not known of an adopted process
+        /// Not known of an adopted process.
+        std::uint64_t peak = std::numeric_limits<std::uint64_t>::max();
     };
 
     [[nodiscard]] static memory::ReplicaId id_of(const Replica& replica);
@@ -145,7 +149,8 @@ private:
     Replica* take_restart(Ticket ticket);
     void tell(memory::Event event);
     void work_later();
-    /// Answers its waiters if nothing of the model serves and a person must lift a quarantine first.
+    /// Answers its waiters if nothing of the model serves and a person must lift a
+    /// quarantine first.
     void refuse_if_quarantined(const std::string& model);
     void work();
     void act(const memory::action::Grant& grant);
@@ -192,16 +197,19 @@ private:
     Ticket last_ticket_ = 0;
     std::set<memory::ReplicaId> granted_;  ///< granted, not yet started
     std::set<memory::ReplicaId> evicting_;
-    std::set<memory::ReplicaId> gone_;  ///< have their receipt; what is left of their memory counts as that of others
+    std::set<memory::ReplicaId> gone_;  ///< have their receipt; what is left of their memory counts
+                                        ///< as that of others
     std::map<memory::ReplicaId, Ticket> restarts_;           ///< restarts that wait
     std::map<memory::ReplicaId, memory::Time> ended_;        ///< ended, without a receipt yet
-    std::map<memory::ReplicaId, Error> failures_;            ///< of failed loads whose processes are still ending
+    /// Of failed loads whose processes are still ending.
+    std::map<memory::ReplicaId, Error> failures_;
     std::map<memory::ReplicaId, ToldReady> told_ready_;
     struct ToldOut {
         std::uint64_t generation = 0;
         std::uint64_t requests = 0;
     };
-    std::map<memory::ReplicaId, ToldOut> told_out_;  ///< requests that ran out of memory, as told the policy
+    std::map<memory::ReplicaId, ToldOut> told_out_;  ///< requests that ran out of memory, as
+                                                     ///< told the policy
     memory::Footprints saved_;
     std::shared_ptr<char> alive_ = std::make_shared<char>();
 };

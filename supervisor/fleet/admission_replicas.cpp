@@ -1,4 +1,5 @@
-// What the memory policy is told about replicas: their starts, their memory, their requests and their ends.
+// What the memory policy is told about replicas: their starts, their memory, their requests
+// and their ends.
 
 #include <algorithm>
 
@@ -61,8 +62,9 @@ void Admission::measured(Replica& replica) {
     const json::object& graphs = process->statistics.graphs;
     device.slabs = process->statistics.slabs.bytes;
     device.graph_pools = member<std::uint64_t>(graphs, "pool_bytes").value_or(0);
-    // The worker's allocator knows peaks between two samples of the driver. Where the driver reports no memory by
-    // process, as in WSL2 and some containers, only the allocator knows anything.
+    // The worker's allocator knows peaks between two samples of the driver. Where the
+    // driver reports no memory by process, as in WSL2 and some containers, only the
+    // allocator knows anything.
     const auto of_allocator = [&](std::string_view name) {
         return on_gpu ? member<std::uint64_t>(graphs, name).value_or(0) : 0;
     };
@@ -83,10 +85,12 @@ void Admission::measured(Replica& replica) {
     if (device.at_ready == 0) return tell_ready(replica, std::nullopt);
     if (reserved > 0) device.load_peak = std::max(device.load_peak, told.beside + peak);
     memory::Footprint footprint{device, host};
-    footprint.device.serving_peak = footprint.host.serving_peak = 0;  // it may have served nothing yet
+    // It may have served nothing yet.
+    footprint.device.serving_peak = footprint.host.serving_peak = 0;
     const memory::DeviceId id = on_gpu ? process->device.uuid : memory::DeviceId{memory::host};
     const memory::Footprint* known = footprint_of(who.model, id);
-    if (known != nullptr) footprint.load = known->load;  // the start of an adopted process is unknown
+    if (known != nullptr) footprint.load = known->load;  // the start of an adopted
+                                                         // process is unknown
     if (process->spawned_at)
         footprint.load =
             std::chrono::duration_cast<std::chrono::milliseconds>(*process->ready_at - *process->spawned_at);
@@ -127,7 +131,8 @@ void Admission::counted(Replica& replica) {
     if (!plans(who.model)) return;
     const auto& now = process->statistics;
     ToldOut& told_out = told_out_[who];
-    if (told_out.generation != process->name.generation)  // what an adopted one counts was told another supervisor
+    if (told_out.generation != process->name.generation)  // what an adopted one counts was told
+                                                          // another supervisor
         told_out = {process->name.generation, process->spawned_at ? 0 : now.out_of_memory};
     if (now.out_of_memory > std::exchange(told_out.requests, now.out_of_memory) && is_serving(replica.state()))
         tell(event::RanOut{who, unix_ms()});
@@ -173,8 +178,9 @@ std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
         bytes = bytes == 0 ? share : std::min(bytes, share);
     }
     if (bytes == 0) return std::nullopt;
-    // Pages of mapped files are charged too: without room for them, the kernel would read them again at every step.
-    // What was read is charged as well, but no longer needed: a runtime that copies its weights needs no room for it.
+    // Pages of mapped files are charged too: without room for them, the kernel would read them
+    // again at every step. What was read is charged as well, but no longer needed: a runtime that
+    // copies its weights needs no room for it.
     const auto file = files_.find(spec.name);
     const bool copies = spec.runtime == config::Runtime::torchscript;
     const std::uint64_t may_map = copies || file == files_.end() ? 0 : file->second.bytes;

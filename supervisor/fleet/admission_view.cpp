@@ -1,4 +1,5 @@
-// What people see of the memory policy: plans, reasons, footprints, the ledger. What it sees of the devices.
+// What people see of the memory policy: plans, reasons, footprints, the ledger. What it sees
+// of the devices.
 
 #include <algorithm>
 
@@ -125,7 +126,8 @@ json::array Admission::ledger() const {
 
 // --- what other programs use
 
-/// Callers during a look share the next one: what they know of may be newer than what this one has read.
+/// Callers during a look share the next one: what they know of may be newer than what
+/// this one has read.
 void Admission::look(std::function<void()> looked) {
     look_waiters_.push_back(std::move(looked));
     if (!std::exchange(is_looking_, true)) begin_look();
@@ -140,7 +142,8 @@ void Admission::begin_look() {
         std::vector<Gpu> gpus;
         std::optional<Error> no_gpus;  ///< why the driver listed none
         std::map<pid_t, std::uint64_t> on_host;
-        std::map<pid_t, std::uint64_t> of_blanks;  ///< read separately: a load may take a blank meanwhile
+        std::map<pid_t, std::uint64_t> of_blanks;  ///< read separately: a load may take a
+                                                   ///< blank meanwhile
     };
     std::vector<pid_t> workers;
     for (const auto& holding : policy_->holdings())
@@ -188,11 +191,13 @@ void Admission::begin_look() {
                     }
                     const auto on_host = seen->on_host.find(process->pid);
                     ours[std::string{memory::host}] += on_host == seen->on_host.end() ? 0 : on_host->second;
-                    if (!on_gpu || seen->of_blanks.contains(process->pid)) continue;  // it was a blank a moment ago
+                    // It was a blank a moment ago.
+                    if (!on_gpu || seen->of_blanks.contains(process->pid)) continue;
                     const auto gpu = std::ranges::find(seen->gpus, holding.device, &Gpu::uuid);
                     const std::uint64_t listed =
                         gpu == seen->gpus.end() ? 0 : bytes_of_process(*gpu, process->pid).value_or(0);
-                    const bool is_unknown = listed == 0 && process->ready_at;  // the books' figure is the best there is
+                    // The books' figure is the best there is.
+                    const bool is_unknown = listed == 0 && process->ready_at;
                     ours[holding.device] +=
                         std::max(listed, process->memory.gpu_bytes.value_or(is_unknown ? holding.device_bytes : 0));
                 }
@@ -245,8 +250,8 @@ void Admission::lose_workers_on(const Gpu& gpu) {
             replica->gpu_was_lost(gpu.trouble);
 }
 
-/// Looks repeatedly, to notice a game that starts, or a driver that answers at last. Not without limits, unless a
-/// GPU is sought: an idle daemon must not wake up.
+/// Looks repeatedly, to notice a game that starts, or a driver that answers at last. Not without
+/// limits, unless a GPU is sought: an idle daemon must not wake up.
 void Admission::watch_others() {
     Deadline::Clock::duration pause = limits::look_at_others_every;
     if (std::ranges::none_of(devices_, [](const auto& device) { return device.second.limited; })) {

@@ -22,12 +22,14 @@
 namespace bulkhead::supervisor {
 namespace {
 
-/// Sets how soon the kernel kills the process when memory runs out; returns the former value as text.
-/// Needs no privilege in either direction. Returns empty and does nothing if the process has ended.
+/// Sets how soon the kernel kills the process when memory runs out; returns the former value
+/// as text. Needs no privilege in either direction. Returns empty and does nothing if the
+/// process has ended.
 std::string set_oom_score(const SpawnedProcess& process, std::string_view score) {
     const UniqueFd file{::open(fmt::format("/proc/{}/oom_score_adj", process.pid).c_str(), O_RDWR | O_CLOEXEC)};
     std::array<char, 16> former{};
-    // Opened before the check: a file of a live process stays its own even if the pid is reused later.
+    // Opened before the check: a file of a live process stays its own even if the pid
+    // is reused later.
     if (!file || has_ended(process.pidfd)) return {};
     const ssize_t size = ::pread(file.get(), former.data(), former.size(), 0);
     if (size <= 0 || ::pwrite(file.get(), score.data(), score.size(), 0) < 0) return {};
@@ -159,7 +161,8 @@ void Blanks::refill_after(Deadline::Clock::duration pause) {
 
 void Blanks::refill() {
     if (stopping_) return;
-    // The keeper requires spawns in the order of generations: a start that looks for its device already has one.
+    // The keeper requires spawns in the order of generations: a start that looks for its device
+    // already has one.
     if (context_.placing > 0) return refill_after(limits::blank_pause);
     for (Kind& kind : kinds_)
         for (std::size_t left = missing(kind); left > 0 && !kind.context && has_room_for(kind); --left) start(kind);

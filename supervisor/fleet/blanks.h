@@ -21,8 +21,9 @@
 
 namespace bulkhead::supervisor {
 
-/// The start of a blank on a GPU. Holds the GPU's lock from before the process starts until the blank has
-/// said hello, which shows that its context exists, and the driver was asked how much memory the blank holds.
+/// The start of a blank on a GPU. Holds the GPU's lock from before the process starts until the
+/// blank has said hello, which shows that its context exists, and the driver was asked how much
+/// memory the blank holds.
 ///
 /// Destruction passes the lock on; no callback runs after it.
 /// Thread  the loop
@@ -34,7 +35,8 @@ public:
     /// Receives the GPU memory of the blank; empty if the driver does not report it.
     /// Errors  deadline_exceeded: the blank did not say hello
     using OnMade = std::function<void(Result<std::optional<std::uint64_t>>)>;
-    /// Calls `made` once and later. A process that ends makes its link readable too, and so counts as ready here.
+    /// Calls `made` once and later. A process that ends makes its link readable too, and so counts
+    /// as ready here.
     void watch(const SpawnedProcess& process, OnMade made);
 
 private:
@@ -52,16 +54,17 @@ private:
 /// Returns a process' memory on the GPU; empty if the driver does not report it.
 [[nodiscard]] std::optional<std::uint64_t> bytes_of_process(const Gpu& gpu, pid_t pid);
 
-/// Processes started before a load asks for their model: the fleet's `blanks` for each device and each way in
-/// which models start there. A load takes a blank instead of starting a process, and another blank is started
-/// in its place.
+/// Processes started before a load asks for their model: the fleet's `blanks` for each device and
+/// each way in which models start there. A load takes a blank instead of starting a process, and
+/// another blank is started in its place.
 ///
-/// A blank learns its model from `configure`. Until then the supervisor does not read its link or its output.
+/// A blank learns its model from `configure`. Until then the supervisor does not read its link
+/// or its output.
 ///
-/// A blank on a GPU creates its context before it says hello. It holds the GPU's lock from before its start
-/// until the driver has reported its memory; its end takes the lock too. So a load waits for it as for
-/// another load. A blank without a context is not taken. The keeper's record of a blank names its GPU; the
-/// next supervisor ends all blanks that it finds.
+/// A blank on a GPU creates its context before it says hello. It holds the GPU's lock from before
+/// its start until the driver has reported its memory; its end takes the lock too. So a load waits
+/// for it as for another load. A blank without a context is not taken. The keeper's record of a
+/// blank names its GPU; the next supervisor ends all blanks that it finds.
 ///
 /// Thread  the loop
 class Blanks {
@@ -109,7 +112,8 @@ private:
         StartConditions conditions{};
         std::size_t starting = 0;         ///< start requested; on a GPU it may wait for the lock
         std::uint64_t bytes_at_most = 0;  ///< most host memory seen of one blank
-        std::uint64_t context_bytes = limits::blank_context_bytes;  ///< of one on its GPU; assumed until measured
+        /// Of one on its GPU; assumed until measured.
+        std::uint64_t context_bytes = limits::blank_context_bytes;
         std::unique_ptr<ContextStart> context{};  ///< of the blank being started on a GPU
     };
     struct Waiting {
@@ -149,7 +153,8 @@ private:
     std::map<memory::DeviceId, std::int64_t> room_;
     Deadline refill_;
     Deadline::Clock::time_point not_before_{};  ///< pause after a blank failed to start or died
-    int failures_ = 0;                          ///< such failures since a blank was last taken or created its context
+    int failures_ = 0;                          ///< such failures since a blank was last taken or
+                                                ///< created its context
     std::size_t ending_ = 0;
     bool stopping_ = false;
     std::vector<std::function<void()>> stop_waiters_;

@@ -34,8 +34,10 @@ struct PackageSize {
 
 /// What a model's files tell before it is loaded.
 struct FileFacts {
-    std::uint64_t bytes = 0;                     ///< of the file, or of all files in a package's folder; 0: missing
-    std::optional<memory::Estimate> estimate{};  ///< memory of a load; only for a generating package
+    std::uint64_t bytes = 0;                     ///< of the file, or of all files in a package's
+                                                 ///< folder; 0: missing
+    std::optional<memory::Estimate> estimate{};  ///< memory of a load; only for a
+                                                 ///< generating package
 };
 
 /// Returns the facts by model. Blocks for the disk.

@@ -292,7 +292,8 @@ void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> 
 Admission::Ticket Fleet::load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
                                       OnLoaded loaded, std::uint64_t connection) {
     for (const auto& replica : model.replicas)
-        if (replica->state() == WorkerState::quarantined) replica->clear_crashes();  // a person asked for this load
+        // A person asked for this load.
+        if (replica->state() == WorkerState::quarantined) replica->clear_crashes();
     return admission_.ask(
         model.spec.name, memory::Asker::person, asker_of(connection), deadline,
         [&model, loaded = std::move(loaded), began = Deadline::Clock::now()](const Result<Replica*>& served) {
@@ -368,7 +369,8 @@ void Fleet::open_channel(Model& model, const Client& client, std::optional<std::
     Replica& replica = **best;
     if ((replica.state() == WorkerState::draining || replica.state() == WorkerState::stopping) &&
         !replica.is_being_replaced() && !admission_.is_evicting(replica))
-        return opened(replica.open_channel(client));  // refuses: a reconnecting client does not undo an unload
+        return opened(replica.open_channel(client));  // refuses: a reconnecting client does not
+                                                      // undo an unload
     if (admission_.plans(model.spec.name) && replica.state() != WorkerState::quarantined) {
         const auto ticket = admission_.ask(model.spec.name, memory::Asker::channel, asker_of(client.connection),
                                            deadline, [client, opened](const Result<Replica*>& served) {
@@ -437,7 +439,8 @@ void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
                                              });
     for (std::size_t i = 0; i < replicas.size(); ++i)
         replicas[i]->unload([slot = gather->slot(i)](Result<Maybe> receipt) {
-            slot(receipt ? std::move(*receipt) : Maybe{});  // a process that cannot be ended was logged
+            slot(receipt ? std::move(*receipt) : Maybe{});  // a process that cannot be
+                                                            // ended was logged
         });
     blanks_.stop([slot = gather->slot(replicas.size())] { slot(Maybe{}); });
     gather->slot(replicas.size() + 1)(Maybe{});

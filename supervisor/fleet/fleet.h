@@ -40,7 +40,8 @@ public:
 
     Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs);
 
-    /// Reads the GPUs if a model on one is planned, then calls `begun`. Call once, before anything else.
+    /// Reads the GPUs if a model on one is planned, then calls `begun`. Call once, before
+    /// anything else.
     void begin(Admission::Known known, std::function<void()> begun);
     /// Takes over what former supervisors of this keeper left. Call once, after `begin`.
     /// `declarations`  `fingerprint` by model
@@ -54,11 +55,12 @@ public:
     [[nodiscard]] Result<Model*> find(const std::string& name) const;
 
     /// Answers when all replicas are ready, or at the first failure.
-    /// `connection`  number of the control connection that asks: a client of its own among those that wait
+    /// `connection`  number of the control connection that asks: a client of its own among
+    ///               those that wait
     void load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded,
               ClientLeft* client_left = nullptr, std::uint64_t connection = 0);
-    /// `again`: the caller's former call was lost with a supervisor. A model that was unloaded since
-    /// then answers with the receipt of that unload.
+    /// `again`: the caller's former call was lost with a supervisor. A model that was unloaded
+    /// since then answers with the receipt of that unload.
     void unload(const Models& models, OnUnloaded unloaded, bool again = false);
     void restart(const Models& models, std::function<void(Result<Restarted>)> restarted, std::uint64_t connection = 0);
     /// Opens a channel to the least busy ready replica; loads the model if none is ready. While the
@@ -70,18 +72,22 @@ public:
     /// does not answer within `statistics_deadline` is shown with its last known values.
     void status(std::function<void(json::array)> answered);
 
-    /// Unloads models and replicas that `next` no longer has. Those models cannot be loaded from now on.
+    /// Unloads models and replicas that `next` no longer has. Those models cannot be
+    /// loaded from now on.
     void retire(const config::Fleet& next, std::function<void()> retired);
-    /// Returns models with a process, a backoff or a quarantine whose declaration differs from `declarations`.
+    /// Returns models with a process, a backoff or a quarantine whose declaration differs from
+    /// `declarations`.
     [[nodiscard]] std::vector<std::string> differing_from(const std::map<std::string, std::string>& declarations) const;
     /// The keeper was asked to spawn a process and has not answered.
     [[nodiscard]] bool is_spawning() const;
 
-    /// Unloads everything and refuses further loads. Passes on the receipts of the processes that could be ended.
+    /// Unloads everything and refuses further loads. Passes on the receipts of the processes that
+    /// could be ended.
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     [[nodiscard]] bool is_stopping() const noexcept { return stopping_; }
 
-    /// Call after the loop, before anything is destroyed. False: a thread is stuck, see OffLoop::end.
+    /// Call after the loop, before anything is destroyed. False: a thread is stuck,
+    /// see OffLoop::end.
     [[nodiscard]] bool end_threads() { return near_.end(); }
 
     [[nodiscard]] FleetContext& context() noexcept { return context_; }
@@ -114,7 +120,8 @@ private:
     WeightsNear near_;
     bool has_begun_ = false;  ///< with what runs from the start
     bool stopping_ = false;
-    std::vector<std::function<void(json::array)>> status_waiters_;  ///< wait for the inquiry under way
+    /// Wait for the inquiry under way.
+    std::vector<std::function<void(json::array)>> status_waiters_;
     Deadline status_deadline_;
 };
 

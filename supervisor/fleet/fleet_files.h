@@ -21,8 +21,9 @@ inline memory::Footprints read_footprints(const std::filesystem::path& folder) {
     return known == nullptr ? memory::Footprints{} : memory::Footprints::from_json(*known);
 }
 
-/// The fleet that a supervisor last read without errors, complete, in a file beside the logs. If a supervisor
-/// starts while the fleet file has errors, it uses this one: a typing error must not end running workers.
+/// The fleet that a supervisor last read without errors, complete, in a file beside the logs. If a
+/// supervisor starts while the fleet file has errors, it uses this one: a typing error must not end
+/// running workers.
 class LastGoodFleet {
 public:
     explicit LastGoodFleet(const std::filesystem::path& folder);

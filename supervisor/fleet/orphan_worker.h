@@ -11,8 +11,9 @@
 
 namespace bulkhead::supervisor {
 
-/// A worker that belongs to no replica: a blank, or a former supervisor's worker whose model has left the
-/// fleet or whose place a later generation took. It is killed with its children, and its record is dropped.
+/// A worker that belongs to no replica: a blank, or a former supervisor's worker whose model has
+/// left the fleet or whose place a later generation took. It is killed with its children, and its
+/// record is dropped.
 /// Lives  until nothing of it is left; the callbacks it waits for own it
 class OrphanWorker : public std::enable_shared_from_this<OrphanWorker> {
 public:

@@ -23,7 +23,8 @@ std::vector<StaleProcess> kill_stale_processes(std::string_view socket, const st
         std::string name = process_name(pid);
         if (UniqueFd pidfd = kill_process_if(pid, is_meant)) killed.push_back({pid, std::move(name), std::move(pidfd)});
     };
-    // First by cgroup, which also finds a process that hangs in its exit and has no environment left.
+    // First by cgroup, which also finds a process that hangs in its exit and has no
+    // environment left.
     const auto members = Cgroups::left_behind(::getppid(), socket);
     for (const auto& [pid, folder] : members) kill_if(pid, [&](pid_t one) { return cgroup_has(folder, one); });
     for (const pid_t pid : own_processes())

@@ -15,7 +15,8 @@
 
 namespace bulkhead::supervisor {
 
-/// A process of a former daemon or supervisor on this socket, without an owner. SIGKILL was sent to it.
+/// A process of a former daemon or supervisor on this socket, without an owner. SIGKILL
+/// was sent to it.
 struct StaleProcess {
     pid_t pid = 0;
     std::string name;  ///< escaped
@@ -23,8 +24,9 @@ struct StaleProcess {
 };
 
 /// Kills what a former daemon or supervisor on this socket left: processes in the cgroups of a dead
-/// keeper, and processes whose BULKHEAD_SOCKET is this path and whose BULKHEAD_WORKER is not in `keep`,
-/// the markers of workers to be adopted. The present keeper is the parent of the calling process.
+/// keeper, and processes whose BULKHEAD_SOCKET is this path and whose BULKHEAD_WORKER is not in
+/// `keep`, the markers of workers to be adopted. The present keeper is the parent of the calling
+/// process.
 /// Thread  the off-loop thread
 [[nodiscard]] std::vector<StaleProcess> kill_stale_processes(std::string_view socket,
                                                              const std::set<std::string>& keep = {});
@@ -44,7 +46,8 @@ private:
     /// The result of one look.
     struct Observation {
         std::set<pid_t> alive;
-        std::map<std::string, std::set<pid_t>> users;  ///< by GPU UUID; with dead ones that the driver still lists
+        std::map<std::string, std::set<pid_t>> users;  ///< by GPU UUID; with dead ones that the
+                                                       ///< driver still lists
     };
     StaleProcessWatch(FleetContext& context, std::vector<StaleProcess> processes, std::chrono::milliseconds alive_max);
     [[nodiscard]] static Observation look_at(const std::vector<StaleProcess>& processes, Gpus& gpus);

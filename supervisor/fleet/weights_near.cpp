@@ -80,7 +80,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t slice_bytes = 8 << 20;  ///< requested as a whole if any page of it is missing
+constexpr std::uint64_t slice_bytes = 8 << 20;  ///< requested as a whole if any page
+                                                ///< of it is missing
 
 /// Adds the regular files of a folder; with a recursive iterator, those of its subfolders too.
 template <typename Iterator>

@@ -45,11 +45,12 @@ struct NearCandidate {
 /// and one that neither asked nor was loaded.
 [[nodiscard]] std::vector<std::string> choose_near(std::vector<NearCandidate> candidates, memory::Bytes bound);
 
-/// Keeps the files of the models likely to be loaded next in the page cache: at most the fleet's `near`,
-/// and half of the machine's available memory, so that the kernel does not evict what was just read.
+/// Keeps the files of the models likely to be loaded next in the page cache: at most the fleet's
+/// `near`, and half of the machine's available memory, so that the kernel does not evict what
+/// was just read.
 ///
-/// Looks every `near_look_every`, since the kernel does not report evictions. A thread of its own asks
-/// the disk: a slow disk must not delay readers of /proc. Does nothing if `near` is 0.
+/// Looks every `near_look_every`, since the kernel does not report evictions. A thread of its own
+/// asks the disk: a slow disk must not delay readers of /proc. Does nothing if `near` is 0.
 ///
 /// Thread  the loop
 class WeightsNear {
@@ -62,7 +63,8 @@ public:
                 Candidates candidates);
     /// Looks now, then repeatedly.
     void look();
-    /// Ends without waiting for reads, which must not delay the end of the process. False: as OffLoop::end.
+    /// Ends without waiting for reads, which must not delay the end of the process. False:
+    /// as OffLoop::end.
     [[nodiscard]] bool end();
     /// Returns whether all files of the model were in the page cache at the last look; empty:
     /// unknown, or no files.

@@ -15,15 +15,17 @@
 
 namespace bulkhead::supervisor {
 
-/// GPUs on which nothing new starts: one holds a process that even SIGKILL does not end, or three different
-/// models failed on it within 60 s. Then the GPU is at fault, and none of the models is quarantined for it.
+/// GPUs on which nothing new starts: one holds a process that even SIGKILL does not end, or three
+/// different models failed on it within 60 s. Then the GPU is at fault, and none of the models is
+/// quarantined for it.
 class GpuQuarantine {
 public:
     using Clock = Deadline::Clock;
 
     struct Reason {
         std::string text;
-        std::string process;  ///< `process_identity`: the reason ends with this process; empty: only a person ends it
+        std::string process;  ///< `process_identity`: the reason ends with this process; empty:
+                              ///< only a person ends it
         friend bool operator==(const Reason&, const Reason&) = default;
     };
     struct Failure {
@@ -34,7 +36,8 @@ public:
     /// The whole state, for the next supervisor. No list is empty.
     struct State {
         std::map<std::string, std::vector<Reason>> reasons;   ///< by UUID
-        std::map<std::string, std::deque<Failure>> failures;  ///< by UUID; each of a different model, oldest first
+        /// By UUID; each of a different model, oldest first.
+        std::map<std::string, std::deque<Failure>> failures;
         friend bool operator==(const State&, const State&) = default;
     };
 
@@ -71,8 +74,8 @@ private:
 /// Quarantined GPUs, and failures that count against others, in a file beside the logs: a new
 /// supervisor does not repair a GPU.
 ///
-/// Format  {"keeper", "reasons": {UUID: [{"text", "process"?}]}, "failures": {UUID: [{"model", "unix_ms"}]}};
-///         `process`: pid and start time of a process that holds the GPU
+/// Format  {"keeper", "reasons": {UUID: [{"text", "process"?}]}, "failures": {UUID: [{"model",
+///         "unix_ms"}]}}; `process`: pid and start time of a process that holds the GPU
 class GpuQuarantineFile {
 public:
     explicit GpuQuarantineFile(const std::filesystem::path& folder);

@@ -27,7 +27,8 @@ std::string text_of(const Xid& xid, std::int64_t time_ms) {
 
 }  // namespace
 
-/// Shared with the thread that asks the driver, which outlives this object if the driver never answers.
+/// Shared with the thread that asks the driver, which outlives this object if the driver
+/// never answers.
 struct Gpus::Reader {
     mutable std::mutex mutex;
     std::condition_variable changed;

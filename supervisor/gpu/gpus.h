@@ -10,7 +10,8 @@
 
 namespace bulkhead::supervisor {
 
-/// The machine's GPUs at the last reading. The first reading opens NVML, so a CPU fleet never pays for it.
+/// The machine's GPUs at the last reading. The first reading opens NVML, so a CPU fleet
+/// never pays for it.
 ///
 /// A thread of its own asks the driver, which may block forever. A caller waits
 /// `gpu_answer_deadline` once; then callers get an error at once until the driver has answered.
@@ -23,7 +24,8 @@ public:
     Gpus(const Gpus&) = delete;
     Gpus& operator=(const Gpus&) = delete;
 
-    /// Errors  not_running: why there is no NVML; resources_exhausted, deadline_exceeded: the driver does not answer
+    /// Errors  not_running: why there is no NVML; resources_exhausted, deadline_exceeded: the
+    ///         driver does not answer
     [[nodiscard]] Result<std::vector<Gpu>> read();
     /// Empty if this GPU does not answer.
     [[nodiscard]] std::optional<Gpu> read(const std::string& uuid);
@@ -44,8 +46,9 @@ struct Device {
     [[nodiscard]] bool is_gpu() const noexcept { return !uuid.empty(); }
 };
 
-/// `declared`: "cpu", "cuda:N", a GPU's UUID, or `auto`: the GPU with the most free memory that has no trouble and no
-/// quarantine, or the CPU on a machine without NVML or GPUs. `quarantined` has reasons by UUID.
+/// `declared`: "cpu", "cuda:N", a GPU's UUID, or `auto`: the GPU with the most free memory that has
+/// no trouble and no quarantine, or the CPU on a machine without NVML or GPUs. `quarantined` has
+/// reasons by UUID.
 /// Errors  config_invalid with the devices there are; resources_exhausted: quarantined, lost or not
 ///         answering, which may pass
 /// Thread  the off-loop thread

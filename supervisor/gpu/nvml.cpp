@@ -240,7 +240,8 @@ GpuSensors Nvml::read_sensors(void* device) const {
 
 void Nvml::watch(void* device, const std::string& uuid) {
     if (events_ == nullptr || !watched_.try_emplace(device, uuid).second) return;
-    (void)functions_->events_register(device, nvml::event_xid, events_);  // a GPU without events is simply not watched
+    // A GPU without events is simply not watched.
+    (void)functions_->events_register(device, nvml::event_xid, events_);
 }
 
 std::vector<Xid> Nvml::take_xids() {

@@ -34,7 +34,8 @@ struct Gpu {
     std::string name;                          ///< escaped
     std::string trouble;                       ///< "lost: GPU is lost"; empty while it answers
     bool lost = false;                         ///< permanently: fallen off the bus
-    std::optional<std::uint64_t> total_bytes;  ///< empty if not reported, or the GPU does not answer
+    std::optional<std::uint64_t> total_bytes;  ///< empty if not reported, or the GPU
+                                               ///< does not answer
     std::optional<std::uint64_t> free_bytes;
     bool processes_known = false;
     std::vector<GpuProcess> processes;  ///< compute and graphics, each process once
@@ -58,7 +59,8 @@ struct Xid {
 /// The driver's management library, loaded at run time. It creates no CUDA context, so it costs no
 /// device memory and survives whatever a worker does to its device.
 ///
-/// Thread  any, one at a time; calls may block as long as the driver does, so `Gpus` calls it on a thread of its own
+/// Thread  any, one at a time; calls may block as long as the driver does, so `Gpus` calls it on a
+///         thread of its own
 class Nvml {
 public:
     /// `$BULKHEAD_NVML`, else libnvidia-ml.so.1.
@@ -96,7 +98,8 @@ private:
     void* library_;
     std::unique_ptr<Functions> functions_;
     bool started_ = false;
-    bool in_trouble_ = false;  ///< at the last reading: only a restart of the library sees a recovery
+    bool in_trouble_ = false;  ///< at the last reading: only a restart of the library
+                               ///< sees a recovery
     std::chrono::steady_clock::time_point started_at_{};
     std::map<std::string, Known> known_;    ///< by UUID: every GPU that has ever answered
     void* events_ = nullptr;                ///< the library's event set

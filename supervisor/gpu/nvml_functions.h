@@ -43,7 +43,8 @@ struct Utilization {
 };
 
 // clang-format off
-/// The library's functions, with their symbols. Those with `may` are null if an older driver lacks them.
+/// The library's functions, with their symbols. Those with `may` are null if an older
+/// driver lacks them.
 #define BULKHEAD_NVML_FUNCTIONS(need, may)                                                                    \
     need(int, init, "nvmlInit_v2")                                                                            \
     need(int, shutdown, "nvmlShutdown")                                                                       \
@@ -71,7 +72,8 @@ struct Functions {
     BULKHEAD_NVML_FUNCTIONS(BULKHEAD_NVML_MEMBER, BULKHEAD_NVML_MEMBER)
 #undef BULKHEAD_NVML_MEMBER
 
-    /// Loads them. Returns the symbol of the first required function that the library lacks; null if there is none.
+    /// Loads them. Returns the symbol of the first required function that the library lacks; null
+    /// if there is none.
     const char* load(void* library) {
         const char* missing = nullptr;
 #define BULKHEAD_NVML_MAY(result, name, symbol, ...)                                                                   \

@@ -98,7 +98,8 @@ void Keeper::pass_deadlines() noexcept {
     if (!supervisor_.runs() && supervisor_.start_due() <= now) start_supervisor();
 }
 
-/// A supervisor with unread data for this long hangs: kills it to start the next. Workers are unaffected.
+/// A supervisor with unread data for this long hangs: kills it to start the next. Workers
+/// are unaffected.
 void Keeper::on_unread_link() noexcept {
     supervisor_.note_reading();
     if (supervisor_.read_deadline() == never) return;
@@ -235,7 +236,8 @@ void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
     const auto delay = supervisor_.ended(parting_ != Parting::none);
     if (course_ == Course::stopping) return end(0);
 
-    // A supervisor that failed before any hello has nothing to hand over, and a restart would fail too.
+    // A supervisor that failed before any hello has nothing to hand over, and a restart
+    // would fail too.
     if (!supervisor_.ever_greeted() && (supervisor.fate == WorkerFate::exited || incompatible_)) {
         if (supervisor.number == exit_config_invalid) return end(exit_config_invalid);
         if (!incompatible_)  // an incompatible one has printed why
@@ -256,7 +258,8 @@ void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
     if (parting_ == Parting::upgrade && course_ == Course::serving) re_execute();
 }
 
-/// Returns only if this program goes on: the next supervisor then starts as after any hand-over, and learns why.
+/// Returns only if this program goes on: the next supervisor then starts as after any hand-over,
+/// and learns why.
 void Keeper::re_execute() noexcept {
     station_.service_manager.status("upgrading: re-executing the keeper's program");
     upgrade_failed_ = try_to_re_execute();
@@ -308,7 +311,8 @@ void Keeper::on_link_closed() noexcept {
 
 void Keeper::on_violation(const char* what) noexcept {
     ++violations_;
-    parting_ = Parting::none;  // a defect, whatever it announced: the next start is delayed as after a crash
+    parting_ = Parting::none;  // a defect, whatever it announced: the next start is delayed
+                               // as after a crash
     say("error: protocol_violation: reading the supervisor's link: %s (violation %llu); killing supervisor pid=%d",
         what, static_cast<unsigned long long>(violations_), supervisor_.pid());
     supervisor_.kill();

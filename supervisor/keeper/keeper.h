@@ -33,8 +33,8 @@ struct Station {
 /// The parent of all other processes: starts what the supervisor requests, reports how it ended,
 /// restarts the supervisor and passes everything on to the next one. It decides nothing else.
 ///
-/// Thread  the only one of the process. Blocks only in `run`'s poll, until a child has executed its program, and
-///         while the next release checks the state. Allocates nothing once it runs.
+/// Thread  the only one of the process. Blocks only in `run`'s poll, until a child has executed its
+///         program, and while the next release checks the state. Allocates nothing once it runs.
 class Keeper {
 public:
     explicit Keeper(Station station) noexcept;
@@ -109,7 +109,8 @@ private:
     keeper_link::UpgradeFailure upgrade_failed_ = keeper_link::UpgradeFailure::none;
     Clock::time_point stop_by_ = never;
     Clock::time_point send_retry_ = never;
-    Clock::time_point reload_by_ = never;  ///< the service manager waits for the outcome of a reload
+    Clock::time_point reload_by_ = never;  ///< the service manager waits for the
+                                           ///< outcome of a reload
 };
 
 }  // namespace bulkhead::keeper

@@ -71,7 +71,8 @@ std::optional<Options> parse(int argc, char** argv, int& exit_status) {
             std::fputs(found == 'h' ? usage : "bulkheadd " BULKHEAD_VERSION "\n", stdout);
             exit_status = 0;
             return std::nullopt;
-        default: std::fputs("try `bulkheadd --help`\n", stderr); return std::nullopt;  // getopt printed what is wrong
+        // Getopt printed what is wrong.
+        default: std::fputs("try `bulkheadd --help`\n", stderr); return std::nullopt;
         }
     }
     if (optind != argc - 1) {
@@ -107,7 +108,8 @@ Result<UniqueFd> prepare_signals() {
     return signals;
 }
 
-/// Allows as many descriptors as the system permits: each worker needs three. Children inherit the limit.
+/// Allows as many descriptors as the system permits: each worker needs three. Children
+/// inherit the limit.
 void raise_descriptor_limit() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

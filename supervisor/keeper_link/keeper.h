@@ -48,7 +48,8 @@ struct FoundWorker {
     UniqueFd pidfd;                    ///< only of a running process
     UniqueFd link;                     ///< of a dead process only if its end was not reported
     UniqueFd log;                      ///< as `link`
-    std::optional<Error> unreachable;  ///< running, but its descriptors could not be received: end it
+    std::optional<Error> unreachable;  ///< running, but its descriptors could not be
+                                       ///< received: end it
     std::string ledger;                ///< the former supervisor's last record; empty: none
     std::optional<ProcessExit> exit;   ///< dead, and reaped
 };
@@ -67,7 +68,8 @@ public:
     virtual void adopt(const WorkerName& name, OnExited exited) = 0;
     /// Signals a worker that was spawned or found, dead or alive.
     virtual void signal(const WorkerName& name, int number, bool whole_group) = 0;
-    /// Replaces this worker's record for the next supervisor, at most `ledger_bytes_max`; `forget` deletes it.
+    /// Replaces this worker's record for the next supervisor, at most `ledger_bytes_max`;
+    /// `forget` deletes it.
     virtual void keep(const WorkerName& name, const std::string& ledger) = 0;
     /// Drops the keeper's record of a dead worker.
     virtual void forget(const WorkerName& name) = 0;

@@ -49,7 +49,8 @@ private:
         OnSpawned spawned;                   ///< empty once called
         OnExited exited;                     ///< empty until a found worker is adopted
         std::optional<ProcessExit> early{};  ///< it ended before that
-        std::optional<Error> unreceived{};   ///< lost descriptors: once it ended, the spawn fails with this
+        std::optional<Error> unreceived{};   ///< lost descriptors: once it ended, the spawn
+                                             ///< fails with this
     };
 
     void on_packet(Packet& packet);

@@ -69,7 +69,8 @@ Result<Said> ask(const std::string& program, const std::string& fleet) {
     const auto until = Clock::now() + limits::next_supervisor_deadline;
     theirs.reset();
     Said said;
-    const UniqueFd pidfd = pidfd_of(*pid);  // a process that has closed its output may still be ending
+    const UniqueFd pidfd = pidfd_of(*pid);  // a process that has closed its output may
+                                            // still be ending
     said.in_time = read_all(ours, until, said.text) &&
                    ends_within(pidfd, std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
     if (!said.in_time) signal_child(*pid, SIGKILL);

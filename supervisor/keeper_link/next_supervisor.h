@@ -22,8 +22,9 @@ inline constexpr const char* check_option = "--check";
 ///
 /// Thread  any but the loop's
 /// Blocks  until it has ended, at most `limits::next_supervisor_deadline`
-/// Errors  the program's own, if it printed one; config_invalid for the fleet file (in its words); load_failed if it
-///         cannot run, prints anything else, or speaks no version of the keeper's from `min` to `max`
+/// Errors  the program's own, if it printed one; config_invalid for the fleet file (in its words);
+///         load_failed if it cannot run, prints anything else, or speaks no version of the keeper's
+///         from `min` to `max`
 [[nodiscard]] Result<> check_next(const std::string& program, const std::string& fleet, std::uint16_t min,
                                   std::uint16_t max);
 

@@ -22,11 +22,13 @@ namespace {
 class StandardError : public LogTarget {
 public:
     void append(std::string_view lines) override {
-        (void)write_all(STDERR_FILENO, std::as_bytes(std::span{lines}));  // there is nowhere to report a failure
+        // There is nowhere to report a failure.
+        (void)write_all(STDERR_FILENO, std::as_bytes(std::span{lines}));
     }
 };
 
-/// Passes each line to the writer. A flush, requested by a line about this program's own end, waits.
+/// Passes each line to the writer. A flush, requested by a line about this program's
+/// own end, waits.
 class WriterSink : public spdlog::sinks::base_sink<std::mutex> {
 public:
     WriterSink(std::shared_ptr<LogWriter> writer, std::shared_ptr<LogTarget> target)
@@ -60,7 +62,8 @@ const std::shared_ptr<LogTarget>& standard_error() {
 std::optional<LogStore> make_log_store(const std::filesystem::path& runtime_folder) {
     const auto folder = runtime_folder / "logs";
     struct stat status {};
-    // lstat first: only the first supervisor must create the folder, and mkdir() waits for a hanging disk.
+    // lstat first: only the first supervisor must create the folder, and mkdir() waits for
+    // a hanging disk.
     if (::lstat(folder.c_str(), &status) != 0 && ::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
         spdlog::warn("making {}: {}; logs are kept in memory alone", folder.string(), std::strerror(errno));
         return std::nullopt;

@@ -23,7 +23,8 @@ public:
     static std::shared_ptr<LogPipe> open(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker,
                                          ModelLog& log, Heard heard = {});
 
-    /// The worker is dead: reads the rest of the pipe and closes it, even if a grandchild holds it open.
+    /// The worker is dead: reads the rest of the pipe and closes it, even if a grandchild
+    /// holds it open.
     void finish();
 
 private:

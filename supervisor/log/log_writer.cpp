@@ -32,7 +32,8 @@ struct LogWriter::State {
     std::deque<Entry> waiting;
     std::size_t bytes = 0;  ///< of waiting lines
     std::map<std::string, std::function<void()>> saves;
-    std::map<const LogTarget*, std::uint64_t> missing;  ///< lines dropped before the target's next write
+    std::map<const LogTarget*, std::uint64_t> missing;  ///< lines dropped before the
+                                                        ///< target's next write
     std::uint64_t lost = 0;
     bool writing = false;
     bool ending = false;
@@ -79,7 +80,8 @@ void LogWriter::save(std::string name, std::function<void()> save) {
     wake();
 }
 
-/// Call with the lock held. If the system cannot create a thread, everything waits for the next line.
+/// Call with the lock held. If the system cannot create a thread, everything waits for
+/// the next line.
 void LogWriter::wake() {
     state_->changed.notify_all();
     if (thread_.joinable()) return;

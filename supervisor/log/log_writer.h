@@ -18,12 +18,14 @@ public:
     virtual void append(std::string_view lines) = 0;
 };
 
-/// A thread that writes logs and small files, so that a hanging disk or terminal (Ctrl-S) blocks no other thread.
+/// A thread that writes logs and small files, so that a hanging disk or terminal (Ctrl-S) blocks
+/// no other thread.
 ///
 /// Order   lines of one target stay in order
-/// Bound   `log_waiting_bytes_max`: beyond it the oldest lines are dropped; their count is written in their place
-/// Lost    also what waits when the process is killed, or when it ends and the disk has not taken it within
-///         `log_flush_deadline`
+/// Bound   `log_waiting_bytes_max`: beyond it the oldest lines are dropped; their count is written
+///         in their place
+/// Lost    also what waits when the process is killed, or when it ends and the disk has not taken
+///         it within `log_flush_deadline`
 /// Thread  any
 class LogWriter {
 public:

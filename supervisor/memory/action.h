@@ -32,7 +32,8 @@ struct Grant {
 struct Evict {
     ReplicaId who;
     EvictCause cause{};
-    std::string for_whom;  ///< a model, or a client that asked for room; empty with `keep_alive`, `surplus`, `pressure`
+    std::string for_whom;  ///< a model, or a client that asked for room; empty with `keep_alive`,
+                           ///< `surplus`, `pressure`
     Time until{};
     std::string why;  ///< one sentence
 };

@@ -34,7 +34,8 @@ struct Estimate {
     friend bool operator==(const Estimate&, const Estimate&) = default;
 };
 
-/// What the policy knows of one model. A reload may change all of it without a restart of the worker.
+/// What the policy knows of one model. A reload may change all of it without a restart
+/// of the worker.
 struct Declaration {
     std::string model;
     std::string key;                ///< key of its footprints: a hash of declaration and model file

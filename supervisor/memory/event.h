@@ -12,13 +12,15 @@
 
 namespace bulkhead::supervisor::memory {
 
-/// Identifies one request until it is answered. The caller chooses the number and never uses it twice.
+/// Identifies one request until it is answered. The caller chooses the number and never
+/// uses it twice.
 using Ticket = std::uint64_t;
 
 enum class Asker : std::uint8_t {
     channel,  ///< wants to use one ready replica
     person,   ///< `load`: wants all replicas of the minimum, and of the group
-    preload,  ///< the start: as a person, but refused where it had to evict another preload or what is in use
+    preload,  ///< the start: as a person, but refused where it had to evict another preload or
+              ///< what is in use
     restart,  ///< the restart policy, after a crash
 };
 
@@ -47,7 +49,8 @@ struct LoadAsked {
     Asker asker{};
     std::string client{};  ///< who asks, for fairness and for messages
     std::optional<Time> deadline{};
-    bool for_room = false;  ///< the deadline bounds only the wait for room; the load may take longer
+    bool for_room = false;  ///< the deadline bounds only the wait for room; the load
+                            ///< may take longer
 };
 /// The client of a waiting ticket has gone.
 struct Left {
@@ -79,7 +82,8 @@ struct RanOut {
     ReplicaId who;
     std::int64_t unix_ms = 0;  ///< dates a corrected figure
 };
-/// A replica drains or ends, but not by order of the policy: an unload, a restart, a changed declaration.
+/// A replica drains or ends, but not by order of the policy: an unload, a restart, a
+/// changed declaration.
 struct Ending {
     ReplicaId who;
 };
@@ -90,15 +94,16 @@ struct Ended {
     std::optional<Error> error{};  ///< of a failed load: the answer to its waiters
     std::int64_t unix_ms = 0;      ///< dates a corrected figure
     bool of_host = false;          ///< a worker on a GPU ran out of host memory
-    bool restarts = false;         ///< another process follows by itself: whoever waits for a load waits on
+    bool restarts = false;         ///< another process follows by itself: whoever waits for
+                                   ///< a load waits on
 };
 /// The memory of an ended worker is back, or its holder is known and the memory counts as foreign.
 struct Receipt {
     ReplicaId who;
     std::optional<Millis> reclaim{};  ///< since its end; empty: not known
 };
-/// What a former supervisor left; sent before any request. `ready_for`: only for a resident worker, which
-/// counts as busy until its first `InFlight`.
+/// What a former supervisor left; sent before any request. `ready_for`: only for a resident worker,
+/// which counts as busy until its first `InFlight`.
 struct Adopted {
     Holding holding;
     Millis ready_for{0};
@@ -113,7 +118,8 @@ struct Pin {
     std::string model;
     bool pinned = false;
 };
-/// Asks for `bytes` of room for others, without evicting what is pinned, busy or within `min_resident`.
+/// Asks for `bytes` of room for others, without evicting what is pinned, busy or within
+/// `min_resident`.
 struct ReclaimAsked {
     Ticket ticket = 0;
     DeviceId device;

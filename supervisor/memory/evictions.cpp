@@ -57,8 +57,9 @@ bool unload_idle(State& state, Time now) {
     return any;
 }
 
-/// A reload may declare two models that run on one device members of one exclusive group. The one stays that the rule
-/// for victims would choose last; the others go when that rule lets them, those in use at the latest after their turn.
+/// A reload may declare two models that run on one device members of one exclusive group. The one
+/// stays that the rule for victims would choose last; the others go when that rule lets them, those
+/// in use at the latest after their turn.
 void part_exclusive_groups(State& state, Time now) {
     std::optional<Survey> survey;
     const auto stays = [](const Slot& slot) { return slot.phase == Phase::ready || slot.phase == Phase::loading; };
@@ -103,7 +104,8 @@ void part_exclusive_groups(State& state, Time now) {
                 else if (known->rank() < mine.rank())
                     *known = mine;
             }
-            if (members.size() < 2 || !is_known) continue;  // the others are going, or will say so at once
+            if (members.size() < 2 || !is_known) continue;  // the others are going, or will
+                                                            // say so at once
             const Member kept = *std::ranges::max_element(members, {}, &Member::rank);
             for (const auto& [one, model] : here) {
                 if (model == kept.model || one->pinned || one->starting) continue;

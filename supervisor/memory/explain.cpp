@@ -86,7 +86,8 @@ std::string need_text(const Need& need) {
                                         : fmt::format("{} ({})", bytes_text(need.device), to_string(need.basis));
 }
 
-/// "5.0 GiB (measured), 4.0 GiB were declared, too little"; "5.0 GiB (declared), 3.0 GiB were measured"
+/// "5.0 GiB (measured), 4.0 GiB were declared, too little"; "5.0 GiB (declared), 3.0 GiB
+/// were measured"
 std::string load_text(const State& state, const Model& model, const Need& need, std::size_t device) {
     const Declaration& declared = model.declared;
     std::string text = need_text(need);
@@ -102,7 +103,8 @@ std::string load_text(const State& state, const Model& model, const Need& need, 
     return text;
 }
 
-/// "a/0 needs 5.0 GiB (declared) on a GPU, 4.0 GiB (declared) on the host"; adds the devices to `devices`.
+/// "a/0 needs 5.0 GiB (declared) on a GPU, 4.0 GiB (declared) on the host"; adds the
+/// devices to `devices`.
 std::string needs_text(const State& state, const Piece& piece, std::vector<std::size_t>& devices) {
     const Declaration& declared = piece.slot->model->declared;
     const auto add = [&](std::size_t device) {
@@ -137,7 +139,8 @@ std::string loads_text(const State& state, const Model& model) {
     return fmt::format("{}", fmt::join(texts, "; "));
 }
 
-/// "on a GPU it held 3.0 GiB when it was ready, at most 3.5 GiB while it loaded"; empty if it was not measured on one.
+/// "on a GPU it held 3.0 GiB when it was ready, at most 3.5 GiB while it loaded"; empty if it was
+/// not measured on one.
 std::string peaks_text(const State& state, const Model& model) {
     const auto told = by_device(state, model.declared, [&](std::size_t device) -> std::string {
         const Footprint* known = state.footprint_of(model, device);
@@ -307,7 +310,8 @@ Plan Policy::plan(const std::string& model, Time now) const {
         plan.why = "no such model";
         return plan;
     }
-    const std::vector<Slot*> missing = state_->missing(*known->unit, true);  // a load lifts a quarantine
+    // A load lifts a quarantine.
+    const std::vector<Slot*> missing = state_->missing(*known->unit, true);
     const Entry* entry = state_->entry_of(*known->unit);
     if (missing.empty()) {
         const auto starting = std::ranges::find_if(known->slots, &Slot::is_starting);

@@ -21,7 +21,8 @@ struct Usage {
     Bytes serving_peak = 0;
     Bytes graph_pools = 0;
     Bytes slabs = 0;
-    Bytes mapped = 0;  ///< weights in the page cache: extra; not counted as used, the kernel can reclaim them
+    Bytes mapped = 0;  ///< weights in the page cache: extra; not counted as used, the kernel
+                       ///< can reclaim them
 
     /// Returns what it holds while it serves.
     [[nodiscard]] Bytes resident() const { return std::max(at_ready, serving_peak); }
@@ -44,7 +45,8 @@ struct Usage {
 struct Correction {
     Bytes device = 0;  ///< 0: none
     Bytes host = 0;    ///< beside a GPU; 0: none
-    Bytes memory = 0;  ///< as declared at that time; 0: not. Declaring another one ends the correction
+    Bytes memory = 0;  ///< as declared at that time; 0: not. Declaring another one ends
+                       ///< the correction
     static void members(auto& self, auto&& visit) {
         visit("device", self.device, true);
         visit("host", self.host, true);
@@ -62,7 +64,8 @@ struct Footprint {
     std::uint32_t count = 0;       ///< measured loads
     std::int64_t measured_ms = 0;  ///< unix time of the last measurement
     Correction corrected{};
-    /// Was it ever measured while it served? Memory of requests and channels is unknown before that.
+    /// Was it ever measured while it served? Memory of requests and channels is
+    /// unknown before that.
     [[nodiscard]] bool has_served() const { return device.serving_peak > 0; }
     static void members(auto& self, auto&& visit) {
         visit("device", self.device, true);

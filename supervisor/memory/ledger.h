@@ -31,7 +31,8 @@ struct DeviceLedger {
     Bytes mapped = 0;      ///< page cache of mapped weights, not counted as used
 
     [[nodiscard]] Bytes used() const { return reserved + resident + reclaiming; }
-    /// Returns what a grant may take now. Negative after others took the margin or a limit was lowered.
+    /// Returns what a grant may take now. Negative after others took the margin or a
+    /// limit was lowered.
     [[nodiscard]] std::int64_t free() const;
     friend bool operator==(const DeviceLedger&, const DeviceLedger&) = default;
 };

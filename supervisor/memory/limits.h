@@ -11,13 +11,16 @@ namespace bulkhead::supervisor::memory::limits {
 using namespace std::chrono_literals;
 
 inline constexpr std::size_t tickets_max = 4'096;           ///< waiting callers of all models
-inline constexpr std::size_t tickets_of_asker_max = 1'024;  ///< per asker, so that one cannot fill the queue
+inline constexpr std::size_t tickets_of_asker_max = 1'024;  ///< per asker, so that one cannot
+                                                            ///< fill the queue
 inline constexpr std::size_t reclaims_max = 64;             ///< reclaims that wait for receipts
 inline constexpr auto reclaim_wait_max = 5min;              ///< of a reclaim without a deadline
-inline constexpr auto expected_change_min = 1s;             ///< of an expected wait that is told again
+inline constexpr auto expected_change_min = 1s;             ///< of an expected wait
+                                                            ///< that is told again
 
 // --- turns of models that evict each other
-/// A model in use keeps its place for 4 times its swap-in time: swapping then costs a fifth of the time.
+/// A model in use keeps its place for 4 times its swap-in time: swapping then costs a
+/// fifth of the time.
 inline constexpr int turn_per_swap = 4;
 inline constexpr auto turn_max = 60s;
 /// A pause between two requests of up to an eighth of the load time does not end a turn: waiting
@@ -33,7 +36,8 @@ inline constexpr auto first_use_grace = 1s;  ///< from an opened channel to its 
 inline constexpr auto load_time_unknown = 5s;
 inline constexpr auto reclaim_time_unknown = 200ms;
 
-/// Memory of a package's load beside weights and KV: LibTorch, buffers of a step; on a GPU also the context.
+/// Memory of a package's load beside weights and KV: LibTorch, buffers of a step; on a GPU
+/// also the context.
 inline constexpr std::uint64_t workspace_of_host = 80 << 20;
 inline constexpr std::uint64_t workspace_of_gpu = 512 << 20;
 
@@ -48,11 +52,12 @@ inline constexpr int corrected_by_percent = 125;
 inline constexpr int corrected_by_percent_max = 200;
 inline constexpr auto promise_for = 30s;  ///< how long room made by a reclaim is kept for others
 
-/// Assignments of several replicas to devices that are compared. Of more, first one is sought by dealing
-/// them out, in so many steps.
+/// Assignments of several replicas to devices that are compared. Of more, first one is sought by
+/// dealing them out, in so many steps.
 inline constexpr std::size_t assignments_max = 256;
 inline constexpr std::size_t deals_max = 1'024;
 inline constexpr std::size_t footprints_max = 4'096;                ///< the oldest are dropped
-inline constexpr std::uint64_t bytes_max = std::uint64_t{1} << 50;  ///< of one figure: sums cannot overflow
+/// Of one figure: sums cannot overflow.
+inline constexpr std::uint64_t bytes_max = std::uint64_t{1} << 50;
 
 }  // namespace bulkhead::supervisor::memory::limits

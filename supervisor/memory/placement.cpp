@@ -108,14 +108,16 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
             if (candidates_[i].unit != own && !contains(option.victims, i)) listed.push_back(i);
         return listed;
     };
-    for (std::size_t device = 0; device < unknown.size(); ++device) {  // load alone, evict all that is idle
+    // Load alone, evict all that is idle.
+    for (std::size_t device = 0; device < unknown.size(); ++device) {
         if (unknown[device] == 0) continue;
         for (const std::size_t i : others_on(device)) {
             const Candidate& one = candidates_[i];
             if (reach == Reach::now && one.starting) return std::nullopt;
             if ((reach != Reach::now || use_of(one) == 0) && let_go(i)) option.victims.push_back(i);
         }
-        for (const std::size_t i : others_on(device))  // and what is in use, if nothing would be left
+        for (const std::size_t i : others_on(device))  // and what is in use, if
+                                                       // nothing would be left
             if (short_by[device] >= 0 && let_go(i)) option.victims.push_back(i);
         if (short_by[device] >= 0) return std::nullopt;
     }
@@ -153,8 +155,9 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
     return option;
 }
 
-/// Deals the largest piece first, each to the device with the most room left. If that fails, goes back where one does
-/// not fit; replicas of one model then take devices in order, since it is the same which of them goes where.
+/// Deals the largest piece first, each to the device with the most room left. If that fails, goes
+/// back where one does not fit; replicas of one model then take devices in order, since it is the
+/// same which of them goes where.
 std::optional<Option> Survey::deal(const std::vector<Piece>& pieces, const Allowed& allowed, int priority,
                                    Reach reach) const {
     std::vector<std::int64_t> left(room_.size());
@@ -232,7 +235,8 @@ std::optional<Option> Survey::place(const std::vector<Piece>& pieces, int priori
                 !best || (reach == Reach::now || option->when == best->when ? option->cost < best->cost
                                                                             : option->when < best->when);
             if (better) best = std::move(option);
-            if (reach == Reach::ever) break;  // any way will do: the question is only whether to wait at all
+            if (reach == Reach::ever) break;  // any way will do: the question is only whether
+                                              // to wait at all
         }
         std::size_t digit = 0;
         while (digit < turn.size() && ++turn[digit] == allowed[digit].size()) turn[digit++] = 0;

@@ -11,7 +11,8 @@
 
 namespace bulkhead::supervisor::memory {
 
-/// A worker, or the workers of a together group, that could be evicted, and the memory this would free.
+/// A worker, or the workers of a together group, that could be evicted, and the memory
+/// this would free.
 struct Candidate {
     boost::container::small_vector<const Slot*, 2> slots;
     const Unit* unit = nullptr;
@@ -52,15 +53,18 @@ struct Piece {
 struct Option {
     std::vector<std::size_t> device;   ///< for each piece
     std::vector<std::size_t> victims;  ///< indices of candidates
-    std::vector<Bytes> bytes;  ///< for each piece on its device: its need, or all that is free if the need is unknown
+    std::vector<Bytes> bytes;  ///< for each piece on its device: its need, or all that is free if
+                               ///< the need is unknown
     Time when{};               ///< when the last victim may go
     bool behind_priority = false;  ///< a busy victim has a higher priority: the time is unknown
-    const Slot* load = nullptr;    ///< returns memory once it is ready, or as surplus once it is idle
+    const Slot* load = nullptr;    ///< returns memory once it is ready, or as surplus
+                                   ///< once it is idle
 
     /// Larger is worse. Compares the victims, then how many replicas of a model share a device,
     /// then the devices' places in their lists, then how full the devices become.
     struct Cost {
-        int use = -1;  ///< of the most used victim: 0 idle, 1 between two requests, 2 busy; -1 without victims
+        int use = -1;  ///< of the most used victim: 0 idle, 1 between two requests, 2 busy; -1
+                       ///< without victims
         int priority = 0;
         std::size_t victims = 0;
         std::size_t together = 0;
@@ -96,13 +100,15 @@ public:
     [[nodiscard]] std::int64_t room(std::size_t device) const { return room_[device]; }
     [[nodiscard]] int use_of(const Candidate& one) const;  ///< as in `Option::Cost`
     [[nodiscard]] std::int64_t promised_room(std::size_t device) const;
-    /// Room that comes without an eviction: when a load is over, and when a surplus replica was idle.
+    /// Room that comes without an eviction: when a load is over, and when a surplus
+    /// replica was idle.
     [[nodiscard]] std::int64_t returned_room(const Candidate& one, std::size_t device) const;
     /// Room if every candidate went that may go within `reach`.
     [[nodiscard]] std::int64_t room_within(Reach reach, std::size_t device, int priority) const;
 
 private:
-    /// Returns whether there may be a place within `reach`. False is certain, and cheaper than a search.
+    /// Returns whether there may be a place within `reach`. False is certain, and cheaper
+    /// than a search.
     [[nodiscard]] bool may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const;
     using Allowed = std::vector<std::vector<std::size_t>>;  ///< devices, by piece
     /// Returns a way to place them where there are too many to compare.
@@ -115,7 +121,8 @@ private:
     [[nodiscard]] std::optional<std::int64_t> claim_of(std::size_t device) const {
         return device < state_.claims.size() ? state_.claims[device] : std::nullopt;
     }
-    /// Reduces `listed` to the fewest that free what is missing, best victims first. False: all do not suffice.
+    /// Reduces `listed` to the fewest that free what is missing, best victims first. False: all
+    /// do not suffice.
     [[nodiscard]] bool choose(std::vector<std::size_t>& listed, const std::vector<std::int64_t>& short_by) const;
 
     const State& state_;

@@ -189,8 +189,8 @@ void take_measured(State& state, Slot& slot, const Footprint& measured, Time now
                                bytes_text(planned.device), to_string(planned.basis)),
                    now);
     slot.estimated = !known.has_served();
-    // Requests and channels take more than a load: keep what was planned until that was measured. The grant may be
-    // larger: a size that was declared since a load of unknown size began.
+    // Requests and channels take more than a load: keep what was planned until that was measured.
+    // The grant may be larger: a size that was declared since a load of unknown size began.
     const bool keeps = slot.estimated && model.known && (model.declared.package || model.declared.memory);
     state.hold(slot, std::max(known.device.resident(), keeps ? std::min(slot.device_bytes, planned.device) : 0),
                slot.device == 0 ? 0 : known.host.resident(),
@@ -267,7 +267,8 @@ void ran_out(State& state, Slot& slot, const event::Ended& event, Time now) {
           "declare its `memory`, use a smaller type such as int4, or choose another device"});
 }
 
-/// Makes the room that the corrected figure asks for, as far as what is idle makes it: the client may send it again.
+/// Makes the room that the corrected figure asks for, as far as what is idle makes it: the client
+/// may send it again.
 void apply(State& state, const event::RanOut& event, Time now) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr || slot->phase != Phase::ready || !slot->model->known) return;
@@ -407,7 +408,8 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
     one.deadline = event.deadline.value_or(now + limits::reclaim_wait_max);
     one.asked = std::min(event.bytes, limits::bytes_max);
     const auto asked = static_cast<std::int64_t>(one.asked);
-    std::int64_t there = state.free_for_others(device);  // minus what earlier reclaims were promised
+    std::int64_t there = state.free_for_others(device);  // minus what earlier
+                                                         // reclaims were promised
     std::int64_t going = 0;
     state.each_slot([&](const Slot& slot) {
         const std::int64_t bytes = static_cast<std::int64_t>((slot.device == *known ? slot.device_bytes : 0) +

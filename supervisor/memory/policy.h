@@ -36,12 +36,14 @@ struct Plan {
 };
 [[nodiscard]] std::string_view to_string(Plan::Outcome outcome);
 
-/// Decides where models run, which are evicted and which wait: a state machine of events and actions. Reads no
-/// clock, starts no process, calls no one: each event comes with the time, and the caller carries out the actions.
+/// Decides where models run, which are evicted and which wait: a state machine of events and
+/// actions. Reads no clock, starts no process, calls no one: each event comes with the time, and
+/// the caller carries out the actions.
 ///
 /// Rules   docs/operations.md
 /// Thread  one
-/// Use     carry out the actions in order, then send the resulting events; call `on(Tick)` at `next_tick()`
+/// Use     carry out the actions in order, then send the resulting events; call `on(Tick)`
+///         at `next_tick()`
 class Policy {
 public:
     explicit Policy(Footprints known = {});
@@ -53,7 +55,8 @@ public:
     [[nodiscard]] std::optional<Time> next_tick() const;
 
     [[nodiscard]] Plan plan(const std::string& model, Time now) const;
-    /// Returns sentences: why the model is loaded, not loaded, on this device, or waits, and the basis of its figure.
+    /// Returns sentences: why the model is loaded, not loaded, on this device, or waits, and the
+    /// basis of its figure.
     [[nodiscard]] std::string why(const std::string& model, Time now) const;
 
     [[nodiscard]] std::vector<DeviceLedger> ledger() const;

@@ -10,7 +10,8 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
-/// All that the waiter waits for is granted, so that only the loads take time. A channel needs one replica.
+/// All that the waiter waits for is granted, so that only the loads take time. A channel
+/// needs one replica.
 bool has_its_room(State& state, const Waiter& waiter) {
     const auto has_room = [](const Slot& slot) { return slot.phase == Phase::loading || slot.phase == Phase::ready; };
     if (waiter.asker == Asker::channel) return std::ranges::any_of(waiter.model->slots, has_room);
@@ -48,7 +49,8 @@ void meet_deadlines(State& state, Time now) {
         if (!device.promise_until || *device.promise_until > now) continue;
         device.promise_until.reset();
         const auto is_here = [&](const Reclaim& one) { return &state.devices[one.device] == &device; };
-        if (std::ranges::any_of(state.reclaims, is_here)) continue;  // the reclaim sets a new end when it is answered
+        // The reclaim sets a new end when it is answered.
+        if (std::ranges::any_of(state.reclaims, is_here)) continue;
         device.promise = device.books.promised = 0;
     }
 }
@@ -77,7 +79,8 @@ bool is_outdated(const State& state, const Slot& slot) {
            (need.basis != Basis::unknown && need.device != slot.device_bytes);
 }
 
-/// Other programs took memory meant for a placed replica: make more room, or withdraw the replica placed last.
+/// Other programs took memory meant for a placed replica: make more room, or withdraw the
+/// replica placed last.
 void repair_placements(State& state, Time now) {
     for (const Slot* slot : placed_slots(state))
         if (slot->phase == Phase::placed && is_outdated(state, *slot)) withdraw_placed(state, *slot->model->unit);
@@ -94,7 +97,8 @@ void repair_placements(State& state, Time now) {
             ++device;
             continue;
         }
-        if (last->basis == Basis::unknown && last->device == device && !is_lost) {  // takes what is free
+        // Takes what is free.
+        if (last->basis == Basis::unknown && last->device == device && !is_lost) {
             const auto taken = static_cast<std::int64_t>(last->device_bytes) + survey.room(device);
             if (taken > 0) {
                 last->device_bytes = static_cast<Bytes>(taken);
@@ -246,8 +250,8 @@ void tell_positions(State& state, Entry& entry, std::size_t position, Time now) 
 
 enum class Settled { as_it_was, others_went, refused };
 
-/// A preload that has no room now waits only for preloads before it, which hold more while they load than afterwards.
-/// It closes its devices to preloads after it, so that the order is kept.
+/// A preload that has no room now waits only for preloads before it, which hold more while they
+/// load than afterwards. It closes its devices to preloads after it, so that the order is kept.
 Settled keep_or_refuse_preload(State& state, const Survey& survey, Entry& entry, const std::vector<Piece>& pieces,
                                bool ending) {
     constexpr std::int64_t closed = -1;
@@ -353,7 +357,8 @@ void place_entries(State& state, Time now) {
             if (when > now && when != Time::max()) state.wake_at(when);
 }
 
-/// Starts one more replica of a model whose replicas are all overloaded, if there is room that no waiter wants.
+/// Starts one more replica of a model whose replicas are all overloaded, if there is room that
+/// no waiter wants.
 void start_surplus(State& state, Time now) {
     const bool somebody_waits = std::ranges::any_of(state.entries, [&](const Entry& entry) {
         return !entry.waiters.empty() && !state.missing(*entry.unit).empty();
@@ -405,7 +410,8 @@ void settle(State& state, Time now) {
     relieve_pressure(state, now);
     repair_placements(state, now);
     place_entries(state, now);
-    if (unload_idle(state, now)) place_entries(state, now);  // what stayed for waiters who were refused since
+    // What stayed for waiters who were refused since.
+    if (unload_idle(state, now)) place_entries(state, now);
     relieve_pressure(state, now);
     start_surplus(state, now);
     give_grants(state);

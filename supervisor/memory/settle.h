@@ -37,7 +37,8 @@ struct Wait {
 };
 [[nodiscard]] Wait wait_for(const State& state, const Survey& survey, const std::vector<Piece>& pieces, int priority,
                             bool ending, Time now);
-/// Sets the claims of those waiters that a load of this unit would come after. Each event sets them again.
+/// Sets the claims of those waiters that a load of this unit would come after. Each event
+/// sets them again.
 void claim_for_those_before(State& state, const Survey& survey, const Unit& unit, Time now);
 
 /// Says why the pieces can never be placed under the present limits: sizes, and a remedy.

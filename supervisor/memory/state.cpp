@@ -182,7 +182,8 @@ Bytes State::returned_at_ready(const Slot& slot) const {
     if (!slot.is_starting() || slot.device_bytes == 0) return 0;
     if (slot.basis == Basis::unknown) return slot.device_bytes - 1;
     const Footprint* known = footprint_of(*slot.model, slot.device);
-    if (known == nullptr || !known->has_served()) return 0;  // it keeps its figure until it has served
+    // It keeps its figure until it has served.
+    if (known == nullptr || !known->has_served()) return 0;
     return slot.device_bytes - std::min(slot.device_bytes, known->device.resident());
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-/// The policy's books, and the operations that change them together with the ledger. Internal to this folder.
+/// The policy's books, and the operations that change them together with the ledger. Internal
+/// to this folder.
 
 #include <algorithm>
 #include <deque>
@@ -25,10 +26,12 @@ enum class Phase : std::uint8_t {
     reclaiming,  ///< ended, without a receipt
 };
 
-/// Below every model's priority: such a request evicts only what is not in use, of a preload also no other preload.
+/// Below every model's priority: such a request evicts only what is not in use, of a preload also
+/// no other preload.
 inline constexpr int preload_priority = std::numeric_limits<int>::min();
 inline constexpr int lowest_priority = preload_priority + 1;
-inline constexpr int undeclared_priority = lowest_priority + 1;  ///< workers whose model a reload has removed
+/// Workers whose model a reload has removed.
+inline constexpr int undeclared_priority = lowest_priority + 1;
 
 struct Model;
 
@@ -156,8 +159,8 @@ struct State {
     std::uint64_t placed_last = 0;
     std::size_t tickets = 0;
     std::map<std::string, std::size_t> tickets_of;
-    /// By device, if a waiter gets it within bounded time: a later caller may not evict there, nor use
-    /// more than this many bytes.
+    /// By device, if a waiter gets it within bounded time: a later caller may not evict there, nor
+    /// use more than this many bytes.
     std::vector<std::optional<std::int64_t>> claims;
     Clock::duration queued_for{};  ///< expected wait of the claims, one after the other
     std::optional<Time> next;      ///< when time alone changes something
@@ -167,13 +170,14 @@ struct State {
     [[nodiscard]] std::size_t device_or_new(const DeviceId& id);
     void apply_limit(Device& device);
     void settle_promise(Device& device);
-    /// Free memory of the whole device, regardless of limit and margin: neither used nor promised earlier.
+    /// Free memory of the whole device, regardless of limit and margin: neither used nor
+    /// promised earlier.
     [[nodiscard]] static std::int64_t free_for_others(const Device& device);
     [[nodiscard]] Slot* find(const ReplicaId& who);
     [[nodiscard]] Model* find(const std::string& model);
     [[nodiscard]] Entry* entry_of(const Unit& unit);
-    /// Returns the priority of its models, or the highest of all once it has waited for `limits::patience`; a
-    /// preload's is below all.
+    /// Returns the priority of its models, or the highest of all once it has waited for
+    /// `limits::patience`; a preload's is below all.
     [[nodiscard]] int priority_of(const Entry& entry, Time now) const;
     /// A unit with waiters whose load is under way: its ready parts stay until it is complete.
     [[nodiscard]] bool is_being_loaded(const Unit& unit) const;
@@ -199,11 +203,13 @@ struct State {
     [[nodiscard]] Need need_of(const Model& model, std::size_t device) const;
     /// What was measured or estimated: `need_of` before its correction.
     [[nodiscard]] Need uncorrected_need_of(const Model& model, std::size_t device) const;
-    /// Memory ran out: gives the model a quarter more than its figure, but no more than its device can give.
+    /// Memory ran out: gives the model a quarter more than its figure, but no more than its
+    /// device can give.
     /// `beside`  the host's memory of a worker on a GPU ran out
     /// `ended`   so did its process: what it took may have been a leak
     void correct(const Slot& slot, bool beside, bool ended, std::int64_t unix_ms);
-    /// Returns what the load of a starting replica gives back when it is ready: of an unknown size all but a byte.
+    /// Returns what the load of a starting replica gives back when it is ready: of an unknown size
+    /// all but a byte.
     [[nodiscard]] Bytes returned_at_ready(const Slot& slot) const;
     /// Returns what the device can give once all other models are unloaded that are not pinned.
     [[nodiscard]] Bytes alone_on(std::size_t device, const Model& model) const;

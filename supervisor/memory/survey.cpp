@@ -61,7 +61,8 @@ Survey::Survey(const State& state, Time now)
         one.unit = one.slots.front()->model->unit;
         one.starting = one.starting || state.is_being_loaded(*one.unit);
         boost::container::small_vector<std::size_t, 4> seen;
-        for (const Slot* slot : one.slots)  // even if it holds nothing there: an exclusive group wants the whole device
+        for (const Slot* slot : one.slots)  // even if it holds nothing there: an exclusive group
+                                            // wants the whole device
             if (std::ranges::find(seen, slot->device) == seen.end()) seen.push_back(slot->device);
         for (const auto& [device, bytes] : one.freed)
             if (std::ranges::find(seen, device) == seen.end()) seen.push_back(device);
@@ -69,7 +70,8 @@ Survey::Survey(const State& state, Time now)
     }
 }
 
-/// Room that returns once other programs have taken their promised memory, or the promise has expired.
+/// Room that returns once other programs have taken their promised memory, or the
+/// promise has expired.
 std::int64_t Survey::promised_room(std::size_t device) const {
     DeviceLedger books = state_.devices[device].books;
     const std::int64_t now = books.free();
@@ -80,7 +82,8 @@ std::int64_t Survey::promised_room(std::size_t device) const {
 std::int64_t Survey::returned_room(const Candidate& one, std::size_t device) const {
     Bytes bytes = 0;
     for (const Slot* slot : one.slots) {
-        const bool goes = slot->is_surplus() && slot->in_flight == 0;  // one in use may never be idle
+        // One in use may never be idle.
+        const bool goes = slot->is_surplus() && slot->in_flight == 0;
         if (slot->device == device) bytes += goes ? slot->device_bytes : state_.returned_at_ready(*slot);
         if (device == 0 && goes) bytes += slot->host_bytes;
     }
@@ -91,7 +94,8 @@ int Survey::use_of(const Candidate& one) const {
     return one.in_use_until <= now_ ? 0 : one.in_use_until == Time::max() ? 2 : 1;
 }
 
-/// A worker in use goes at once for a higher priority, after its turn for an equal one, never for a lower one.
+/// A worker in use goes at once for a higher priority, after its turn for an equal one, never
+/// for a lower one.
 std::optional<Time> Survey::may_go(const Candidate& one, int priority, Reach reach) const {
     if (one.pinned || (priority == preload_priority && one.preload)) return std::nullopt;
     Time when = std::max(one.protected_until, now_);

@@ -44,7 +44,8 @@ bool is_writable_folder(const std::filesystem::path& path) {
     return ::access(path.c_str(), W_OK | X_OK) == 0 && ::access((path / "cgroup.procs").c_str(), W_OK) == 0;
 }
 
-/// Reads threads, not processes: an ending process that has lost its first thread is no longer in cgroup.procs.
+/// Reads threads, not processes: an ending process that has lost its first thread is no longer
+/// in cgroup.procs.
 std::set<pid_t> threads_in(const std::filesystem::path& folder) {
     std::ifstream file{folder / "cgroup.threads"};
     return {std::istream_iterator<pid_t>{file}, {}};
@@ -109,7 +110,8 @@ void remove_empty(const std::filesystem::path& folder) {
     ::rmdir(folder.c_str());
 }
 
-/// Returns `oom_kill` of a memory.events, or of version 1's memory.oom_control; empty if there is none.
+/// Returns `oom_kill` of a memory.events, or of version 1's memory.oom_control; empty if
+/// there is none.
 std::optional<std::uint64_t> oom_kills_in(const std::filesystem::path& file) {
     std::ifstream events{file};
     std::string name;
@@ -164,7 +166,8 @@ Cgroups::~Cgroups() { remove_empty(path_); }
 /// Returns false, with errno, if it exists already or cannot be created.
 bool Cgroups::make_folder() const {
     if (::mkdir(path_.c_str(), 0755) != 0) return false;
-    // Cgroups support these attributes since Linux 5.7; without them the marker in the environment must do.
+    // Cgroups support these attributes since Linux 5.7; without them the marker in the
+    // environment must do.
     ::setxattr(path_.c_str(), socket_attribute, socket_.data(), socket_.size(), 0);
     return true;
 }
@@ -180,8 +183,9 @@ bool Cgroups::open_kill_all() {
     return true;
 }
 
-/// Gives each worker's folder a memory.events. The kernel refuses if the folder above has no memory controller
-/// to pass on, and in the folder above while processes are in it, as this one is, unless it is the root.
+/// Gives each worker's folder a memory.events. The kernel refuses if the folder above has no memory
+/// controller to pass on, and in the folder above while processes are in it, as this one is, unless
+/// it is the root.
 void Cgroups::count_memory() const {
     if (write_file(path_ / "cgroup.subtree_control", "+memory")) return;
     if (write_file(path_.parent_path() / "cgroup.subtree_control", "+memory"))

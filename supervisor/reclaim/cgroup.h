@@ -18,10 +18,12 @@
 
 namespace bulkhead::supervisor {
 
-/// Does a process live in this folder or below? A killed one does until the kernel has finished with it.
+/// Does a process live in this folder or below? A killed one does until the kernel has
+/// finished with it.
 [[nodiscard]] bool cgroup_is_populated(const std::filesystem::path& folder);
 
-/// Does any thread of this process live in this folder? An ending process may have lost its first thread.
+/// Does any thread of this process live in this folder? An ending process may have lost
+/// its first thread.
 [[nodiscard]] bool cgroup_has(const std::filesystem::path& folder, pid_t pid);
 
 /// One cgroup per worker, where this daemon may create one: then no child of a worker survives it.
@@ -45,14 +47,17 @@ public:
     Cgroups(const Cgroups&) = delete;
     Cgroups& operator=(const Cgroups&) = delete;
 
-    /// Creates a folder to spawn into. After an error nothing remains, and the process group must do.
+    /// Creates a folder to spawn into. After an error nothing remains, and the process
+    /// group must do.
     [[nodiscard]] Result<UniqueFd> add(const WorkerName& worker);
     [[nodiscard]] std::filesystem::path folder(const WorkerName& worker) const;
     void kill(const WorkerName& worker) const;
-    /// Returns false while processes are left in it: a later call of this or of `add` then removes it.
+    /// Returns false while processes are left in it: a later call of this or of `add`
+    /// then removes it.
     bool remove(const WorkerName& worker);
 
-    /// Returns how many of its processes the kernel's OOM killer killed; empty if its memory controller is not enabled.
+    /// Returns how many of its processes the kernel's OOM killer killed; empty if its memory
+    /// controller is not enabled.
     [[nodiscard]] std::optional<std::uint64_t> oom_kills(const WorkerName& worker) const;
 
     /// Writing "1" to it kills every worker and all that they started. This process is in the
@@ -88,12 +93,15 @@ public:
     MemoryLimits(const MemoryLimits&) = delete;
     MemoryLimits& operator=(const MemoryLimits&) = delete;
 
-    /// Bounds a process just after its spawn, or again later; includes whatever it starts from now on.
-    /// Errors  system errors; resources_exhausted: it already has more, and the kernel cannot reclaim it
+    /// Bounds a process just after its spawn, or again later; includes whatever it
+    /// starts from now on.
+    /// Errors  system errors; resources_exhausted: it already has more, and the kernel
+    ///         cannot reclaim it
     [[nodiscard]] Result<> set(const WorkerName& worker, pid_t pid, std::uint64_t bytes);
     /// Returns the kernel's bound in whole pages, no matter who set it; empty without a bound.
     [[nodiscard]] std::optional<std::uint64_t> bound(const WorkerName& worker) const;
-    /// Returns how many processes the kernel has killed for the bound since it was set; empty without one.
+    /// Returns how many processes the kernel has killed for the bound since it was set;
+    /// empty without one.
     [[nodiscard]] std::optional<std::uint64_t> oom_kills(const WorkerName& worker) const;
     /// Call when the worker was reaped.
     void remove(const WorkerName& worker);

@@ -33,9 +33,12 @@ struct Receipt {
     pid_t pid = 0;
     Ended ended = Ended::crashed;
     ProcessExit exit;
-    std::int64_t ms = 0;  ///< from the request, or the first sign of death, until memory was verified to be back
-    std::optional<std::uint64_t> host_bytes;  ///< held shortly before its end and freed by it; empty: never read
-    std::optional<std::uint64_t> gpu_bytes;   ///< returned to the device; empty without a GPU, or if unknown
+    std::int64_t ms = 0;  ///< from the request, or the first sign of death, until memory was
+                          ///< verified to be back
+    std::optional<std::uint64_t> host_bytes;  ///< held shortly before its end and freed by it;
+                                              ///< empty: never read
+    std::optional<std::uint64_t> gpu_bytes;   ///< returned to the device; empty without a
+                                              ///< GPU, or if unknown
     std::string_view gpu_bytes_by;            ///< "process", "device", or empty without `gpu_bytes`
     bool verified = false;
     std::vector<Holder> held_by;

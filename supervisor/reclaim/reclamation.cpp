@@ -49,7 +49,8 @@ void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains)
         return;
     }
     look_at(::getpid());  // this process may map a slab too
-    // A process that forked meanwhile is new in the next list. One that keeps forking is found at the next look.
+    // A process that forked meanwhile is new in the next list. One that keeps forking is found at
+    // the next look.
     std::set<pid_t> seen;
     for (int round = 0; round < 4; ++round) {
         bool found_new = false;
@@ -144,7 +145,8 @@ void Reclamation::look() {
         });
 }
 
-/// Nothing more can be observed, so nothing is claimed: other processes must not wait for the answer.
+/// Nothing more can be observed, so nothing is claimed: other processes must not wait
+/// for the answer.
 void Reclamation::give_up() { done_({std::move(last_), false}); }
 
 void Reclamation::judge(Remains remains) {
@@ -160,7 +162,8 @@ void Reclamation::judge(Remains remains) {
             spdlog::warn("worker={} pid={} name={} had left its process group and was killed", trace_->worker.text(),
                          holder.pid, in_quotes(holder.name));
         }
-        // A reaped worker creates nothing new: what one look at all processes has not found does not exist.
+        // A reaped worker creates nothing new: what one look at all processes has not found
+        // does not exist.
         scope_.processes = !(saw_all && remains.group_empty && scope_.only.empty());
         if (!saw_all && scope_.only.empty()) return look();
     } else {
@@ -179,13 +182,15 @@ void Reclamation::judge(Remains remains) {
     pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look(); });
 }
 
-/// True after two equal readings, if nothing is known to be missing between what the worker had and what came back.
+/// True after two equal readings, if nothing is known to be missing between what the worker had and
+/// what came back.
 bool Reclamation::gpu_has_settled(const Remains& remains) {
     if (trace_->gpu_uuid.empty()) return true;
     if (!remains.gpu_answered) return false;
     const auto before = std::exchange(free_at_last_look_, remains.gpu_free_bytes);
     if (remains.holds("gpu")) return false;
-    if (!remains.gpu_free_bytes) return trace_->gpu && !trace_->gpu->pids.empty();  // it is no longer listed
+    // It is no longer listed.
+    if (!remains.gpu_free_bytes) return trace_->gpu && !trace_->gpu->pids.empty();
     // Without a figure of its own, we only know that it had some memory.
     if (trace_->gpu_is_recent && trace_->gpu && !trace_->gpu->own_bytes && trace_->gpu->free_bytes &&
         *remains.gpu_free_bytes <= *trace_->gpu->free_bytes + limits::settle_gpu_noise_bytes)

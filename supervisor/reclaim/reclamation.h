@@ -20,9 +20,11 @@ namespace bulkhead::supervisor {
 /// The driver's figures for a worker and its device while the worker lived.
 struct GpuShare {
     std::optional<std::uint64_t> free_bytes;          ///< of the device
-    std::optional<std::uint64_t> own_bytes;           ///< of the worker and its children; empty: not reported
+    std::optional<std::uint64_t> own_bytes;           ///< of the worker and its children;
+                                                      ///< empty: not reported
     std::optional<std::uint64_t> unattributed_bytes;  ///< used, but by no listed process; see Gpu
-    std::vector<pid_t> pids;                          ///< those of the worker and its children that the driver lists
+    std::vector<pid_t> pids;                          ///< those of the worker and its children that
+                                                      ///< the driver lists
 };
 
 /// Thread  the off-loop thread: reads environments of other processes
@@ -37,7 +39,8 @@ struct Trace {
     std::string slab_prefix;      ///< prefix of its memfds' labels
     std::string gpu_uuid;         ///< empty on a CPU
     std::optional<GpuShare> gpu;  ///< the last share that listed the worker
-    /// `gpu` was taken when the end was requested, so the device's free memory must have risen since.
+    /// `gpu` was taken when the end was requested, so the device's free memory must
+    /// have risen since.
     bool gpu_is_recent = false;
     std::filesystem::path cgroup{};  ///< its folder; empty without one
 };
@@ -54,7 +57,8 @@ struct Remains {
     [[nodiscard]] std::uint64_t bytes_held(std::string_view what) const;
 };
 
-/// Where to look. Reading every process' maps takes milliseconds, so later looks check only what is still awaited.
+/// Where to look. Reading every process' maps takes milliseconds, so later looks check only what is
+/// still awaited.
 struct Scope {
     bool processes = true;
     std::vector<pid_t> only;      ///< restricts `processes` to these; empty: all
@@ -88,8 +92,8 @@ class Reclamation : public std::enable_shared_from_this<Reclamation> {
 public:
     using Done = std::function<void(Reclaimed)>;
 
-    /// `wait_for_slabs`: true for an unload; false for the restart of a crashed worker, which does not wait
-    /// for clients that still map its slabs.
+    /// `wait_for_slabs`: true for an unload; false for the restart of a crashed worker, which does
+    /// not wait for clients that still map its slabs.
     static void start(boost::asio::io_context& io, OffLoop& off_loop, Gpus& gpus, Trace trace, bool wait_for_slabs,
                       Done done);
 

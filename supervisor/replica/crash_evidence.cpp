@@ -47,7 +47,8 @@ void CrashEvidence::read_host_bytes(OffLoop& off_loop, const std::string& worker
         "reading the last memory of " + worker,
         [pid, bytes = host_bytes, own = std::make_shared<UniqueFd>(::fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0))] {
             const auto resident = read_resident_bytes(pid);
-            if (*own && !has_ended(*own)) *bytes = resident.value_or(0);  // else the pid may have been reused
+            // Else the pid may have been reused.
+            if (*own && !has_ended(*own)) *bytes = resident.value_or(0);
             return true;
         },
         [](const Result<bool>&) {});

@@ -43,12 +43,15 @@ struct FleetContext {
     std::uint64_t generation_last = 0;
     /// Unique for the life of the keeper: the upper half is this supervisor's number.
     std::uint64_t channel_last = 0;
-    std::optional<std::string> torch{};               ///< LibTorch's version, as a worker reported it
+    std::optional<std::string> torch{};               ///< LibTorch's version, as a
+                                                      ///< worker reported it
     std::map<std::string, AsyncMutex> gpu_mutexes{};  ///< by GPU UUID
     GpuQuarantine gpu_quarantine{};
-    AsyncMutex replacements{io};  ///< adopted processes of an old declaration are replaced one at a time
+    AsyncMutex replacements{io};  ///< adopted processes of an old declaration are
+                                  ///< replaced one at a time
     std::uint32_t adopted = 0;    ///< processes taken over from former supervisors
-    /// Called for every replica when a failing GPU is quarantined: the model is not to blame for crashes on it.
+    /// Called for every replica when a failing GPU is quarantined: the model is not to blame for
+    /// crashes on it.
     std::function<void(const std::string& uuid)> on_gpu_quarantined{};
 
     std::shared_ptr<DeathWatch> death_watch = std::make_shared<DeathWatch>(io);
@@ -59,7 +62,8 @@ struct FleetContext {
 
     std::size_t placing = 0;  ///< starts that wait for a device
 
-    MemoryGate* gate = nullptr;                     ///< null: every start is allowed and no event is reported
+    MemoryGate* gate = nullptr;                     ///< null: every start is allowed and no
+                                                    ///< event is reported
     std::unique_ptr<MemoryLimits> memory_limits{};  ///< null where no limit can be set
 
     /// Returns a started process without a model that fits `request`; empty if there is none.

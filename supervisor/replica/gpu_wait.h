@@ -10,11 +10,13 @@
 
 namespace bulkhead::supervisor {
 
-/// Waits without a time limit until the GPU that a model may use works again. Looks every `limits::gpu_retry`.
+/// Waits without a time limit until the GPU that a model may use works again. Looks every
+/// `limits::gpu_retry`.
 /// Thread  the loop
 class GpuWait {
 public:
-    /// `over` receives the device, or empty if placing failed for another reason. Not called after destruction.
+    /// `over` receives the device, or empty if placing failed for another reason. Not called
+    /// after destruction.
     GpuWait(FleetContext& context, const std::string& declared, std::function<void(std::optional<Device>)> over)
         : context_{context}, declared_{declared}, over_{std::move(over)} {}
 

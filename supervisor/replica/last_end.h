@@ -19,7 +19,8 @@ namespace bulkhead::supervisor {
 /// Thread  the loop
 class LastEnd {
 public:
-    /// `changed`: the report was written or lost, and the record must say so. Not called after destruction.
+    /// `changed`: the report was written or lost, and the record must say so. Not called
+    /// after destruction.
     LastEnd(FleetContext& context, std::function<void()> changed) : context_{context}, changed_{std::move(changed)} {}
 
     void ended(std::uint64_t generation, pid_t pid, const ProcessExit& exit);
@@ -31,10 +32,12 @@ public:
                       std::shared_ptr<std::atomic<std::uint64_t>> host_bytes);
     /// Keeps the receipt of an ended process: its memory is back, or the receipt names the holder.
     void settled(const Receipt& receipt) { receipt_ = to_json(receipt); }
-    /// Takes over the end that a former supervisor recorded. Looks for a report that was still being written.
+    /// Takes over the end that a former supervisor recorded. Looks for a report that was still
+    /// being written.
     void restore(const WorkerName& worker, const LastCrash& noted);
 
-    /// Empty: no process has ended. Without a cause the end was not a crash, and the report is of an earlier one.
+    /// Empty: no process has ended. Without a cause the end was not a crash, and the report is of
+    /// an earlier one.
     [[nodiscard]] const std::shared_ptr<LastCrash>& last() const { return last_; }
     /// "; restarted 1 time, its last process 42 died: SIGSEGV"; empty when there is nothing to say.
     [[nodiscard]] std::string past(std::uint32_t restarts) const;

@@ -45,7 +45,8 @@ private:
 class LoadWaiters {
 public:
     using OnLoaded = std::function<void(Result<LoadedReplica>)>;
-    enum class Urgency : std::uint8_t { now, when_due };  ///< when_due: the caller accepts to wait for a backoff
+    enum class Urgency : std::uint8_t { now, when_due };  ///< when_due: the caller accepts to
+                                                          ///< wait for a backoff
 
     explicit LoadWaiters(boost::asio::io_context& io) : io_{io} {}
 

@@ -11,13 +11,15 @@ namespace bulkhead::supervisor {
 
 class Replica;
 
-/// The memory policy as a replica sees it: asked before a process starts, informed of what becomes of it.
+/// The memory policy as a replica sees it: asked before a process starts, informed of what
+/// becomes of it.
 /// Thread  the loop. An implementation acts on a call later, never within it.
 class MemoryGate {
 public:
     virtual ~MemoryGate() = default;
-    /// Returns whether a process of `replica` may start now. If false, the replica waits: the gate
-    /// later calls `Replica::load_on` once there is room, or `Replica::no_room` if there will be none.
+    /// Returns whether a process of `replica` may start now. If false, the replica waits:
+    /// the gate later calls `Replica::load_on` once there is room, or `Replica::no_room` if
+    /// there will be none.
     [[nodiscard]] virtual bool may_start(Replica& replica) = 0;
     /// Called after each change of state.
     virtual void changed(Replica& replica, WorkerState from, WorkerState to) = 0;
@@ -33,8 +35,8 @@ public:
     [[nodiscard]] virtual std::optional<HeldMemory> held(const Replica& replica) const = 0;
     /// Returns a hash of its together group, whose members change it; 0: it has none.
     [[nodiscard]] virtual std::uint64_t group(const Replica& replica) const = 0;
-    /// Called when the memory of an ended process is back, or the receipt names who holds it; empty: there was no
-    /// process.
+    /// Called when the memory of an ended process is back, or the receipt names who holds it;
+    /// empty: there was no process.
     virtual void reclaimed(Replica& replica, const std::optional<Receipt>& receipt) = 0;
     /// Returns the kernel's memory bound for a process on a CPU, in bytes; empty: no bound.
     [[nodiscard]] virtual std::optional<std::uint64_t> bound(const Replica& replica) const = 0;

@@ -27,7 +27,8 @@ WorkerName Replica::name() const { return {spec_.name, index_, generation_}; }
 /// the new state's deadline arms it.
 void Replica::transition(WorkerEvent event, std::string cause, std::string hint) {
     const auto to = next(state_, event);
-    if (!to) {  // a defect of this program: the keeper starts another supervisor, and the workers go on
+    if (!to) {  // a defect of this program: the keeper starts another supervisor, and
+                // the workers go on
         spdlog::critical("worker={} has no transition from {} by {}", name().text(), to_string(state_),
                          to_string(event));
         std::abort();
@@ -232,7 +233,8 @@ json::object Replica::why() const {
 
 namespace {
 
-/// "; 3 requests wait in its queue; of the last ones half took 640 ms, queue included"; empty if none waits.
+/// "; 3 requests wait in its queue; of the last ones half took 640 ms, queue included"; empty
+/// if none waits.
 std::string queue_text(const worker_link::Statistics& now) {
     if (now.queued == 0) return {};
     std::string text = fmt::format("; {} request{} in its queue", now.queued, now.queued == 1 ? " waits" : "s wait");
@@ -332,7 +334,8 @@ void Replica::remember() {
     if (kept_.exists()) kept_.keep(record());
 }
 
-/// The replica's record is now that of the spawned process. Forgets the former one, or leaves it to `on_reclaimed`.
+/// The replica's record is now that of the spawned process. Forgets the former one, or leaves it to
+/// `on_reclaimed`.
 void Replica::begin_record() {
     const auto former = kept_.begin(process_->born_as, process_->name);
     kept_receipt_.reset();

@@ -59,12 +59,14 @@ struct SettledEnd {  ///< its end was handled; the record says what follows
 };
 using Adoption = std::variant<RunningWorker, EndedWorker, SettledEnd>;
 
-/// One replica of one model: its state, its process, its waiting callers, and what follows when the process ends.
+/// One replica of one model: its state, its process, its waiting callers, and what follows when
+/// the process ends.
 ///
-/// Thread  the loop; nothing blocks. If the answer is known at once, the callback runs within the call that took it.
-/// Files   replica.cpp: requests to the replica; replica_process.cpp: start and messages of the process;
-///         replica_watch.cpp: budgets, hangs, GPUs; replica_end.cpp: how a process ends and what follows;
-///         replica_adopt.cpp: what a former supervisor left
+/// Thread  the loop; nothing blocks. If the answer is known at once, the callback runs within the
+///         call that took it.
+/// Files   replica.cpp: requests to the replica; replica_process.cpp: start and messages of the
+///         process; replica_watch.cpp: budgets, hangs, GPUs; replica_end.cpp: how a process ends
+///         and what follows; replica_adopt.cpp: what a former supervisor left
 class Replica {
 public:
     using OnLoaded = LoadWaiters::OnLoaded;
@@ -76,8 +78,10 @@ public:
     Replica(const Replica&) = delete;
     Replica& operator=(const Replica&) = delete;
 
-    /// Loads the replica; calls during a load share it. `deadline` bounds this caller's wait; the load goes on.
-    /// Errors  model_quarantined, deadline_exceeded, cancelled (by an unload), load_failed, any error of the worker
+    /// Loads the replica; calls during a load share it. `deadline` bounds this caller's wait;
+    /// the load goes on.
+    /// Errors  model_quarantined, deadline_exceeded, cancelled (by an unload), load_failed, any
+    ///         error of the worker
     void load(OnLoaded loaded, Urgency urgency = Urgency::now, std::optional<std::chrono::milliseconds> deadline = {});
     /// Loads at the start of the daemon. The restart policy retries a failed load.
     void preload();
@@ -89,7 +93,8 @@ public:
     void not_needed(std::string why);
     /// The memory books changed the figure of this process: records it for the next supervisor.
     void books_changed() { remember(); }
-    /// Its process crashed, and another follows by itself, unless it was one crash too many: then a quarantine does.
+    /// Its process crashed, and another follows by itself, unless it was one crash too many: then a
+    /// quarantine does.
     [[nodiscard]] bool restarts() const;
     /// From now on a crash leads to a restart.
     void keep_running() { policy_.preloaded(); }
@@ -122,7 +127,8 @@ public:
 
     /// The GPU of its process has fallen off the bus: handled as a crash.
     void gpu_was_lost(const std::string& trouble);
-    /// A GPU was quarantined: forgives crashes on it, and a replica quarantined for them may start on another GPU.
+    /// A GPU was quarantined: forgives crashes on it, and a replica quarantined for them may start
+    /// on another GPU.
     void gpu_was_quarantined(const std::string& uuid);
 
     /// A GPU may be used again: looks at once if this replica waits for one.
@@ -141,7 +147,8 @@ public:
     /// Unix time of the last change of state; 0: no process yet.
     [[nodiscard]] std::int64_t changed_ms() const noexcept { return generation_ > 0 ? since_ms_ : 0; }
     [[nodiscard]] json::object row() const;
-    /// Reads the memory of the present process. Calls `sampled` when it is known or the process is gone.
+    /// Reads the memory of the present process. Calls `sampled` when it is known or the
+    /// process is gone.
     void sample_memory(std::function<void()> sampled) {
         process_ ? process_->sample_memory(std::move(sampled)) : sampled();
     }
@@ -163,7 +170,8 @@ private:
 
     /// `process` is the present one; its successor has not started.
     [[nodiscard]] bool is_present(const std::weak_ptr<WorkerProcess>& process) const {
-        const auto one = process.lock();  // lock first: without the process this replica may be destroyed too
+        const auto one = process.lock();  // lock first: without the process this replica may
+                                          // be destroyed too
         return one && one == process_;
     }
 
@@ -274,7 +282,8 @@ private:
 
     // What follows the end of a process.
     RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};
-    std::optional<RestartPlan> plan_;    ///< what follows the reaped present process, while its memory is reclaimed
+    std::optional<RestartPlan> plan_;    ///< what follows the reaped present process, while its
+                                         ///< memory is reclaimed
     std::optional<Device> same_device_;  ///< for the next start
     GpuWait gpu_wait_{context_, spec_.device, [this](std::optional<Device> device) {
                           same_device_ = std::move(device);

@@ -1,4 +1,5 @@
-/// How a replica takes over what a former supervisor left: a process that runs, or the record of one that has ended.
+/// How a replica takes over what a former supervisor left: a process that runs, or the record of
+/// one that has ended.
 
 #include <algorithm>
 
@@ -169,7 +170,8 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
         worker.record != nullptr && !process_->ready_at ? spec_.deadlines.load : spec_.deadlines.request;
     const auto budget = process_->answer_budget(running, limits::adoption_deadline);
     deadline_.arm(budget, [this, budget] {
-        if (process_->link) process_->link->receive_waiting();  // read arrived packets before judging by the clock
+        // Read arrived packets before judging by the clock.
+        if (process_->link) process_->link->receive_waiting();
         if (process_ && state_ == WorkerState::adopting)
             hang(fmt::format("it did not answer a new supervisor within {}", duration_text(budget)),
                  "it was stopped, or its event loop hangs");
@@ -177,14 +179,17 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
 }
 
 void Replica::on_adoption_hello(worker_link::Hello& hello) {
-    take_page(hello);  // also of a hello to a former supervisor: the page stays valid if the worker has died
+    take_page(hello);  // also of a hello to a former supervisor: the page stays valid if the
+                       // worker has died
     take_fault(hello);
     const auto process = process_;
     AdoptionAttempt& adoption = process->adoption;
-    if (hello.nonce.value_or(0) == 0 || hello.nonce != adoption.nonce) return;  // an answer to a former supervisor
+    // An answer to a former supervisor.
+    if (hello.nonce.value_or(0) == 0 || hello.nonce != adoption.nonce) return;
     adoption.nonce = 0;
-    // Count the attempt before handling the answer. If handling it crashes us, our successors see the count and finally
-    // kill the worker. A supervisor that ends before the answer is not counted: the worker is not to blame.
+    // Count the attempt before handling the answer. If handling it crashes us, our successors see
+    // the count and finally kill the worker. A supervisor that ends before the answer is not
+    // counted: the worker is not to blame.
     ++adoption.tried;
     remember();
     take_adoption_hello(hello);
@@ -232,7 +237,8 @@ void Replica::adopt_loading(const worker_link::Hello& hello) {
     if (hello.state.phase == "capturing") transition(WorkerEvent::capture_began, "adopted while it captures");
     begin_load_budget();
     if (hello.state.grant != "asked") return;
-    // A former supervisor recorded the grant and died before it sent it: we hold the lock, or wait for it.
+    // A former supervisor recorded the grant and died before it sent it: we hold the lock,
+    // or wait for it.
     switch (process_->gpu_lock.state()) {
     case AsyncMutex::Lock::State::none: return on_message(worker_link::GrantAsked{});
     case AsyncMutex::Lock::State::waiting: process_->grant = Grant::owed; return;
@@ -267,7 +273,8 @@ void Replica::adopt_serving(worker_link::Hello& hello) {
     if (!process_->adoption.replace_reason.empty() || is_asked_to_end()) replace();
 }
 
-/// Drains a serving process and starts the next. One replica at a time, so that the fleet is never gone at once.
+/// Drains a serving process and starts the next. One replica at a time, so that the fleet is
+/// never gone at once.
 void Replica::replace() {
     std::string& reason = process_->adoption.replace_reason;
     if (reason.empty()) reason = "a former supervisor was replacing it";

@@ -51,7 +51,8 @@ void Replica::terminate_unless_ended() {
     process_->termination.escalate_after(spec_.deadlines.kill, Escalation::sigterm);
 }
 
-/// Keeps the state. If the process ends later, or the keeper reports its end later, that is handled as usual.
+/// Keeps the state. If the process ends later, or the keeper reports its end later, that is
+/// handled as usual.
 void Replica::on_given_up(const Error& error) {
     process_->gpu_lock.end();  // the end may never come: let other processes have the GPU
     load_waiters_.fail(error);
@@ -82,7 +83,8 @@ void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
     process_->termination.escalate_after(spec_.deadlines.kill, Escalation::sigkill);
 }
 
-/// A load failed with an error: its callers get the error now. The process ends by itself, or is ended.
+/// A load failed with an error: its callers get the error now. The process ends by
+/// itself, or is ended.
 void Replica::fail(Error error) {
     process_->failure = error;
     lose(FirstSign::judged, error.text(), error.remedy);
@@ -109,7 +111,8 @@ void Replica::on_link_closed(const Error* why) {
         transition(WorkerEvent::stop_asked, "its link ended, as it was asked to");
         return terminate_unless_ended();
     case EndMeaning::lost:
-        // The exit says more, and comes at once if the process has ended. Without a link it cannot serve: kill it.
+        // The exit says more, and comes at once if the process has ended. Without a link it cannot
+        // serve: kill it.
         why != nullptr ? lose(FirstSign::judged, why->text()) : lose(FirstSign::end, link_ended);
         return process_->termination.kill();
     default: return;
@@ -117,7 +120,8 @@ void Replica::on_link_closed(const Error* why) {
 }
 
 void Replica::on_exited(const ProcessExit& exit) {
-    if (process_->link) process_->link->receive_waiting();  // its last packets come first: drained, failed, dying
+    if (process_->link) process_->link->receive_waiting();  // its last packets come first:
+                                                            // drained, failed, dying
     if (process_->log) process_->log->finish();
     if (process_->fault) process_->fault->finish();
     process_->evidence.end_printed();
@@ -126,7 +130,8 @@ void Replica::on_exited(const ProcessExit& exit) {
         process_->evidence.memory_bound = process_->memory_bound.value_or(0);
     process_->cut_channels();
     last_end_.ended(generation_, process_->pid, exit);
-    if (process_->cgroups != nullptr) process_->cgroups->kill(process_->born_as);  // processes it left behind
+    // Processes it left behind.
+    if (process_->cgroups != nullptr) process_->cgroups->kill(process_->born_as);
     apply(outcome_of(process_->exit_facts(state_)));
 }
 
@@ -221,7 +226,8 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     for (const auto& unloaded : waiters) unloaded(std::optional{receipt});
 }
 
-/// The end of the present process is complete: its memory is back or given up. No receipt: there was no process.
+/// The end of the present process is complete: its memory is back or given up. No receipt: there
+/// was no process.
 void Replica::finish(std::optional<Receipt> receipt) {
     RestartPlan plan = *std::exchange(plan_, std::nullopt);
     const EndAsked asked = process_->end_asked;
@@ -242,8 +248,8 @@ void Replica::finish(std::optional<Receipt> receipt) {
         load_waiters_.fail(quarantine_error());
 }
 
-/// Asks the policy once for each process, since it counts each question as an end. If three models fail on a GPU within
-/// a minute, the GPU is to blame.
+/// Asks the policy once for each process, since it counts each question as an end. If three models
+/// fail on a GPU within a minute, the GPU is to blame.
 Replica::RestartPlan Replica::plan_restart(const ExitOutcome& outcome) {
     const std::string& uuid = process_->device.uuid;
     RestartPlan plan;
@@ -296,7 +302,8 @@ void Replica::follow(const RestartPlan& plan) {
                        : fmt::format("{}; restart {} of {} in {}", reason, decision.unforgiven,
                                      limits::restart_unforgiven_max - 1, duration_text(decision.delay)),
                    hint);
-        // Without a delay, use the same device again: asking the driver takes longer than starting a process.
+        // Without a delay, use the same device again: asking the driver takes longer than
+        // starting a process.
         if (decision.delay == Millis{0} && how == Ending::crashed) same_device_ = process_->device;
         if (load_waiters_.any_now()) return deadline_.arm_until(Clock::now(), [this] { start("load asked"); });
         return deadline_.arm_until(decision.spawn_at, [this] { start("backoff over"); });

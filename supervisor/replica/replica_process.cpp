@@ -30,8 +30,9 @@ void Replica::start(std::string cause) {
         return;
     }
     const bool is_restart = state_ == WorkerState::backoff;
-    // The keeper requires spawns in the order of generations. The off-loop thread keeps it: a replica
-    // with a known device queues there behind replicas whose device is still being looked for.
+    // The keeper requires spawns in the order of generations. The off-loop thread keeps it:
+    // a replica with a known device queues there behind replicas whose device is still
+    // being looked for.
     generation_ = ++context_.generation_last;
     make_process(name());
     transition(WorkerEvent::spawn_asked, std::move(cause));
@@ -50,7 +51,8 @@ void Replica::start(std::string cause) {
     ++context_.placing;
     context_.off_loop.run(
         fmt::format("placing it on device \"{}\"", spec_.device),
-        // A GPU declared by name is found even if it is quarantined; the start is then refused with the reason.
+        // A GPU declared by name is found even if it is quarantined; the start is then refused
+        // with the reason.
         [&gpus = context_.gpus, declared = spec_.device, known,
          quarantined = spec_.device == "auto" ? context_.gpu_quarantine.all()
                                               : std::map<std::string, std::string>{}]() -> Result<Device> {
@@ -208,7 +210,8 @@ void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
     take_gpu_lock();
 }
 
-/// On a GPU, a process holds the lock while it changes memory, so that a change of free memory has one cause.
+/// On a GPU, a process holds the lock while it changes memory, so that a change of free memory
+/// has one cause.
 void Replica::take_gpu_lock() {
     if (!process_->device.is_gpu()) return on_gpu_locked();
     process_->gpu_lock.take(context_.gpu_mutex(process_->device.uuid), [this, process = std::weak_ptr{process_}] {
@@ -235,7 +238,8 @@ void Replica::on_gpu_locked() {
 void Replica::on_message(worker_link::Ready& message) {
     if (state_ != WorkerState::adopting) return become_ready(message);
     if (process_->ready_at) return;
-    process_->ready_at = Clock::now();  // if it dies before its adoption, it counts as a process that was ready
+    process_->ready_at = Clock::now();  // if it dies before its adoption, it counts as a process
+                                        // that was ready
     policy_.became_ready();
 }
 
@@ -280,7 +284,8 @@ void Replica::on_message(const worker_link::Dying& message) {
     process_->evidence.report.signal = message.signal;
     if (!is_live(state_)) return process_->cut_channels();
     lose(FirstSign::dying, fmt::format("dying of {}", signal_name(message.signal)));
-    // The process ends by itself after its backtrace and its core file, if it may write one. This is the time limit.
+    // The process ends by itself after its backtrace and its core file, if it may write one. This
+    // is the time limit.
     if (process_->termination.means() < Escalation::sigkill)
         process_->termination.escalate_after(
             spec_.core_bytes_max > 0 ? limits::core_dump_deadline : limits::dying_deadline, Escalation::sigkill);
@@ -300,7 +305,8 @@ void Replica::take_page(worker_link::Hello& hello) {
     });
 }
 
-/// Python code cannot run in the handler of a fatal signal: `faulthandler` writes what `dying` and `backtrace` say.
+/// Python code cannot run in the handler of a fatal signal: `faulthandler` writes what `dying` and
+/// `backtrace` say.
 void Replica::take_fault(worker_link::Hello& hello) {
     if (!hello.fault.value_or(false) || hello.fds.empty()) return;
     UniqueFd pipe = std::move(hello.fds.front());
@@ -318,7 +324,8 @@ void Replica::take_fault(worker_link::Hello& hello) {
                                     });
 }
 
-/// The first sign of most deaths: it comes before the kernel has freed the memory and closed the sockets.
+/// The first sign of most deaths: it comes before the kernel has freed the memory and
+/// closed the sockets.
 void Replica::on_main_thread_ended() {
     process_->link->receive_waiting();  // its last packets come first: drained, failed, dying
     if (process_->fault) process_->fault->finish();

@@ -34,7 +34,8 @@ void read_members(const json::object& from, T& to) {
     });
 }
 
-/// Bounds a time of being ready: more than what forgives every crash has no effect, and sums cannot overflow.
+/// Bounds a time of being ready: more than what forgives every crash has no effect, and sums
+/// cannot overflow.
 Millis readiness_of(Millis ready) {
     constexpr Millis max = std::chrono::hours{24};
     static_assert(max > limits::restart_forgiven_per * limits::restart_unforgiven_max);
@@ -44,13 +45,15 @@ Millis readiness_of(Millis ready) {
 /// Returns the size of `text` as a JSON string, without quotes.
 std::size_t json_bytes(std::string_view text) { return json::serialize(json::string{text}).size() - 2; }
 
-/// Returns a beginning of at most `bytes` as a JSON string. Halves it until it fits: one byte may become six.
+/// Returns a beginning of at most `bytes` as a JSON string. Halves it until it fits: one byte
+/// may become six.
 std::string_view cut_for_json(std::string_view text, std::size_t bytes) {
     for (text = cut_to(text, bytes); json_bytes(text) > bytes;) text = cut_to(text, text.size() / 2);
     return text;
 }
 
-// Sizes in JSON of what must fit beside everything but the crash and the reason. Only `eager` ever reaches its limit.
+// Sizes in JSON of what must fit beside everything but the crash and the reason. Only `eager` ever
+// reaches its limit.
 constexpr std::size_t declaration_bytes_max = 40;
 constexpr std::size_t device_bytes_max = 16;
 constexpr std::size_t gpu_uuid_bytes_max = 96;
@@ -216,7 +219,8 @@ Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
     record.reason = member<std::string>(all, "reason").value_or("");
     record.last_crash = last_crash_of(all);
     record.on_gpu = crashes_on_gpu_of(all);
-    // Only unforgiven crashes are kept: the last of them quarantines a replica, and `clear_crashes` forgets all.
+    // Only unforgiven crashes are kept: the last of them quarantines a replica, and
+    // `clear_crashes` forgets all.
     constexpr std::size_t crashes_max = limits::restart_unforgiven_max;
     for (const Millis ready_for : member<std::vector<Millis>>(all, "crashes").value_or(std::vector<Millis>{}))
         if (ready_for >= Millis{0} && record.crashes.ready_before.size() < crashes_max)
@@ -266,8 +270,8 @@ namespace {
 
 constexpr std::string_view unknown_file = ":unknown";
 
-/// Hashes the declaration without the file, in 16 digits. Covers only what the worker is told, and not its device: a
-/// worker may stay where it is if its device is still among those declared.
+/// Hashes the declaration without the file, in 16 digits. Covers only what the worker is told, and
+/// not its device: a worker may stay where it is if its device is still among those declared.
 std::string text_part(const config::ModelSpec& spec) {
     json::object told = config::worker_json(spec);
     told.erase("device");
@@ -281,7 +285,8 @@ std::optional<std::string> file_identity(const std::filesystem::path& path) {
                        file.st_mtim.tv_nsec);
 }
 
-/// Identifies a package's folder: its manifest and all files beside it, whether the manifest names them or not.
+/// Identifies a package's folder: its manifest and all files beside it, whether the manifest
+/// names them or not.
 std::optional<std::string> folder_identity(const std::filesystem::path& folder) {
     if (!file_identity(folder / "manifest.json")) return std::nullopt;
     std::vector<std::string> files;

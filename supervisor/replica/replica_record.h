@@ -71,17 +71,20 @@ struct ReplicaPart : ReplicaHistory {
     CrashHistory crashes;
     bool gave_up_by_count = false;        ///< the count of crashes led to the quarantine
     Millis ready_before_withdrawn{};      ///< counts for the next crash
-    std::vector<CrashOnGpu> on_gpu;       ///< oldest first; the oldest are left out if they do not fit
+    std::vector<CrashOnGpu> on_gpu;       ///< oldest first; the oldest are left out if
+                                          ///< they do not fit
     std::optional<LastCrash> last_crash;  ///< left out if it does not fit beside the reason
     friend bool operator==(const ReplicaPart&, const ReplicaPart&) = default;
 };
 
-/// What one supervisor leaves to the next about one replica: a JSON object of at most `ledger_bytes_max`,
-/// opaque to the keeper that stores it. Written at each change, before the supervisor acts on the change.
-/// Stored with the present generation, or with the last one while the replica has no process.
+/// What one supervisor leaves to the next about one replica: a JSON object of at most
+/// `ledger_bytes_max`, opaque to the keeper that stores it. Written at each change, before the
+/// supervisor acts on the change. Stored with the present generation, or with the last one while
+/// the replica has no process.
 struct ReplicaRecord : ReplicaPart {
     // The process. The booleans are facts of it, each independent of the others.
-    std::optional<WorkerName> name;  ///< its name, where the keeper knows it by another: it was spawned as a blank
+    std::optional<WorkerName> name;  ///< its name, where the keeper knows it by another: it was
+                                     ///< spawned as a blank
     std::string declaration;  ///< `fingerprint` of its configuration
     std::string device;       ///< "cpu" or "cuda:0"
     std::string gpu_uuid;     ///< empty on a CPU
@@ -95,7 +98,8 @@ struct ReplicaRecord : ReplicaPart {
     std::optional<std::uint64_t> host_bytes;  ///< last sample before its end was requested
     std::optional<std::uint64_t> gpu_free_before;
     std::optional<HeldMemory> held;  ///< empty: its memory is not planned
-    std::uint64_t group = 0;         ///< hash of its together group, if its memory is planned; 0: none
+    std::uint64_t group = 0;         ///< hash of its together group, if its memory is
+                                     ///< planned; 0: none
     std::int64_t used_unix_ms = 0;   ///< last use, if its memory is planned; may be a second old
     std::uint32_t adoptions_tried = 0;  ///< supervisors that died while they adopted it
 
@@ -105,7 +109,8 @@ struct ReplicaRecord : ReplicaPart {
     enum class Settled : std::uint8_t { no, stopped, backoff, quarantined };
     Settled settled = Settled::no;
     std::int64_t restart_due_unix_ms = 0;  ///< end of a backoff
-    std::string reason;                    ///< of a quarantine, a backoff or an unexpected end; cut to fit
+    std::string reason;                    ///< of a quarantine, a backoff or an unexpected
+                                           ///< end; cut to fit
 
     /// Those that are written as they are.
     static void members(auto& self, auto&& visit) {
@@ -134,13 +139,15 @@ struct ReplicaRecord : ReplicaPart {
     void restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const;
 
     [[nodiscard]] std::string to_text() const;
-    /// Errors  protocol_violation: another release, cut off, or not an object; the process is then replaced
+    /// Errors  protocol_violation: another release, cut off, or not an object; the process
+    ///         is then replaced
     [[nodiscard]] static Result<ReplicaRecord> parse(std::string_view text);
 
     friend bool operator==(const ReplicaRecord&, const ReplicaRecord&) = default;
 };
 
-/// The keeper's record of one replica. It is stored with the process that was spawned last, dead or alive.
+/// The keeper's record of one replica. It is stored with the process that was spawned last,
+/// dead or alive.
 class KeptRecord {
 public:
     explicit KeptRecord(Keeper& keeper) : keeper_{keeper} {}
@@ -174,7 +181,8 @@ private:
 [[nodiscard]] std::string fingerprint(const config::ModelSpec& spec);
 /// As `fingerprint`, but without looking at the file: its disk does not answer.
 [[nodiscard]] std::string fingerprint_of_text(const config::ModelSpec& spec);
-/// Returns whether a process configured with one serves the other. A file that could not be read counts as the same.
+/// Returns whether a process configured with one serves the other. A file that could not be read
+/// counts as the same.
 [[nodiscard]] bool is_same_declaration(std::string_view a, std::string_view b);
 
 }  // namespace bulkhead::supervisor

@@ -26,7 +26,8 @@ void Replica::arm_load_deadline() {
 }
 
 void Replica::load_deadline_passed() {
-    if (process_->link) process_->link->receive_waiting();  // read arrived packets before judging by the clock
+    if (process_->link) process_->link->receive_waiting();  // read arrived packets before
+                                                            // judging by the clock
     if (!process_ || !is_loading(state_) || process_->load_budget.is_paused()) return;
     const auto until = process_->load_budget.until();
     if (had_stopped(until, Clock::now())) return begin_load_budget();
@@ -61,7 +62,8 @@ void Replica::keep_sampling() {
     process_->sample_while(state_, [this, process = std::weak_ptr{process_}] {
         if (!is_present(process)) return;
         if (context_.gate != nullptr && is_serving(state_)) context_.gate->measured(*this);
-        // The count of waiting requests matters only to choose between replicas, an allocator's peak only on a GPU.
+        // The count of waiting requests matters only to choose between replicas, an allocator's
+        // peak only on a GPU.
         if ((state_ == WorkerState::busy && spec_.replicas > 1) || (is_serving(state_) && process_->device.is_gpu()))
             ask_whether_it_lives();
         keep_sampling();
@@ -79,7 +81,8 @@ void Replica::look_at_it() {
     if (!process_ || !is_serving(state_)) return;
     const auto due = process_->watch.due();
     const bool slept = due && had_stopped(*due, Clock::now());
-    if (process_->link) process_->link->receive_waiting();  // read arrived packets before judging by the clock
+    if (process_->link) process_->link->receive_waiting();  // read arrived packets before
+                                                            // judging by the clock
     if (!process_ || !is_serving(state_)) return;
     const auto now = Clock::now();
     HangWatch& watch = process_->watch;
@@ -106,7 +109,8 @@ void Replica::ask_whether_it_lives() {
     arm_watch();
 }
 
-/// Cuts its clients off at once. The process writes a backtrace; then it and all that it started are killed.
+/// Cuts its clients off at once. The process writes a backtrace; then it and all that it
+/// started are killed.
 void Replica::hang(std::string cause, const std::string& hint) {
     lose(FirstSign::judged, std::move(cause), hint);
     abort_process();
@@ -119,7 +123,8 @@ void Replica::abort_process() {
         return termination.escalate(Escalation::sigkill);
     sign = FirstSign::hung;
     remember();
-    context_.keeper.signal(process_->born_as, SIGCONT, false);  // a stopped process would delay its successor
+    // A stopped process would delay its successor.
+    context_.keeper.signal(process_->born_as, SIGCONT, false);
     context_.keeper.signal(process_->born_as, SIGABRT, false);
     termination.escalate_after(limits::abort_grace, Escalation::sigkill);
 }

@@ -11,14 +11,16 @@
 
 namespace bulkhead::supervisor {
 
-/// Returns the next harder means, at least `weakest`; empty after the last. SIGTERM is only for a requested end.
+/// Returns the next harder means, at least `weakest`; empty after the last. SIGTERM is only for a
+/// requested end.
 constexpr std::optional<Escalation> harder(Escalation done, Escalation weakest) {
     if (done == Escalation::sigkill_past_keeper) return std::nullopt;
     return std::max(static_cast<Escalation>(static_cast<int>(done) + 1), weakest);
 }
 
-/// Ends a process by ever harder means: SIGTERM, SIGKILL of everything it started, SIGKILL past the keeper, which
-/// may be stopped. If none works, gives the process up and quarantines its GPU; the process may still end later.
+/// Ends a process by ever harder means: SIGTERM, SIGKILL of everything it started, SIGKILL past the
+/// keeper, which may be stopped. If none works, gives the process up and quarantines its GPU; the
+/// process may still end later.
 ///
 /// Thread  the loop
 class Termination {

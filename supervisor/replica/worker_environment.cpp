@@ -54,8 +54,9 @@ std::optional<std::filesystem::path> find_program(std::string_view folders, std:
     return std::nullopt;
 }
 
-/// How often a thread of a generating model looks for the next parallel region before it sleeps: about
-/// 0.6 ms, enough to bridge the gap between two steps but not between two requests (docs/decisions.md).
+/// How often a thread of a generating model looks for the next parallel region before it sleeps:
+/// about 0.6 ms, enough to bridge the gap between two steps but not between two requests
+/// (docs/decisions.md).
 constexpr const char* generating_spins = "20000";
 
 /// Returns the declared variables plus defaults for the number of threads and how they wait. On one
@@ -116,7 +117,8 @@ std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_u
 
 std::vector<std::string> WorkerLaunch::environment(const WorkerName& worker, const std::string& gpu_uuid,
                                                    const std::map<std::string, std::string>& declared) const {
-    // libgomp reads it once, at start. Threads that spin between two requests would take cores from other workers.
+    // libgomp reads it once, at start. Threads that spin between two requests would take cores from
+    // other workers.
     std::map<std::string, std::string> variables{{"OMP_WAIT_POLICY", "passive"}};
     for (const std::string& entry : inherited)
         variables[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);

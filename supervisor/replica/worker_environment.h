@@ -38,7 +38,8 @@ struct WorkerLaunch {
     std::string token;
     std::string socket;
     std::filesystem::path cache;           ///< where packages are unpacked
-    std::vector<std::string> inherited;    ///< "NAME=value" of the daemon's environment that workers may inherit
+    std::vector<std::string> inherited;    ///< "NAME=value" of the daemon's environment that
+                                           ///< workers may inherit
     std::filesystem::path python_start{};  ///< start.py of `bulkhead.worker`, run by an interpreter
     int cores = 1;                         ///< cores that workers may run on
 
@@ -64,7 +65,8 @@ struct WorkerLaunch {
 /// Nothing else, so that a secret in the daemon's environment stays there.
 [[nodiscard]] std::vector<std::string> inheritable(const char* const* environment);
 
-/// Returns the number of cores this process and its workers may run on; 1 if the kernel does not say.
+/// Returns the number of cores this process and its workers may run on; 1 if the
+/// kernel does not say.
 [[nodiscard]] int allowed_cores();
 
 /// Creates `$XDG_CACHE_HOME/bulkhead/packages`, else `~/.cache/bulkhead/packages`, with mode 0700.

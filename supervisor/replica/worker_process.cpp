@@ -109,7 +109,8 @@ void WorkerProcess::take(const worker_link::ChannelOpened& message) const {
 
 void WorkerProcess::take(const worker_link::ChannelRefused& message) {
     spdlog::info("worker={} channel={} refused: {}", name.text(), message.channel, message.error.text());
-    // A worker that ran out of descriptors never received its end: tell the client on the duplicate kept here.
+    // A worker that ran out of descriptors never received its end: tell the client on the
+    // duplicate kept here.
     if (const auto end = channels.find(message.channel); end != channels.end()) {
         (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, message.error}));
         channels.erase(end);

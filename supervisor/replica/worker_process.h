@@ -29,8 +29,10 @@ namespace bulkhead::supervisor {
 struct MemorySample {
     std::optional<std::uint64_t> host_bytes;
     std::optional<std::uint64_t> gpu_bytes;          ///< as the driver accounts for this process
-    std::optional<std::uint64_t> gpu_free_before;    ///< free memory of the device before the end was requested
-    std::optional<GpuShare> gpu;                     ///< the last share that listed the process, else the last
+    std::optional<std::uint64_t> gpu_free_before;    ///< free memory of the device before the
+                                                     ///< end was requested
+    std::optional<GpuShare> gpu;                     ///< the last share that listed the
+                                                     ///< process, else the last
     std::chrono::steady_clock::time_point gpu_at{};  ///< when `gpu` was taken
     memory::Usage host_usage{};                      ///< over all samples so far
     memory::Usage gpu_usage{};
@@ -53,7 +55,8 @@ struct AdoptionAttempt {
 struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     using Clock = std::chrono::steady_clock;
 
-    /// All arguments outlive it. `noted`, `given_up`: for its Termination; not called after destruction
+    /// All arguments outlive it. `noted`, `given_up`: for its Termination; not called
+    /// after destruction
     WorkerProcess(FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log, WorkerName worker,
                   std::function<void()> noted, std::function<void(const Error&)> given_up);
     WorkerProcess(const WorkerProcess&) = delete;
@@ -65,7 +68,8 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     const config::ModelSpec& spec;
     ModelLog& lines;
     const WorkerName name;
-    /// Its name at the keeper, in its cgroup and environment. Differs from `name` if it was a blank.
+    /// Its name at the keeper, in its cgroup and environment. Differs from `name` if
+    /// it was a blank.
     WorkerName born_as = name;
     Device device;
 
@@ -91,8 +95,10 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
 
     worker_link::Progress progress;
     Clock::time_point progress_at{};                 ///< when `progress` arrived
-    Clock::time_point progress_told{};               ///< `progress_at` of the progress last published as an event
-    Clock::time_point progressed_at = Clock::now();  ///< last new phase or higher `done`; at first: the start
+    Clock::time_point progress_told{};               ///< `progress_at` of the progress last
+                                                     ///< published as an event
+    Clock::time_point progressed_at = Clock::now();  ///< last new phase or higher `done`; at
+                                                     ///< first: the start
     LoadBudget load_budget;
     worker_link::Statistics statistics;
     std::function<void()> statistics_waiter;
@@ -106,7 +112,8 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
 
     // The end of the process.
     EndAsked end_asked = EndAsked::no;
-    std::optional<Clock::time_point> end_began;    ///< when its end was requested, or its first sign of death
+    std::optional<Clock::time_point> end_began;    ///< when its end was requested, or its
+                                                   ///< first sign of death
     std::optional<Clock::time_point> drain_until;  ///< set when the drain was requested
     Termination termination;
     CrashEvidence evidence;
@@ -145,8 +152,9 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     [[nodiscard]] std::string last_progress() const;
     /// Reads the worker's page. A start in the future is invalid: then only the steps count.
     [[nodiscard]] std::optional<HangWatch::Reading> reading() const;
-    /// Returns how long the worker's loop may take to answer. A Python engine can hold the interpreter's lock while
-    /// it runs: then the deadline of its request or load counts, plus a grace in which the worker can report first.
+    /// Returns how long the worker's loop may take to answer. A Python engine can hold the
+    /// interpreter's lock while it runs: then the deadline of its request or load counts, plus a
+    /// grace in which the worker can report first.
     [[nodiscard]] std::chrono::milliseconds answer_budget(std::chrono::milliseconds running,
                                                           std::chrono::milliseconds usual) const;
     /// Reads its memory. Calls `sampled` when it is known or the process is gone.
@@ -184,7 +192,8 @@ public:
     void wait(OnUnloaded unloaded) {
         all_.empty() ? unloaded(std::optional<Receipt>{}) : all_.back().waiters.push_back(std::move(unloaded));
     }
-    /// Removes a process whose memory is back or given up. Returns the callers that wait for its receipt.
+    /// Removes a process whose memory is back or given up. Returns the callers that wait
+    /// for its receipt.
     [[nodiscard]] std::vector<OnUnloaded> remove(const std::shared_ptr<WorkerProcess>& process);
 
 private:

@@ -28,7 +28,8 @@ EndMeaning meaning_of_exit(const ExitFacts& facts) {
 }
 
 Ended ended_of(const ExitFacts& facts, bool lost) {
-    if (lost || !facts.exit) return Ended::crashed;  // signals sent after the first sign did not end it
+    if (lost || !facts.exit) return Ended::crashed;  // signals sent after the first sign
+                                                     // did not end it
     if (facts.exit->by_signal) {
         if (!is_own_signal(facts)) return Ended::crashed;
         return facts.exit->number == SIGKILL ? Ended::killed : Ended::terminated;

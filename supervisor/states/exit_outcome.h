@@ -31,9 +31,11 @@ struct ExitFacts {
 struct ExitOutcome {
     EndMeaning meaning{};
     Ended ended{};    ///< for the receipt, if there was a process
-    Ending ending{};  ///< for the restart policy; `gpu_failed` instead if `blames_gpu` and the GPU is quarantined
+    Ending ending{};  ///< for the restart policy; `gpu_failed` instead if `blames_gpu` and the GPU
+                      ///< is quarantined
     bool blames_gpu = false;  ///< the failure counts against the GPU
-    bool writes_report = false;     ///< false for a load that reported an error and exited by itself
+    bool writes_report = false;     ///< false for a load that reported an error and
+                                    ///< exited by itself
     bool fails_loads = false;       ///< false: waiting callers wait for the next process
     bool gives_up_graphs = false;   ///< capturing graphs ended the process
     bool unexplained_kill = false;  ///< a SIGKILL that the daemon did not send
@@ -42,7 +44,8 @@ struct ExitOutcome {
 /// Pure. Call when the process was reaped, or none was started.
 [[nodiscard]] ExitOutcome outcome_of(const ExitFacts& facts);
 
-/// Pure. Call when the link ended before the process was reaped. `by_error`: it ended by an error, not an end of file.
+/// Pure. Call when the link ended before the process was reaped. `by_error`: it ended by an error,
+/// not an end of file.
 [[nodiscard]] EndMeaning meaning_of_link_end(const ExitFacts& facts, bool by_error);
 
 }  // namespace bulkhead::supervisor

@@ -9,16 +9,18 @@
 
 namespace bulkhead::supervisor {
 
-/// Judges whether one serving worker hangs: it leaves a question unanswered or, while busy, its page
-/// counts no steps. Pure: the caller passes the time and the page, and looks when a look is due.
-/// Nothing is due while the worker is idle with no open question, unless the model has a `watchdog`.
+/// Judges whether one serving worker hangs: it leaves a question unanswered or, while busy, its
+/// page counts no steps. Pure: the caller passes the time and the page, and looks when a look is
+/// due. Nothing is due while the worker is idle with no open question, unless the model has a
+/// `watchdog`.
 class HangWatch {
 public:
     using Time = std::chrono::steady_clock::time_point;
     using Duration = std::chrono::steady_clock::duration;
 
     struct Budgets {
-        Duration step{};      ///< of one inference, or one step of a long one; with the grace for the worker's report
+        Duration step{};      ///< of one inference, or one step of a long one; with the grace for
+                              ///< the worker's report
         Duration watchdog{};  ///< interval of questions to an idle worker; 0: none
         Duration answer = limits::answer_deadline;  ///< for the answer to a question
     };
@@ -42,7 +44,8 @@ public:
     void serves(Time now, bool busy, const std::optional<Reading>& page);
     /// Returns false if a question is still open: send another once it is answered, not now.
     bool ask(Time now);
-    /// Returns true if another was wanted meanwhile: the worker may have answered before what it was wanted for.
+    /// Returns true if another was wanted meanwhile: the worker may have answered before what it
+    /// was wanted for.
     [[nodiscard]] bool answered() {
         asked_at_.reset();
         return std::exchange(wanted_again_, false);

@@ -8,10 +8,11 @@
 
 namespace bulkhead::supervisor {
 
-/// stopped → spawning → loading → capturing → ready ⇄ busy → draining → stopping → reclaiming → stopped;
-/// from any live state → crashed → reclaiming → backoff → spawning, or → quarantined.
-/// A new supervisor adopts a running process: stopped → adopting → loading, ready, stopping or crashed.
-/// If its end was handled before, the supervisor restores the state: adopting → backoff or quarantined.
+/// stopped → spawning → loading → capturing → ready ⇄ busy → draining → stopping → reclaiming →
+/// stopped; from any live state → crashed → reclaiming → backoff → spawning, or → quarantined. A
+/// new supervisor adopts a running process: stopped → adopting → loading, ready, stopping or
+/// crashed. If its end was handled before, the supervisor restores the state: adopting → backoff or
+/// quarantined.
 enum class WorkerState : std::uint8_t {
     stopped,
     adopting,  ///< found by a new supervisor, until the process reports its name and state
@@ -39,7 +40,8 @@ enum class WorkerEvent : std::uint8_t {
     became_idle,
     drain_asked,
     stop_asked,       ///< drained, a deadline has passed, or a load was cancelled
-    lost,             ///< the first sign of death: dying, end of its link, overrun, failed load or spawn
+    lost,             ///< the first sign of death: dying, end of its link, overrun,
+                      ///< failed load or spawn
     exited,           ///< reaped, or never spawned
     reclaimed,        ///< memory is back, and it stays stopped
     restart_planned,  ///< memory is back, and the policy restarts it

@@ -10,14 +10,16 @@ namespace bulkhead::supervisor {
 
 struct MessageAnswer {
     std::string_view type;
-    std::string_view in_state;  ///< one character for each WorkerState: '+' taken, '!' complained about, '.' ignored
+    std::string_view in_state;  ///< one character for each WorkerState: '+' taken, '!' complained
+                                ///< about, '.' ignored
 };
 
 // clang-format off
-/// Every message of the worker link, in the order of worker_link::Message, for every state: stopped, adopting,
-/// spawning, loading, capturing, ready, busy, draining, stopping, reclaiming, crashed, backoff, quarantined.
-/// While a worker is adopted, its messages before the hello may be outdated: only final ones are taken.
-/// scripts/reference.py copies this table to docs/worker-link.md.
+/// Every message of the worker link, in the order of worker_link::Message, for every state:
+/// stopped, adopting, spawning, loading, capturing, ready, busy, draining, stopping, reclaiming,
+/// crashed, backoff, quarantined. While a worker is adopted, its messages before the hello may be
+/// outdated: only final ones are taken. scripts/reference.py copies this table to
+/// docs/worker-link.md.
 inline constexpr MessageAnswer message_answers[] = {
     //                   saslcrbdsrcbq
     {"hello",           ".++!!!!!!!!.."},
@@ -42,7 +44,8 @@ static_assert(std::ranges::all_of(message_answers, [](const MessageAnswer& one) 
     return one.in_state.size() == worker_state_count && one.in_state.find_first_not_of("+!.") == std::string_view::npos;
 }));
 
-/// Checks that a message is taken only in states that have its transition: otherwise a worker could crash us.
+/// Checks that a message is taken only in states that have its transition: otherwise a worker
+/// could crash us.
 constexpr bool fits(std::string_view type, WorkerEvent event) {
     const auto* const answer = std::ranges::find(message_answers, type, &MessageAnswer::type);
     for (std::size_t state = 0; state < worker_state_count; ++state)

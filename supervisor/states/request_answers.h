@@ -40,7 +40,8 @@ struct RequestAnswers {
     OnLoad load;
     OnUnload unload;
     OnChannel open_channel;
-    EndMeaning link_end;  ///< if the end was asked for; else `lost` instead of `unclear` and `as_asked`
+    EndMeaning link_end;  ///< if the end was asked for; else `lost` instead of `unclear`
+                          ///< and `as_asked`
 };
 
 // clang-format off

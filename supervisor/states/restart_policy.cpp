@@ -35,7 +35,8 @@ Tally tally(const CrashHistory& history) {
 
 void CrashHistory::add(Millis ready_for) {
     if (unforgiven_crashes(*this, ready_for) == 0) ready_before.clear();
-    // Forgiven crashes stay until all are forgiven: bounds the history of a replica that never settles.
+    // Forgiven crashes stay until all are forgiven: bounds the history of a replica that
+    // never settles.
     constexpr std::size_t crashes_kept = 1'024;
     if (ready_before.size() == crashes_kept) ready_before.erase(ready_before.begin());
     ready_before.push_back(ready_for);
@@ -129,7 +130,8 @@ bool RestartPolicy::gpu_quarantined(const std::string& uuid, Time now) {
     return true;
 }
 
-/// Crashes are withdrawn from the last one backwards: drops those before one that is too old or was on a CPU.
+/// Crashes are withdrawn from the last one backwards: drops those before one that is too old
+/// or was on a CPU.
 RestartPolicy::Blame RestartPolicy::blame(Time now) const {
     Blame result = blame_;
     auto& on_gpu = result.on_gpu;

@@ -21,7 +21,8 @@ struct CrashHistory {
     /// Forgets the last `count` crashes; returns the ready time before them.
     Millis withdraw(std::size_t count);
     void clear() { ready_before.clear(); }
-    /// Returns the shortest history with the same future behaviour: one entry for each unforgiven crash.
+    /// Returns the shortest history with the same future behaviour: one entry for each
+    /// unforgiven crash.
     [[nodiscard]] CrashHistory compacted() const;
     friend bool operator==(const CrashHistory&, const CrashHistory&) = default;
 };
@@ -43,7 +44,8 @@ enum class Ending : std::uint8_t {
     gpu_refused,  ///< not started: its only GPU is quarantined or lost; the callers were answered
 };
 
-/// What follows an end: an event for the state machine; with `restart_planned` also the time of the next spawn.
+/// What follows an end: an event for the state machine; with `restart_planned` also the time of
+/// the next spawn.
 struct RestartDecision {
     WorkerEvent event{};  ///< reclaimed, restart_planned or gave_up
     std::chrono::steady_clock::time_point spawn_at{};
@@ -51,7 +53,8 @@ struct RestartDecision {
     std::uint32_t unforgiven = 0;
 };
 
-/// Decides what follows each end of a replica's processes. Depends only on the events passed in and their times.
+/// Decides what follows each end of a replica's processes. Depends only on the events passed in
+/// and their times.
 class RestartPolicy {
 public:
     using Time = std::chrono::steady_clock::time_point;
@@ -66,7 +69,8 @@ public:
         std::string uuid;  ///< empty on a CPU
         Time at;
     };
-    /// With the two members below, decides what follows a GPU's quarantine. For the next supervisor.
+    /// With the two members below, decides what follows a GPU's quarantine. For the
+    /// next supervisor.
     struct Blame {
         bool gave_up_by_count = false;    ///< the count of crashes led to a quarantine
         Millis ready_before_withdrawn{};  ///< counts for the next crash

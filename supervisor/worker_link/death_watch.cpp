@@ -25,7 +25,8 @@
 namespace bulkhead::supervisor {
 namespace {
 
-constexpr std::size_t words_max = 127;  ///< per thread; the kernel takes 128, one of them is the thread's own word
+constexpr std::size_t words_max = 127;  ///< per thread; the kernel takes 128, one of them is the
+                                        ///< thread's own word
 static_assert(words_max + 1 == FUTEX_WAITV_MAX);
 /// Wake-ups with an unchanged word. The kernel wakes a word once, when its owner dies. More come
 /// from a faulty worker and would keep this thread busy.
@@ -97,7 +98,8 @@ bool WorkerPageView::owner_died() const noexcept { return (word() & FUTEX_OWNER_
 /// One thread and the words it sleeps on.
 struct WatchThread {
     struct Entry {
-        std::shared_ptr<const WorkerPageView> page;  ///< keeps the mapping while the thread may sleep on it
+        std::shared_ptr<const WorkerPageView> page;  ///< keeps the mapping while the thread
+                                                     ///< may sleep on it
         std::uint32_t alive_value = 0;
         std::uint32_t empty_wakes = 0;
         std::weak_ptr<DeathWatch::Watch> watch;
@@ -176,7 +178,8 @@ void WatchThread::work() {
             const std::lock_guard lock{mutex};
             if (ending) return;
             waiters[count++] = waiter(&changes, changes.load(), FUTEX_PRIVATE_FLAG);
-            if (woken > 0) ++entries[static_cast<std::size_t>(woken) - 1].empty_wakes;  // others only follow at the end
+            // Others only follow at the end.
+            if (woken > 0) ++entries[static_cast<std::size_t>(woken) - 1].empty_wakes;
             for (std::size_t i = 0; i < entries.size();) {
                 const std::uint32_t value = entries[i].page->word();
                 if ((value & FUTEX_OWNER_DIED) != 0) DeathWatch::Watch::tell_later(io, entries[i].watch);

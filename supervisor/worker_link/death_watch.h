@@ -25,9 +25,11 @@ public:
     [[nodiscard]] std::uint64_t steps() const noexcept;
     /// CLOCK_MONOTONIC, not in the future; 0: nothing runs.
     [[nodiscard]] std::uint64_t running_since_ns() const noexcept;
-    /// The request that runs or ran last; escaped and bounded. Empty if read in the middle of a write.
+    /// The request that runs or ran last; escaped and bounded. Empty if read in the
+    /// middle of a write.
     [[nodiscard]] std::string request() const;
-    /// The futex word: owner, FUTEX_WAITERS, and FUTEX_OWNER_DIED once the kernel has seen that thread end.
+    /// The futex word: owner, FUTEX_WAITERS, and FUTEX_OWNER_DIED once the kernel has seen
+    /// that thread end.
     [[nodiscard]] std::uint32_t word() const noexcept;
     [[nodiscard]] const void* word_address() const noexcept { return page_; }
     [[nodiscard]] bool owner_died() const noexcept;
@@ -43,7 +45,8 @@ private:
 /// its sockets. Threads sleep in futex_waitv() on the alive words, 127 each. Costs nothing while
 /// all workers live: no thread before the first watch, no wake-up before a death.
 ///
-/// Thread  the loop: `died` runs there, once, after `watch` has returned, unless the watch was dropped before
+/// Thread  the loop: `died` runs there, once, after `watch` has returned, unless the watch was
+///         dropped before
 class DeathWatch {
 public:
     explicit DeathWatch(boost::asio::io_context& io);
@@ -53,8 +56,9 @@ public:
 
     /// Destroying it ends the watch.
     class Watch;
-    /// Stops watching a word that changes in any way but its owner's death, or wakes repeatedly
-    /// without a change: such a worker cannot be trusted. The end of its link still reports its death.
+    /// Stops watching a word that changes in any way but its owner's death, or wakes
+    /// repeatedly without a change: such a worker cannot be trusted. The end of its link still
+    /// reports its death.
     [[nodiscard]] std::shared_ptr<Watch> watch(std::shared_ptr<const WorkerPageView> page, std::function<void()> died);
 
     /// Returns false without futex_waitv(): before Linux 5.16, or under a seccomp filter that does

@@ -25,7 +25,8 @@ using packets::Backtrace, packets::Busy, packets::Channel, packets::ChannelClose
 
 /// Carries the worker's full state, so that a new supervisor can adopt it.
 struct Hello : packets::Hello {
-    std::vector<UniqueFd> fds{};  ///< sent with it: the page, if it has one, then its ends of the channels
+    std::vector<UniqueFd> fds{};  ///< sent with it: the page, if it has one, then its ends
+                                  ///< of the channels
 
     [[nodiscard]] WorkerName name() const { return {model, replica, generation}; }
     [[nodiscard]] bool speaks_our_version() const {

@@ -31,7 +31,8 @@ struct Fleet {
     test::Daemon daemon{yaml(), options()};
 };
 
-/// Milliseconds from SIGKILL until `fleet.status` of the next supervisor shows nobody in `adopting`.
+/// Milliseconds from SIGKILL until `fleet.status` of the next supervisor shows nobody
+/// in `adopting`.
 double succession_ms(const test::Daemon& daemon) {
     const auto supervisor = static_cast<pid_t>(daemon.call("daemon.info")->at("supervisor_pid").as_int64());
     ::poll(nullptr, 0, 1'100);  // it has settled: the keeper starts the next one without delay

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What the machine itself needs: two processes that wake each other, and a copy. Measured in the run of whatever is
-/// held against them.
+/// What the machine itself needs: two processes that wake each other, and a copy. Measured in the
+/// run of whatever is held against them.
 
 #include <linux/futex.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
-// The channel from each client, at four sizes, for one client and for many, beside what else carries a tensor between
-// two processes of a machine. Everything that is compared is measured in turns within one run.
+// The channel from each client, at four sizes, for one client and for many, beside what else
+// carries a tensor between two processes of a machine. Everything that is compared is measured in
+// turns within one run.
 
 #include <unistd.h>
 
@@ -170,8 +171,8 @@ public:
             else
                 Table::left_out(crowd.way().name, crowd.cannot());
     }
-    /// What its size adds to a request whose payload lies in the slab already: nothing is copied, so it should be
-    /// nothing.
+    /// What its size adds to a request whose payload lies in the slab already: nothing is copied,
+    /// so it should be nothing.
     void compare_sizes() {
         const Exchange small{64, false, 1};
         const Exchange large{std::uint64_t{1} << 30, false, 1};

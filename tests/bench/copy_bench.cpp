@@ -1,5 +1,6 @@
-// The copy by which weights reach pinned buffers, beside one memcpy of the same bytes by one core: a mapped file that lies
-// in the page cache, through a ring of slots as worker/cuda/host_memory.cpp fills it. Without a GPU: nobody waits for a bus.
+// The copy by which weights reach pinned buffers, beside one memcpy of the same bytes by one core:
+// a mapped file that lies in the page cache, through a ring of slots as worker/cuda/host_memory.cpp
+// fills it. Without a GPU: nobody waits for a bus.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,7 +23,8 @@ constexpr std::size_t weights_bytes = std::size_t{512} << 20;
 constexpr std::size_t slots = 4;
 constexpr int rounds = 7;
 
-/// Mapped again for each copy, as a model's file is for each load: its pages are in the cache, and in no page table.
+/// Mapped again for each copy, as a model's file is for each load: its pages are in the cache, and
+/// in no page table.
 class File {
 public:
     File() : fd_{::memfd_create("bench-weights", MFD_CLOEXEC)} {

@@ -40,7 +40,8 @@ struct Way {
     std::function<std::vector<std::string>(const Exchange&)> client;  ///< its command line
     std::vector<std::string> environment;
     std::vector<pid_t> servers;
-    double payloads;        ///< that one client and its part of the server hold at once, for an echo
+    double payloads;        ///< that one client and its part of the server hold at
+                            ///< once, for an echo
     double payloads_there;  ///< the same where it only goes there
 
     [[nodiscard]] double bytes_held(const Exchange& exchange) const {
@@ -54,7 +55,8 @@ struct Measured {
     double processor_us = 0;  ///< clients and servers
 };
 
-/// The clients of one way while one exchange is measured. One that cannot take part, or is lost, takes its crowd out.
+/// The clients of one way while one exchange is measured. One that cannot take part, or is lost,
+/// takes its crowd out.
 class Crowd {
 public:
     /// Starts them, and waits for the end of their warm-up.
@@ -64,7 +66,8 @@ public:
     /// Why it is left out; empty: it is not.
     [[nodiscard]] const std::string& cannot() const { return cannot_; }
     [[nodiscard]] const Measured& so_far() const { return so_far_; }
-    /// Returns  the median of this round's latencies; NaN where one of them is lost, and `cannot` says so
+    /// Returns  the median of this round's latencies; NaN where one of them is lost, and
+    ///          `cannot` says so
     double round();
 
 private:

@@ -1,5 +1,5 @@
-// What a death costs: when clients and subscribers are told, and when its successor runs; beside the kernel's own
-// notice of the same death, and beside other supervisors where they are installed.
+// What a death costs: when clients and subscribers are told, and when its successor runs; beside
+// the kernel's own notice of the same death, and beside other supervisors where they are installed.
 
 #include <poll.h>
 #include <signal.h>
@@ -112,7 +112,8 @@ public:
     }
 
     Death once() {
-        (void)daemon_->call("model.restart", {{"model", "m"}});  // crashes are forgiven: the successor is due at once
+        // Crashes are forgiven: the successor is due at once.
+        (void)daemon_->call("model.restart", {{"model", "m"}});
         auto channel = daemon_->open("m").value();
         auto input = channel.allocate(wire::DType::float32, std::array<std::int64_t, 1>{4}).value();
         const std::array<NamedInput, 1> inputs{{{"x", &input}}};
@@ -185,8 +186,8 @@ void write_program(const std::filesystem::path& file, const std::string& text) {
     ::chmod(file.c_str(), 0700);
 }
 
-/// Kill to exec of one program under another supervisor. They hold back what ran for less than a second, so each
-/// program lives a little longer than that.
+/// Kill to exec of one program under another supervisor. They hold back what ran for less than a
+/// second, so each program lives a little longer than that.
 std::vector<double> respawns(const std::vector<std::string>& argv, const Stamps& stamps, int rounds) {
     test::SpawnOptions options;
     options.output = stamps.file().parent_path() / "output";

@@ -1,4 +1,5 @@
-/// The memory policy on a simulated machine, beside what other programs do: nothing here takes a model's time.
+/// The memory policy on a simulated machine, beside what other programs do: nothing here takes
+/// a model's time.
 
 #include <time.h>
 
@@ -81,14 +82,16 @@ void play_alternating() {
     }
 }
 
-/// CLOCK_THREAD_CPUTIME_ID: of this thread, so what else runs on the machine does not count. CLOCK_MONOTONIC: with it.
+/// CLOCK_THREAD_CPUTIME_ID: of this thread, so what else runs on the machine does not count.
+/// CLOCK_MONOTONIC: with it.
 double microseconds_by(clockid_t clock) {
     timespec time{};
     ::clock_gettime(clock, &time);
     return 1e6 * static_cast<double>(time.tv_sec) + 1e-3 * static_cast<double>(time.tv_nsec);
 }
 
-/// 256 models of one replica each on eight devices that hold half of them; clients open, ask, leave.
+/// 256 models of one replica each on eight devices that hold half of them; clients
+/// open, ask, leave.
 Records time_decisions() {
     constexpr int models = 256;
     constexpr Bytes gib = Bytes{1} << 30;

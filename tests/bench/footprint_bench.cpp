@@ -21,8 +21,8 @@
 namespace bulkhead::bench {
 namespace {
 
-/// A number of /proc/PID/status, such as VmRSS and RssAnon (KiB) or voluntary_ctxt_switches, over all threads for the
-/// latter.
+/// A number of /proc/PID/status, such as VmRSS and RssAnon (KiB) or voluntary_ctxt_switches, over
+/// all threads for the latter.
 double status_of(pid_t pid, const std::string& field) {
     double sum = 0;
     std::error_code ignored;
@@ -93,7 +93,8 @@ Records footprint() {
         std::printf("  without SmolLM2: scripts/models/prepare.py makes %s\n", smollm2.c_str());
 
     constexpr int seconds = 10;
-    ::poll(nullptr, 0, 32'000);  // jemalloc has what was freed for 10 s, and the last request's timer is due in 30
+    ::poll(nullptr, 0, 32'000);  // jemalloc has what was freed for 10 s, and the last request's
+                                 // timer is due in 30
     for (const auto& [name, pid] : processes)
         if (anonymous.contains(name))
             records.push_back({name + ", anonymous memory 32 s later", anonymous_of(pid), "MiB",

@@ -1,6 +1,7 @@
 #pragma once
 
-/// What the benches of models that generate share: one client of the daemon, and what it saw of its sequences.
+/// What the benches of models that generate share: one client of the daemon, and what it saw of
+/// its sequences.
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,5 @@
-// Tokens a second on the CPU: through the daemon, from the same package in a plain program, and by Hugging Face; and
-// what the memory allows.
+// Tokens a second on the CPU: through the daemon, from the same package in a plain program, and by
+// Hugging Face; and what the memory allows.
 
 #include <algorithm>
 #include <atomic>
@@ -98,7 +98,8 @@ double weight_bytes(const std::filesystem::path& package) {
     return json::parse(file).at("weights").at("bytes").to_number<double>();
 }
 
-/// SmolLM2 on a daemon, warmed up; with `others` beside it in the fleet file, which are loaded when they are asked for.
+/// SmolLM2 on a daemon, warmed up; with `others` beside it in the fleet file, which are loaded when
+/// they are asked for.
 class Served {
 public:
     explicit Served(const std::string& others = {})

@@ -1,4 +1,5 @@
-// What a load and an unload cost, beside the same model in a bare LibTorch program; and what a swap adds to both.
+// What a load and an unload cost, beside the same model in a bare LibTorch program; and what a
+// swap adds to both.
 
 #include "tests/bench/peers/peer.h"
 #include "tests/bench/record.h"
@@ -68,8 +69,8 @@ Records load() {
     return records;
 }
 
-/// Two models of which one fits: loading one unloads the other. What the daemon adds to the two is its decision, and
-/// the way from the receipt to the grant. No model is protected after its load.
+/// Two models of which one fits: loading one unloads the other. What the daemon adds to the two is
+/// its decision, and the way from the receipt to the grant. No model is protected after its load.
 Records swap() {
     const auto one = [](const char* name) {
         return test::minimal_model(name, "MINIMAL_BALLAST_BYTES: \"104857600\"", "memory: 110MiB\nmin_resident: 1ms\n");

@@ -10,7 +10,8 @@
 
 namespace bulkhead::bench {
 
-/// Those that this process may run on; `std::thread::hardware_concurrency` counts all of the machine.
+/// Those that this process may run on; `std::thread::hardware_concurrency` counts all
+/// of the machine.
 inline std::vector<int> allowed_cpus() {
     cpu_set_t mask;
     CPU_ZERO(&mask);
@@ -21,12 +22,12 @@ inline std::vector<int> allowed_cpus() {
     return cpus;
 }
 
-/// Where the two sides of an exchange run. Waking a CPU that sleeps can take longer than all the rest: left alone, the
-/// scheduler chooses between the other two from request to request.
+/// Where the two sides of an exchange run. Waking a CPU that sleeps can take longer than all the
+/// rest: left alone, the scheduler chooses between the other two from request to request.
 enum class On { any_cpu, one_cpu, two_cpus };
 
-/// Keeps processes on CPUs of this one: the client's side on the first, the server's there or on the second. Its end
-/// frees this process.
+/// Keeps processes on CPUs of this one: the client's side on the first, the server's there or on
+/// the second. Its end frees this process.
 class Placement {
 public:
     explicit Placement(On on) : on_{on}, all_{allowed_cpus()} {}

@@ -21,7 +21,8 @@ using Records = std::vector<Record>;
 
 /// A named group of measurements; registered by a static object of its file.
 struct Bench {
-    enum class Prints { records, itself };  ///< the latter: a table of its own, the records are for --json alone
+    enum class Prints { records, itself };  ///< the latter: a table of its own, the records are
+                                            ///< for --json alone
     Bench(std::string bench_name, std::string what, std::function<Records()> body, Prints who = Prints::records);
     std::string name;
     std::string description;
@@ -39,11 +40,12 @@ double microseconds(Body&& body) {
 }
 
 [[nodiscard]] double median(std::vector<double> values);
-/// `of` from 0 to 1, nearest rank. NaN where so few values say nothing about it: fewer than 1 / (1 - of).
+/// `of` from 0 to 1, nearest rank. NaN where so few values say nothing about it: fewer
+/// than 1 / (1 - of).
 [[nodiscard]] double percentile(std::vector<double> values, double of);
 
-/// Runs two bodies in turn and returns the medians of each: the machine's speed drifts, a pair's ratio less.
-/// Each body returns the microseconds of one operation.
+/// Runs two bodies in turn and returns the medians of each: the machine's speed drifts, a pair's
+/// ratio less. Each body returns the microseconds of one operation.
 struct Pair {
     double value;
     double baseline;

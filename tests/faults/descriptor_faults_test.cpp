@@ -37,7 +37,8 @@ TEST(Fault06, AMessageCutShortForWantOfDescriptorsLosesThatChannelAlone) {
     const UniqueFd null{::open("/dev/null", O_RDWR | O_CLOEXEC)};
     const std::vector<int> many(253, null.get());
 
-    for (int i = 0; i < 20; ++i) client.send(channel::encode(channel::Cancel{99}), many);  // MSG_CTRUNC at the worker
+    // MSG_CTRUNC at the worker.
+    for (int i = 0; i < 20; ++i) client.send(channel::encode(channel::Cancel{99}), many);
     other.expect_served(1);
 
     EXPECT_EQ(daemon.pid("echo"), worker);

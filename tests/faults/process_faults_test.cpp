@@ -17,8 +17,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// That its GPU is quarantined, and the models on it are not, is shown with a fake keeper in tests/unit/supervisor: a
-// worker needs a real GPU to be on one.
+// That its GPU is quarantined, and the models on it are not, is shown with a fake keeper in
+// tests/unit/supervisor: a worker needs a real GPU to be on one.
 TEST(Fault16, AProcessThatOutlivesSigkillIsNamedToAPersonAndHoldsNobodyUp) {
     Daemon daemon{fleet({test_model("stuck", "echo.pt", "restart: never\ndeadlines: {drain: 100ms, kill: 100ms}"),
                          test_model("neighbour", "echo.pt")})};
@@ -45,7 +45,8 @@ TEST(Fault16, AProcessThatOutlivesSigkillIsNamedToAPersonAndHoldsNobodyUp) {
     EXPECT_TRUE(daemon.wait_state("stuck", "stopped")) << "once it dies, things go on from there";
 }
 
-/// A process that is nobody's worker, and leads a group, under a number of our choice; -1 where this user may not.
+/// A process that is nobody's worker, and leads a group, under a number of our choice; -1 where
+/// this user may not.
 pid_t stranger_with_pid(pid_t wanted) {
     clone_args arguments{};
     arguments.exit_signal = SIGCHLD;

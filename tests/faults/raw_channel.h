@@ -21,7 +21,8 @@ public:
     /// Says hello, and takes welcome and slabs.
     void greet();
 
-    /// Waits while the socket is full. False when the worker has closed its end, or makes no room for 30 s.
+    /// Waits while the socket is full. False when the worker has closed its end, or makes no
+    /// room for 30 s.
     bool send(std::span<const std::byte> packet, std::span<const int> fds = {});
     /// The next message; empty at the end of file. Slabs that come are mapped.
     std::optional<channel::WorkerMessage> receive();

@@ -133,7 +133,8 @@ TEST(Fault24, AGibibyteOfStandardErrorIsEscapedBoundedAndHarmsNobody) {
     const auto reply = loud.wait(number);
 
     EXPECT_TRUE(reply) << reply.error().text();
-    ASSERT_TRUE(daemon.unload("loud"));  // what was dropped is told with the next line, or at the end
+    ASSERT_TRUE(daemon.unload("loud"));  // what was dropped is told with the next
+                                         // line, or at the end
     const auto lines = daemon.call("logs.tail", {{"model", "loud"}, {"lines", 2'000}}).value();
     const std::string text = json::serialize(lines);
     EXPECT_LT(text.size(), 1u << 20);

@@ -73,7 +73,8 @@ bool let_through(int listener, const seccomp_notif& asked) {
 
 std::string refused(const char* what, int error) { return std::string{what} + ": " + ::strerrordesc_np(error); }
 
-/// Lets one call of a child that waits behind `tell_and_wait` through. Returns why that cannot be; empty: it was done
+/// Lets one call of a child that waits behind `tell_and_wait` through. Returns why that cannot be;
+/// empty: it was done
 std::string watch_one_call(int told, int taken) {
     Told words{};
     if (::read(told, &words, sizeof words) != sizeof words) return "the child that tries it died";
@@ -169,7 +170,8 @@ void StepKiller::answer_all() {
         ::poll(sources.data(), sources.size(), -1);
         if (sources[1].revents != 0 || (sources[0].revents & POLLIN) == 0) return;
         seccomp_notif asked{};
-        if (::ioctl(listener_.get(), SECCOMP_IOCTL_NOTIF_RECV, &asked) != 0) continue;  // killed meanwhile
+        // Killed meanwhile.
+        if (::ioctl(listener_.get(), SECCOMP_IOCTL_NOTIF_RECV, &asked) != 0) continue;
         if (is_due(static_cast<pid_t>(asked.pid))) {
             ::kill(static_cast<pid_t>(asked.pid), SIGKILL);
             continue;  // it waits for an answer until it is dead

@@ -13,13 +13,14 @@ namespace bulkhead::test {
 
 /// Kills a daemon's supervisor at its n-th sendmsg().
 ///
-/// By sendmsg() go its packets to the keeper, the ledger among them, and to workers, and its answers to clients. A
-/// seccomp filter stops each of these calls and asks the test (SECCOMP_RET_USER_NOTIF), which lets it through, or ends
-/// the supervisor in the middle of it: the packet has not left, and everything before it has. Nothing in the daemon
-/// knows of it.
-/// Not seen is what it does between two packets without one: files that it writes or renames, a write to cgroup.kill,
-/// a signal that it sends past the keeper, ::send().
-/// Owns    the filter's listener and a thread that answers; made before the daemon, and gone after it
+/// By sendmsg() go its packets to the keeper, the ledger among them, and to workers, and its
+/// answers to clients. A seccomp filter stops each of these calls and asks the test
+/// (SECCOMP_RET_USER_NOTIF), which lets it through, or ends the supervisor in the middle of it: the
+/// packet has not left, and everything before it has. Nothing in the daemon knows of it.
+/// Not seen is what it does between two packets without one: files that it writes or renames, a
+/// write to cgroup.kill, a signal that it sends past the keeper, ::send().
+/// Owns    the filter's listener and a thread that answers; made before the daemon,
+///         and gone after it
 class StepKiller {
 public:
     StepKiller();
@@ -31,10 +32,12 @@ public:
     void install_in_child();
     /// The listener was taken; known once the daemon runs.
     [[nodiscard]] bool works();
-    /// Why none can work here; empty: it can. Tried once, on a child; where one cannot, no daemon would start with it.
+    /// Why none can work here; empty: it can. Tried once, on a child; where one cannot, no daemon
+    /// would start with it.
     [[nodiscard]] static const std::string& refusal();
 
-    /// The supervisor that runs, or the next one if that is `but_not`, is killed at its `step`-th packet from now on.
+    /// The supervisor that runs, or the next one if that is `but_not`, is killed at its `step`-th
+    /// packet from now on.
     void kill_at(int step, pid_t but_not = -1);
     /// The one it has killed since then; -1: none yet.
     [[nodiscard]] pid_t killed();

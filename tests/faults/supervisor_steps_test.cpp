@@ -1,5 +1,6 @@
-// Fault 25, step by step: the supervisor is SIGKILLed at the first packet that it sends for a load, at the second, and
-// so on until a load goes through undisturbed; likewise for an unload and for an adoption.
+// Fault 25, step by step: the supervisor is SIGKILLed at the first packet that it sends for a
+// load, at the second, and so on until a load goes through undisturbed; likewise for an unload and
+// for an adoption.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -97,7 +98,8 @@ TEST_F(Fault25Step, OfAnUnloadItGetsItsReceiptAndLeavesNoProcess) {
         ASSERT_TRUE(receipt) << receipt.error().text();
         EXPECT_EQ(receipt->at("pid").as_int64(), worker);
         EXPECT_TRUE(receipt->at("verified").as_bool()) << json::serialize(*receipt);
-        // Killed between the answer and the end of the record: the next supervisor looks for remains once more.
+        // Killed between the answer and the end of the record: the next supervisor looks for
+        // remains once more.
         EXPECT_TRUE(victim.daemon->wait_state("m", "stopped"));
         EXPECT_THAT(victim.workers(), IsEmpty());
     });

@@ -1,5 +1,5 @@
-/// What outlives a supervisor or a keeper and is read by the next: a ledger, a worker's words on its link, the keeper's
-/// hand-over, and the state that a keeper leaves to its next program.
+/// What outlives a supervisor or a keeper and is read by the next: a ledger, a worker's words on
+/// its link, the keeper's hand-over, and the state that a keeper leaves to its next program.
 
 #include <fcntl.h>
 
@@ -54,7 +54,8 @@ void read_worker_link(Input& input) {
     }
 }
 
-/// Packets that claim to be the keeper's, with descriptors: an odd first byte of a piece sends three along.
+/// Packets that claim to be the keeper's, with descriptors: an odd first byte of a piece
+/// sends three along.
 void take_over(Input& input) {
     static const UniqueFd null{::open("/dev/null", O_RDWR | O_CLOEXEC)};
     const std::array<int, 3> three{null.get(), null.get(), null.get()};

@@ -1,5 +1,6 @@
-/// Packets with any number and kind of descriptors, received as a worker, a supervisor and the keeper receive: what is
-/// not handed out is closed, what is handed out closes on exec, and the socket serves the next packet.
+/// Packets with any number and kind of descriptors, received as a worker, a supervisor and the
+/// keeper receive: what is not handed out is closed, what is handed out closes on exec, and the
+/// socket serves the next packet.
 
 #include <fcntl.h>
 #include <sys/eventfd.h>
@@ -96,7 +97,8 @@ void receive_as_keeper(UniqueFd socket) {
 
 }  // namespace
 
-/// First byte: who receives, with how many free descriptors. Then packets: count of descriptors, their kinds, bytes.
+/// First byte: who receives, with how many free descriptors. Then packets: count of descriptors,
+/// their kinds, bytes.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     Input input{data, size};
     descriptor_of_kind(0);

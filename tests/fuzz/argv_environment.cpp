@@ -1,5 +1,5 @@
-/// What names and starts processes: the strings of a spawn as the keeper takes them apart, a worker's name in its
-/// environment, another process' environ, and a person's command line.
+/// What names and starts processes: the strings of a spawn as the keeper takes them apart, a
+/// worker's name in its environment, another process' environ, and a person's command line.
 
 #include <cstdio>
 #include <iostream>
@@ -22,7 +22,8 @@ void split_spawn(Input& input) {
     const bool honest = (input.take<std::uint8_t>() & 1) == 0;
     const auto claimed = input.take<std::uint32_t>();
     const auto piece = input.take_all();
-    const std::vector<std::byte> bytes{piece.begin(), piece.end()};  // of its own size, so that a step too far shows
+    // Of its own size, so that a step too far shows.
+    const std::vector<std::byte> bytes{piece.begin(), piece.end()};
     spawn.bytes = honest ? static_cast<std::uint32_t>(bytes.size()) : claimed;
 
     const auto strings = keeper::split_strings(spawn, bytes);

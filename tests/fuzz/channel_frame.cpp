@@ -1,6 +1,6 @@
-/// Packets of a client, and of a lying worker. Each is parsed; what passes comes back unchanged from its encoding. Then
-/// all of them reach a real session of a worker's event loop over a socket, hello and slabs included: whatever they
-/// are, the worker ends no more than that channel.
+/// Packets of a client, and of a lying worker. Each is parsed; what passes comes back unchanged
+/// from its encoding. Then all of them reach a real session of a worker's event loop over a socket,
+/// hello and slabs included: whatever they are, the worker ends no more than that channel.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -50,7 +50,8 @@ private:
     std::vector<config::MethodSpec> methods_;
 };
 
-/// One worker for all runs, on a thread of its own: what one channel did to it, the next would meet.
+/// One worker for all runs, on a thread of its own: what one channel did to it, the
+/// next would meet.
 class Worker {
 public:
     Worker() {

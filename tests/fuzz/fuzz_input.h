@@ -10,7 +10,8 @@
 
 namespace bulkhead::fuzz {
 
-/// The bytes of one run, taken from the front. What is beyond their end reads as zeros and empty pieces.
+/// The bytes of one run, taken from the front. What is beyond their end reads as zeros
+/// and empty pieces.
 class Input {
 public:
     Input(const std::uint8_t* data, std::size_t size) : rest_{data, size} {}

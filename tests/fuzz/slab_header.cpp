@@ -1,6 +1,6 @@
-/// A descriptor that is said to be a slab, and leases that are said to lie in it: what is adopted cannot shrink under a
-/// reader, what is placed lies inside, and what is given back was leased. Rings that a client writes, and the page that
-/// a worker shares with the supervisor.
+/// A descriptor that is said to be a slab, and leases that are said to lie in it: what is adopted
+/// cannot shrink under a reader, what is placed lies inside, and what is given back was leased.
+/// Rings that a client writes, and the page that a worker shares with the supervisor.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -23,7 +23,8 @@ namespace {
 using namespace bulkhead;
 using fuzz::Input;
 
-constexpr std::uint32_t size_mask = (1u << 16) - 1;  ///< of memfds: every one is made in vain but a few
+constexpr std::uint32_t size_mask = (1u << 16) - 1;  ///< of memfds: every one is made in
+                                                     ///< vain but a few
 
 UniqueFd make_descriptor(std::uint8_t kind, std::uint64_t size_bytes, int seals) {
     switch (kind % 8) {
@@ -119,7 +120,8 @@ void allocate(Input& input) {
 /// A worker's side of two rings, whose memory the client fills as it likes.
 void use_ring(Input& input) {
     static std::array<std::byte, packet_bytes_max> buffer;
-    static_cast<void>(input.take<std::uint8_t>());  // has lost its meaning; inputs of the corpus have it
+    static_cast<void>(input.take<std::uint8_t>());  // has lost its meaning; inputs of the
+                                                    // corpus have it
     auto rings = RingEnd::make(ring::cells_min, ring::cells_min, "fuzz");
     if (!rings) return;
     const std::uint64_t size_bytes = (*rings)->offer().size_bytes;

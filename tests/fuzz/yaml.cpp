@@ -1,4 +1,5 @@
-/// A fleet file: every text is read within its bounds, and what passes survives the way to a worker unchanged.
+/// A fleet file: every text is read within its bounds, and what passes survives the way to a
+/// worker unchanged.
 
 #include "config/fleet_json.h"
 #include "config/limits.h"

@@ -1,5 +1,5 @@
-// Tokens of captured steps through the daemon, held against those of eager steps: after a cancel, after a worker's
-// death.
+// Tokens of captured steps through the daemon, held against those of eager steps: after a cancel,
+// after a worker's death.
 
 #include <signal.h>
 
@@ -41,7 +41,8 @@ protected:
         EXPECT_EQ(answered.all.size(), static_cast<std::size_t>(tokens));
         return answered.all;
     }
-    /// The next sequences of `channel`, in the slot that others had before, give what eager steps gave.
+    /// The next sequences of `channel`, in the slot that others had before, give what
+    /// eager steps gave.
     void expect_eager_tokens(Channel& channel) const {
         EXPECT_EQ(answer_of(channel, 3), expected_[0]);
         EXPECT_EQ(answer_of(channel, 90), expected_[1]);
@@ -57,7 +58,8 @@ protected:
 TEST_F(GpuGenerationDaemon, GraphTokensEqualEagerOnesAfterACancel) {
     Channel channel = daemon_->open("graphs").value();
     bool was_cancelled = false;
-    for (int tried = 0; !was_cancelled && tried < 100; ++tried) {  // it may be over before the word arrives
+    // It may be over before the word arrives.
+    for (int tried = 0; !was_cancelled && tried < 100; ++tried) {
         Answered answered;
         const std::uint64_t id = submit(channel, prompt(tried, 20), greedy(tokens)).value();
         ASSERT_TRUE(take(channel, id, answered));

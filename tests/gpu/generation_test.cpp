@@ -47,8 +47,8 @@ void begin(Engine& engine, std::uint32_t slot, const Tokens& prompt, const Sampl
     prefill(engine, slot, prompt, keep, static_cast<std::uint32_t>(prompt.size()) - 1 - keep);
 }
 
-/// The tokens of `steps` steps of slot 0 alone, each launched before the one before it is collected. `launched`: the
-/// first of them is the end of the prompt.
+/// The tokens of `steps` steps of slot 0 alone, each launched before the one before it is
+/// collected. `launched`: the first of them is the end of the prompt.
 std::vector<std::int32_t> run(Engine& engine, int steps, bool launched = false) {
     std::vector<std::int32_t> tokens;
     if (!launched) {
@@ -153,7 +153,8 @@ TEST_F(GpuGeneration, RowsThatRideAlongLeaveAPromptBetweenItsChunksAlone) {
         for (std::uint32_t slot = 0; slot < 3; ++slot) begin(*engine, slot, prompt_of(12, slot), sampled(slot));
         reset(*engine, 3, prompt, sampled(6));
         prefill(*engine, 3, prompt, 0, 20);
-        for (int step = 0; step < 5; ++step) {  // a step of four rows, of which three are sequences'
+        for (int step = 0; step < 5; ++step) {  // a step of four rows, of which three
+                                                // are sequences'
             ASSERT_TRUE(engine->launch(3).has_value());
             ASSERT_TRUE(engine->collect().has_value());
         }
@@ -172,7 +173,8 @@ TEST_F(GpuGeneration, SlotOfACancelledSequenceGivesWhatEagerStepsGive) {
             ASSERT_TRUE(engine->launch(1).has_value());
             ASSERT_TRUE(engine->collect().has_value());
             begin(*engine, 0, prompt_of(30, 1), sampling);
-            ASSERT_TRUE(engine->collect().has_value());  // of the cancelled one: its tokens are nobody's
+            ASSERT_TRUE(engine->collect().has_value());  // of the cancelled one: its
+                                                         // tokens are nobody's
         }
         EXPECT_EQ(run(graphs(), 60), run(eager(), 60));
     }
@@ -199,8 +201,8 @@ TEST_F(GpuGeneration, StepThatRanAheadOfAStopLeavesTheKvBeforeIt) {
     EXPECT_EQ(run(graphs(), 8), whole);
 }
 
-/// Other families, with attention lengths 64 and 128. tiny_higgs: 4 codebooks, and the prompt's end draws the first token.
-/// tiny_t3: embeddings, and a second row for guidance.
+/// Other families, with attention lengths 64 and 128. tiny_higgs: 4 codebooks, and the prompt's end
+/// draws the first token. tiny_t3: embeddings, and a second row for guidance.
 class GpuFamilies : public Twice, public testing::WithParamInterface<const char*> {
 protected:
     void SetUp() override { load(GetParam()); }

@@ -1,5 +1,5 @@
-/// Requests under a CUDA Graph whose tensors lie in a channel's GPU slabs. What needs no graph of LibTorch's is tested on
-/// the fake driver too: tests/gpu/slabs.
+/// Requests under a CUDA Graph whose tensors lie in a channel's GPU slabs. What needs no graph of
+/// LibTorch's is tested on the fake driver too: tests/gpu/slabs.
 
 #include <map>
 #include <memory>
@@ -19,7 +19,8 @@ namespace {
 using worker::ChannelSlabs;
 using worker::RequestOutputs;
 
-/// A channel as the worker has it, with GPU slabs of both directions; its client allocates in order.
+/// A channel as the worker has it, with GPU slabs of both directions; its client
+/// allocates in order.
 class SlabChannel {
 public:
     explicit SlabChannel(worker::Model& model)
@@ -141,7 +142,8 @@ void expect_same(const std::map<std::string, HostTensor>& is, LoadedModel& eager
 
 TEST(GraphCopies, AReplayCopiesEachTensorOnTheGpuOnceInAndOnceOut) {
     SKIP_WITHOUT_GPU();
-    LoadedModel graphs = loaded("scale_out", "graphs: required\n");  // a method that takes its outputs as arguments
+    // A method that takes its outputs as arguments.
+    LoadedModel graphs = loaded("scale_out", "graphs: required\n");
     LoadedModel eager = loaded("scale_out", "graphs: off\n");
     SKIP_WITHOUT_DESCRIPTORS(graphs);
     SlabChannel channel{graphs.model()};

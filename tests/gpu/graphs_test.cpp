@@ -15,7 +15,8 @@ namespace {
 
 using testing::HasSubstr;
 
-/// Fresh on every run: a graph that kept an old input cannot pass by luck. A failure prints the seed.
+/// Fresh on every run: a graph that kept an old input cannot pass by luck. A failure
+/// prints the seed.
 class Random {
 public:
     Random() { testing::Test::RecordProperty("seed", std::to_string(seed_)); }

@@ -12,7 +12,8 @@ namespace bulkhead::test {
 /// What NVML says of the first GPU, asked without a CUDA context: the tests' own witness.
 class Nvml {
 public:
-    /// Why there is no GPU to test on; empty when there is one. Never blocks on a driver that is not there.
+    /// Why there is no GPU to test on; empty when there is one. Never blocks on a driver
+    /// that is not there.
     [[nodiscard]] static std::optional<std::string> why_no_gpu();
 
     [[nodiscard]] static std::uint64_t free_bytes();

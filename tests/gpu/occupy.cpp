@@ -1,5 +1,6 @@
-// gpu_occupy BYTES FILE: takes the first GPU's memory until BYTES are free, creates FILE, and holds on until it
-// is killed. The driver API is opened at run time, so this builds and links where there is no GPU.
+// gpu_occupy BYTES FILE: takes the first GPU's memory until BYTES are free, creates FILE, and
+// holds on until it is killed. The driver API is opened at run time, so this builds and links
+// where there is no GPU.
 
 #include <dlfcn.h>
 #include <unistd.h>

@@ -19,7 +19,8 @@ constexpr std::int64_t page_bytes = 4096;
 /// Of a process since it began: pages that the kernel had to make for it.
 std::int64_t page_faults(pid_t pid) {
     const std::string stat = file_text("/proc/" + std::to_string(pid) + "/stat");
-    std::istringstream fields{stat.substr(stat.rfind(')') + 2)};  // from the third field on; the tenth is minflt
+    // From the third field on; the tenth is minflt.
+    std::istringstream fields{stat.substr(stat.rfind(')') + 2)};
     std::string skipped;
     for (int i = 3; i < 10; ++i) fields >> skipped;
     std::int64_t faults = -1;
@@ -34,7 +35,8 @@ std::int64_t anonymous_bytes(pid_t pid) {
     return -1;
 }
 
-/// A model whose result is allocated by LibTorch, and a client that sends the same tensor again and again.
+/// A model whose result is allocated by LibTorch, and a client that sends the same tensor
+/// again and again.
 class Cloning {
 public:
     explicit Cloning(const std::string& environment = {})

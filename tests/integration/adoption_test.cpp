@@ -1,4 +1,5 @@
-// The supervisor may die at any moment: workers, channels and what was asked live on under the next one.
+// The supervisor may die at any moment: workers, channels and what was asked live on
+// under the next one.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Processes that wait for a model: a load takes one, and nothing of them outlives the daemon or its supervisor.
+// Processes that wait for a model: a load takes one, and nothing of them outlives the daemon or
+// its supervisor.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-/// Processes that a worker started and that left its process group: whatever contains them, they end with it.
+/// Processes that a worker started and that left its process group: whatever contains them,
+/// they end with it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -42,8 +43,8 @@ bool wait_stopped(pid_t pid) {
 /// A line for each hierarchy.
 std::string cgroups_of(pid_t pid) { return file_text("/proc/" + std::to_string(pid) + "/cgroup"); }
 
-/// Where the daemon may make cgroups, and where it may not: in a mount namespace in which they are read-only, as in
-/// most containers.
+/// Where the daemon may make cgroups, and where it may not: in a mount namespace in which they are
+/// read-only, as in most containers.
 class Escaped : public testing::TestWithParam<bool> {
 protected:
     void SetUp() override {
@@ -133,7 +134,8 @@ TEST_P(Escaped, OfAKilledKeeperEndWithItOrBeforeTheNextOneAnswers) {
 
     EXPECT_TRUE(wait_gone(child));
     if (folder.starts_with("cgroup ")) {
-        // A folder is free for removal a moment after its last process: at the latest the next start removes it.
+        // A folder is free for removal a moment after its last process: at the latest the next
+        // start removes it.
         next->signal(SIGTERM);
         next->wait(std::chrono::seconds{20});
         const auto third = start_again(daemon);
@@ -146,7 +148,8 @@ TEST_P(Escaped, OfAKilledKeeperEndWithItOrBeforeTheNextOneAnswers) {
     }
 }
 
-/// Its signal is not one that a stopped process takes; the kernel lets go on whoever is stopped and orphaned.
+/// Its signal is not one that a stopped process takes; the kernel lets go on whoever is
+/// stopped and orphaned.
 TEST_P(Escaped, OfAKilledKeeperEndThoughItsSupervisorWasStopped) {
     Daemon daemon{fleet({parent_of("setsid")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");

@@ -1,5 +1,5 @@
-// Models that generate, through the daemon: streams of tokens, what shows of them, and a supervisor that is lost
-// meanwhile.
+// Models that generate, through the daemon: streams of tokens, what shows of them, and a supervisor
+// that is lost meanwhile.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,8 +60,8 @@ TEST(Generation, PsAndWhyShowIt) {
 }
 
 constexpr int long_answer = 240;
-/// Far more sequences of that length than are over before a test has done what it does in their midst, and as many as a
-/// channel takes.
+/// Far more sequences of that length than are over before a test has done what it does in their
+/// midst, and as many as a channel takes.
 constexpr int many = 64;
 
 std::vector<std::uint64_t> submit_many(Channel& channel) {

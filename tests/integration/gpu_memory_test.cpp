@@ -1,5 +1,5 @@
-/// A GPU's quarantine: the fake NVML, real processes, and workers whose device memory is a line in the fake's machine that
-/// only the test takes out again.
+/// A GPU's quarantine: the fake NVML, real processes, and workers whose device memory is a line in
+/// the fake's machine that only the test takes out again.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// A worker that stops answering, or computes for ever: found, ended with a backtrace, and started again.
+// A worker that stops answering, or computes for ever: found, ended with a backtrace, and
+// started again.
 
 #include <signal.h>
 #include <sys/ptrace.h>
@@ -27,7 +28,8 @@ using namespace std::chrono_literals;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-/// Waits for the next change of a model into a state, by events alone: nobody asks the worker anything. The reason.
+/// Waits for the next change of a model into a state, by events alone: nobody asks the worker
+/// anything. The reason.
 class StateEvents {
 public:
     explicit StateEvents(const Daemon& daemon) : client_{daemon.connect()} {
@@ -105,7 +107,8 @@ public:
 
     /// Why not, as `errno` says it; 0: it is.
     [[nodiscard]] int error() const { return error_; }
-    /// Until it was killed. The process is gone for its parent only once its tracer has heard of that.
+    /// Until it was killed. The process is gone for its parent only once its tracer has
+    /// heard of that.
     void await_death() {
         int status = 0;
         while (stopped_ && ::waitpid(thread_, &status, __WALL) == thread_)

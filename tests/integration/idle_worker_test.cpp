@@ -19,7 +19,8 @@
 namespace bulkhead::test {
 namespace {
 
-/// How often each thread of a process was taken off its CPU. Empty where one is on it, or waits for it.
+/// How often each thread of a process was taken off its CPU. Empty where one is on it,
+/// or waits for it.
 std::map<std::string, long> switches_of_sleepers(pid_t pid) {
     std::map<std::string, long> switches;
     for (const auto& thread : std::filesystem::directory_iterator{"/proc/" + std::to_string(pid) + "/task"}) {
@@ -34,16 +35,16 @@ std::map<std::string, long> switches_of_sleepers(pid_t pid) {
     return switches;
 }
 
-/// Whether no thread of the worker runs while the supervisor answers so many requests: a thread that had run would have
-/// been taken off its CPU once more.
+/// Whether no thread of the worker runs while the supervisor answers so many requests: a thread
+/// that had run would have been taken off its CPU once more.
 bool sleeps(const Daemon& daemon, pid_t worker) {
     const auto before = switches_of_sleepers(worker);
     for (int i = 0; i < 100; ++i) (void)daemon.call("daemon.info").value();
     return !before.empty() && switches_of_sleepers(worker) == before;
 }
 
-/// The threads that run or would wake by themselves, and the timers that are due within a minute. Asio sets its timer
-/// to five minutes where nothing waits for it.
+/// The threads that run or would wake by themselves, and the timers that are due within a minute.
+/// Asio sets its timer to five minutes where nothing waits for it.
 std::vector<std::string> wakers(pid_t pid) {
     /// The argument of a system call that is its timeout, and its value where there is none.
     struct Timeout {
@@ -61,7 +62,8 @@ std::vector<std::string> wakers(pid_t pid) {
     const std::filesystem::path process = "/proc/" + std::to_string(pid);
     std::vector<std::string> found;
     for (const auto& thread : std::filesystem::directory_iterator{process / "task"}) {
-        const std::string text = file_text(thread.path() / "syscall");  // "running", or a number and its arguments
+        // "running", or a number and its arguments.
+        const std::string text = file_text(thread.path() / "syscall");
         std::istringstream words{text};
         long call = -1;
         std::array<std::string, 6> arguments;
@@ -99,7 +101,8 @@ TEST(IdleWorker, SleepsSoonAfterItsTeamGenerated) {
 }
 
 TEST(IdleWorker, WaitsForNothingButARequestAfterItsTeamGenerated) {
-    // What is due once after a request, after seconds here: the decay of freed memory, idle slabs, the deadline.
+    // What is due once after a request, after seconds here: the decay of freed memory, idle
+    // slabs, the deadline.
     Daemon daemon{fleet({tiny("threads: 2\nenvironment: {MALLOC_CONF: \"dirty_decay_ms:1000\"}\n"
                               "channel: {idle: 1s}\ndeadlines: {request: 5s}")})};
     Channel channel = daemon.open("tiny").value();

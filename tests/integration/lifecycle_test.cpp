@@ -14,7 +14,8 @@ namespace bulkhead::test {
 namespace {
 
 TEST(Lifecycle, LeavesNoNameInSharedMemoryOrTmp) {
-    // Others may write there meanwhile: in /tmp only what LibTorch's own loader would leave counts, /tmp/XXXXXX.
+    // Others may write there meanwhile: in /tmp only what LibTorch's own loader would leave
+    // counts, /tmp/XXXXXX.
     const auto names = [] {
         std::set<std::string> found;
         for (const auto& entry : std::filesystem::directory_iterator{"/dev/shm"}) found.insert(entry.path());

@@ -1,5 +1,5 @@
-// More models than memory: who stays is decided by what was measured, and room is made by unloads that were seen to
-// end.
+// More models than memory: who stays is decided by what was measured, and room is made by unloads
+// that were seen to end.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -138,7 +138,8 @@ TEST(MemoryPlan, TheLedgerSurvivesTheSupervisor) {
     Daemon daemon{fleet({holder("a"), holder("b")}) + "limits: {cpu: {share: 400MiB}}\n", minimal()};
     ASSERT_TRUE(daemon.load("a"));
     ASSERT_TRUE(daemon.load("b"));
-    ASSERT_TRUE(daemon.wait_until("b", [&](const json::object&) {  // both were measured while they serve
+    // Both were measured while they serve.
+    ASSERT_TRUE(daemon.wait_until("b", [&](const json::object&) {
         const auto books = memory_of_cpu(daemon);
         return std::ranges::all_of(books.at("workers").as_array(), [](const json::value& one) {
             return one.at("bytes").to_number<std::uint64_t>() < 110 << 20;
@@ -182,7 +183,8 @@ TEST(MemoryPlan, TheBoundOfAProcessIsWithinTheShareOfAllModels) {
                   minimal()};
     ASSERT_TRUE(daemon.load("large"));
     if (daemon.row("large").at("memory_bound").is_null()) GTEST_SKIP() << "no memory cgroup that this user may limit";
-    // The margin, libraries, and the model's file, which is the program here: 28 MiB more under a sanitizer.
+    // The margin, libraries, and the model's file, which is the program here: 28 MiB more
+    // under a sanitizer.
     const std::uint64_t beside = (80u << 20) + std::filesystem::file_size(minimal_programs() / "bulkhead-worker");
     EXPECT_LE(daemon.row("large").at("memory_bound").to_number<std::uint64_t>(), (165u << 20) + beside);
     ASSERT_TRUE(daemon.load("unknown")) << daemon.why("unknown");

@@ -1,4 +1,5 @@
-// One model's outputs as the next one's inputs, in shared memory all the way: docs/channel.md, "Lending".
+// One model's outputs as the next one's inputs, in shared memory all the way:
+// docs/channel.md, "Lending".
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

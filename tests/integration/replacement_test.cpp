@@ -1,5 +1,5 @@
-// Programs that do not do what they should when they are to take over: a supervisor that hangs, releases that are
-// broken.
+// Programs that do not do what they should when they are to take over: a supervisor that hangs,
+// releases that are broken.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-/// Models on two GPUs of different sizes, those of the fake NVML: where each is placed, who goes for whom, and what
-/// happens when a driver stalls, or loses one of them.
+/// Models on two GPUs of different sizes, those of the fake NVML: where each is placed, who goes
+/// for whom, and what happens when a driver stalls, or loses one of them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

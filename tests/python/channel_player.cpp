@@ -1,5 +1,6 @@
-/// The C++ clients in the hands of tests in Python: `channel_player blocking|async`. Standard input is a packet socket; each
-/// packet is a command of test_client_conformance.py, and is answered by one: `ok …`, `more …`, or an error's code and words.
+/// The C++ clients in the hands of tests in Python: `channel_player blocking|async`. Standard input
+/// is a packet socket; each packet is a command of test_client_conformance.py, and is answered by
+/// one: `ok …`, `more …`, or an error's code and words.
 
 #include <unistd.h>
 

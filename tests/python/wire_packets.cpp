@@ -1,5 +1,6 @@
-/// The C++ codec at the service of tests in other languages: reads `client HEX` or `worker HEX` a line (who sent the packet),
-/// answers with the packet encoded again and what was read in it, `HEX {…}`, or with `error: …`.
+/// The C++ codec at the service of tests in other languages: reads `client HEX` or `worker HEX` a
+/// line (who sent the packet), answers with the packet encoded again and what was read in it, `HEX
+/// {…}`, or with `error: …`.
 
 #include <charconv>
 #include <iostream>

@@ -1,4 +1,5 @@
-/// What people, other programs and files may do to the memory policy: each a named error or a settled state.
+/// What people, other programs and files may do to the memory policy: each a named error or a
+/// settled state.
 
 #include <boost/json.hpp>
 

@@ -146,7 +146,8 @@ private:
         return all;
     }
 
-    /// Workers of models that are gone are ended, and new together groups completed, as the live supervisor does.
+    /// Workers of models that are gone are ended, and new together groups completed, as the live
+    /// supervisor does.
     void reload(std::vector<Declaration> declared, std::map<DeviceId, DeviceLimit> limits) {
         std::map<std::string, std::vector<std::string>> former;
         for (const auto& [name, one] : world_.declared) former[name] = group_of(name);
@@ -263,9 +264,9 @@ private:
         });
     }
 
-    /// Nobody waits longer than until each model has had its turn, those of a lower priority `limits::patience` more,
-    /// while models of the highest priority are asked for again and again. (One of unknown size waits until all others
-    /// are idle.)
+    /// Nobody waits longer than until each model has had its turn, those of a lower priority
+    /// `limits::patience` more, while models of the highest priority are asked for again and again.
+    /// (One of unknown size waits until all others are idle.)
     void check_bound() {
         if (!invariants_.broken().empty()) return;
         int highest = INT_MIN;
@@ -358,12 +359,14 @@ private:
         invariants_.paused = true;
         const auto compare = [&] {
             auto after = now.policy.ledger();
-            for (const DeviceLedger& mine : before) {  // a promise ends with the supervisor that gave it
+            for (const DeviceLedger& mine : before) {  // a promise ends with the
+                                                       // supervisor that gave it
                 const auto found = std::ranges::find(after, mine.id, &DeviceLedger::id);
                 if (found == after.end() || !(*found == mine)) return fail("the next supervisor's ledger differs");
             }
             auto adopted = now.policy.holdings();
-            for (std::size_t i = 0; i < adopted.size() && i < holdings.size(); ++i)  // it may unload what is due
+            // It may unload what is due.
+            for (std::size_t i = 0; i < adopted.size() && i < holdings.size(); ++i)
                 holdings[i].draining = holdings[i].draining || adopted[i].draining;
             if (adopted != holdings) return fail("the next supervisor's holdings differ");
         };

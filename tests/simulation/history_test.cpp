@@ -1,4 +1,5 @@
-/// Random lives of a fleet under the memory policy. BULKHEAD_PROPERTY_SEED=N BULKHEAD_PROPERTY_STEPS=1 repeats one.
+/// Random lives of a fleet under the memory policy. BULKHEAD_PROPERTY_SEED=N
+/// BULKHEAD_PROPERTY_STEPS=1 repeats one.
 
 #include "tests/simulation/history.h"
 

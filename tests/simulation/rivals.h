@@ -8,8 +8,9 @@
 
 namespace bulkhead::simulation {
 
-/// What other programs do on one device: whoever came first is loaded first, at the expense of whoever is idle. Nobody
-/// is drained, nobody is protected, and who waits at the head holds up everybody behind.
+/// What other programs do on one device: whoever came first is loaded first, at the expense of
+/// whoever is idle. Nobody is drained, nobody is protected, and who waits at the head holds up
+/// everybody behind.
 class Rival : public Decider {
 public:
     /// `slots`  models held at most; 0: as many as fit by their sizes

@@ -8,7 +8,8 @@
 
 namespace bulkhead::simulation {
 
-/// Who asked for what, when. A file of lines, `#` begins a comment; models come before their arrivals:
+/// Who asked for what, when. A file of lines, `#` begins a comment; models come before
+/// their arrivals:
 ///
 ///     device MIB
 ///     model NAME MIB LOAD_MS RECLAIM_MS [exclusive GROUP]
@@ -51,7 +52,8 @@ struct Played {
 /// A world of one device with the trace's models, nothing asked yet.
 void make_world(World& world, const Trace& trace);
 
-/// Two models that exclude each other, and `clients` of each that ask again as soon as they are answered.
+/// Two models that exclude each other, and `clients` of each that ask again as soon as
+/// they are answered.
 struct Alternating {
     std::uint64_t events = 0;
     std::uint64_t answered = 0;

@@ -1,4 +1,5 @@
-/// Models that push each other out are served in turns: throughput, and a bound on how long anybody waits.
+/// Models that push each other out are served in turns: throughput, and a bound on how long
+/// anybody waits.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +13,8 @@ namespace {
 
 class MemoryTurn : public PolicyFixture {
 protected:
-    /// One of priority 1 that is busy without an end, and one of priority 0 that has waited for its place for so long.
+    /// One of priority 1 that is busy without an end, and one of priority 0 that has waited for its
+    /// place for so long.
     void wait_behind_a_higher_priority(Clock::duration time) {
         auto high = model("high", 8 * gib);
         high.priority = 1;
@@ -94,7 +96,8 @@ TEST(MemoryTurns, StarveNobodyInAMillionSteps) {
     constexpr Millis load{2'000};
     constexpr Millis service{100};
     const auto served = alternate(std::make_unique<OurPolicy>(), models, 4, load, service, 12h);
-    // Each of the others once: its load, its turn, the request that is in flight at its end, its receipt.
+    // Each of the others once: its load, its turn, the request that is in flight at its
+    // end, its receipt.
     const Millis turn = (load + limits::reclaim_time_unknown) * limits::turn_per_swap;
     const Millis round = (load + turn + 4 * service + 200ms) * models;
     EXPECT_LE(served.wait_longest, round + 1s);

@@ -130,7 +130,8 @@ void World::pump() {
         ++events;
         note_told(event);
         const Actions actions = decider_->on(event, now);
-        if (const auto* ran_out = std::get_if<event::RanOut>(&event)) {  // it may hold up to its corrected figure
+        // It may hold up to its corrected figure.
+        if (const auto* ran_out = std::get_if<event::RanOut>(&event)) {
             Process& process = processes.at(ran_out->who);
             process.device_bytes =
                 std::clamp(decider_->held(ran_out->who), process.device_bytes,
@@ -150,7 +151,8 @@ void World::quarantine(const ReplicaId& who, bool is_quarantined) {
     send(event::Quarantined{who, is_quarantined});
 }
 
-/// As the supervisor does where nothing of the model serves and a person must lift a quarantine first.
+/// As the supervisor does where nothing of the model serves and a person must lift a
+/// quarantine first.
 void World::refuse_if_quarantined(const std::string& model) {
     const auto known = declared.find(model);
     if (known == declared.end()) return;

@@ -67,9 +67,11 @@ struct Process {
     Bytes host_bytes = 0;
     Time ready_at{};
     Time idle_since{};
-    Bytes peak_before = 0;  ///< what the model was known to serve with when this process became ready
+    Bytes peak_before = 0;  ///< what the model was known to serve with when this
+                            ///< process became ready
     bool used = false;
-    bool alone = false;                   ///< loads with all that is free, since its size is not known
+    bool alone = false;                   ///< loads with all that is free, since its
+                                          ///< size is not known
     bool estimated = false;               ///< ready, and not measured while it served
     std::vector<std::uint64_t> requests;  ///< accepted, the first one runs
     std::uint32_t channels = 0;           ///< open
@@ -163,8 +165,9 @@ public:
     /// Chance, in percent, that a load crashes, or runs out of memory.
     int load_crashes = 0;
     int load_runs_out = 0;
-    /// Chance, in percent, that another process follows a crash by itself, that the replica is quarantined after it,
-    /// and that an ended process' memory is not back but held by another program for a while.
+    /// Chance, in percent, that another process follows a crash by itself, that the replica is
+    /// quarantined after it, and that an ended process' memory is not back but held by another
+    /// program for a while.
     int crash_restarts = 0;
     int crash_quarantines = 0;
     int receipt_unverified = 0;
@@ -177,8 +180,8 @@ public:
 
     /// What each process holds.
     [[nodiscard]] std::vector<Holding> holdings() const;
-    /// A new supervisor: its decider is told what the former one's processes hold. `adopted` is called before whoever
-    /// waits asks again.
+    /// A new supervisor: its decider is told what the former one's processes hold. `adopted` is
+    /// called before whoever waits asks again.
     void replace(std::unique_ptr<Decider> decider, const std::vector<Holding>& holdings,
                  const std::function<void()>& adopted);
     [[nodiscard]] Decider& decider() { return *decider_; }

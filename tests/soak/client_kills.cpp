@@ -93,7 +93,8 @@ public:
         pid_t client = 0;
         bool holds = false;
         bool killed = false;
-        // Half of them as soon as they hold leases, the others at any moment of their lives, unless the GPU may wait for them.
+        // Half of them as soon as they hold leases, the others at any moment of their lives, unless
+        // the GPU may wait for them.
         const auto until = on_gpu_ || random() % 2 == 0 ? Clock::time_point::max()
                                              : Clock::now() + std::chrono::microseconds{random() % (2 * usual_us_)};
         const auto began = Clock::now();
@@ -178,7 +179,8 @@ void stream(Channel channel, Tally& tally, const std::atomic<bool>& stop) {
     }
 }
 
-/// Until `count` clients were killed while they held leases; those killed earlier in their lives come on top.
+/// Until `count` clients were killed while they held leases; those killed earlier in their
+/// lives come on top.
 void kill_side_by_side(std::vector<std::unique_ptr<Nursery>>& nurseries, Tally& tally, std::int64_t count,
                        std::uint64_t seed, Clock::time_point until) {
     tally.left = count;

@@ -10,7 +10,8 @@ namespace bulkhead::soak {
 namespace {
 
 constexpr const char* nvml = BULKHEAD_BINARY_DIR "/lib/libbulkhead_fake_nvml.so";
-constexpr const char* fake_cuda_gpu = "GPU-fa4e0000-0000-4000-8000-000000000001";  // tests/fakes/fake_cuda/README.md
+// tests/fakes/fake_cuda/README.md.
+constexpr const char* fake_cuda_gpu = "GPU-fa4e0000-0000-4000-8000-000000000001";
 
 std::string environment(const std::string& kind, const test::TemporaryFolder& machine) {
     return kind == "gpu-slabs"

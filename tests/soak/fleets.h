@@ -13,8 +13,10 @@ namespace bulkhead::soak {
 /// A fleet of models "m0", "m1" … of one kind, and the programs that serve it.
 ///
 ///   minimal      the minimal worker
-///   minimal-gpu  it on GPU 0 of a fake NVML, where each process has `gpu_bytes_each` for as long as it lives
-///   gpu-slabs    it on the GPU of the fake driver, echoing there; clients need `fake_cuda` as their BULKHEAD_LIBCUDA
+///   minimal-gpu  it on GPU 0 of a fake NVML, where each process has `gpu_bytes_each` for as
+///                long as it lives
+///   gpu-slabs    it on the GPU of the fake driver, echoing there; clients need `fake_cuda` as
+///                their BULKHEAD_LIBCUDA
 ///   real         silero-vad
 ///
 /// `channel` is the inside of each model's YAML map of that name.

@@ -1,8 +1,9 @@
-// lease_holder SOCKET MODEL [gpu]: clients that are there to be killed. For each byte on stdin it forks one, which opens
-// a channel and holds input and output leases with a request in flight, for ever; with a third word they lie on GPU 0, and
-// no request is in flight: a worker may have to end for the death of a client that the GPU waits for.
-// On stdout come records: 'b' and the client's pid, 'h' once it holds leases, 'x' and a text's size and the text where
-// something was wrong, 'e' when it has ended.
+// lease_holder SOCKET MODEL [gpu]: clients that are there to be killed. For each byte on stdin it
+// forks one, which opens a channel and holds input and output leases with a request in flight, for
+// ever; with a third word they lie on GPU 0, and no request is in flight: a worker may have to end
+// for the death of a client that the GPU waits for. On stdout come records: 'b' and the client's
+// pid, 'h' once it holds leases, 'x' and a text's size and the text where something was wrong, 'e'
+// when it has ended.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,7 +26,8 @@ void tell(char what, std::int32_t number = 0, const std::string& text = {}) {
     std::string record(1, what);
     record.append(reinterpret_cast<const char*>(&number), sizeof number);
     record += text;
-    if (::write(1, record.data(), record.size()) < 0) ::_exit(1);  // up to PIPE_BUF at once, or not at all
+    // Up to PIPE_BUF at once, or not at all.
+    if (::write(1, record.data(), record.size()) < 0) ::_exit(1);
 }
 
 [[noreturn]] void wrong(const std::string& what) {

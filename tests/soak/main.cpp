@@ -1,4 +1,5 @@
-// bulkhead_soak: kills in bulk, and what is left of each resource afterwards. scripts/soak is its face.
+// bulkhead_soak: kills in bulk, and what is left of each resource afterwards.
+// scripts/soak is its face.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -40,7 +41,8 @@ std::vector<pid_t> own_children() {
     return children;
 }
 
-/// From now on a signal to end, such as Ctrl-C, first stops the daemons and then ends the program: nothing is left.
+/// From now on a signal to end, such as Ctrl-C, first stops the daemons and then ends the program:
+/// nothing is left.
 void end_with_the_daemons() {
     static sigset_t ends;
     ::sigemptyset(&ends);
@@ -54,7 +56,8 @@ void end_with_the_daemons() {
         // What fails from here on is of no interest.
         if (const int nowhere = ::open("/dev/null", O_WRONLY); nowhere >= 0) ::dup2(nowhere, 1);
         const auto children = own_children();
-        for (const pid_t child : children) {  // a keeper unloads everything; others have the signal blocked as we have
+        for (const pid_t child : children) {  // a keeper unloads everything; others have the signal
+                                              // blocked as we have
             const auto name = bulkhead::test::file_text("/proc/" + std::to_string(child) + "/comm");
             ::kill(child, name == "bulkheadd\n" ? SIGTERM : SIGKILL);
         }

@@ -82,7 +82,8 @@ std::int64_t value_of(const Resources& all, const std::string& name) {
 bool drifts(const std::string& name, std::int64_t before, std::int64_t now) {
     if (before < 0 || now < 0) return true;  // not known
     if (!name.ends_with("KiB")) return now != before;
-    return !test::is_sanitized && now > before + resident_slack_kib;  // sanitizers keep what was freed
+    // Sanitizers keep what was freed.
+    return !test::is_sanitized && now > before + resident_slack_kib;
 }
 
 }  // namespace

@@ -140,11 +140,13 @@ public:
         const auto started = Clock::now();
         const auto until =
             options_.minutes > 0 ? started + std::chrono::minutes{options_.minutes} : Clock::time_point::max();
-        // Before the baseline, so that every thread and buffer there will be is there: one is killed at least.
+        // Before the baseline, so that every thread and buffer there will be is there: one is
+        // killed at least.
         const auto warm_up = std::clamp<std::int64_t>(options_.supervisor_kills / 2, 1, 10);
         const auto kills = std::max(options_.supervisor_kills, warm_up + 1);
         while (done_ < kills && Clock::now() < until && wrong_ == 0) {
-            if (done_ % 50 == warm_up) {  // now and then one may live until everything is adopted, and is asked
+            if (done_ % 50 == warm_up) {  // now and then one may live until everything is
+                                          // adopted, and is asked
                 verify();
                 if (done_ == warm_up) baseline_ = measure_settled([this] { return take(); });
             }

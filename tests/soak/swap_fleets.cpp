@@ -86,7 +86,8 @@ SwapFleet real_models() {
     return fleet;
 }
 
-/// GPU 0 of 8 GiB and GPU 1 of 24, where 1 GiB each is kept free. What a process has of one is the text of its file.
+/// GPU 0 of 8 GiB and GPU 1 of 24, where 1 GiB each is kept free. What a process has of one is the
+/// text of its file.
 SwapFleet models_on_two_gpus() {
     SwapFleet fleet;
     fleet.gpus = std::make_unique<test::TemporaryFolder>();

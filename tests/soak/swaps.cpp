@@ -21,7 +21,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto deadline = 60s;  ///< of one request, the load included
 constexpr auto leak_every = 1min;
-constexpr auto pause_when_busy = 20ms;  ///< until a client asks again for the one place of a model with state
+constexpr auto pause_when_busy = 20ms;  ///< until a client asks again for the one place of a
+                                        ///< model with state
 
 /// What all clients saw.
 struct SwapTally {
@@ -41,8 +42,8 @@ void use(const test::Daemon& daemon, const SwapModel& model, Clock::time_point u
             auto control = daemon.connect();
             auto channel = Channel::open(control, model.name, {.client = "soak", .deadline = deadline});
             const Result<> reply = channel ? model.ask(*channel) : channel.error();
-            // Unloaded for another model since the channel was opened, or used by the other client: ask again, as the
-            // error says.
+            // Unloaded for another model since the channel was opened, or used by the other client:
+            // ask again, as the error says.
             const ErrorCode code = reply ? ErrorCode{} : reply.error().code;
             again = !reply && Clock::now() - began < deadline &&
                     (code == ErrorCode::worker_draining || code == ErrorCode::busy || code == ErrorCode::worker_lost);
@@ -50,7 +51,8 @@ void use(const test::Daemon& daemon, const SwapModel& model, Clock::time_point u
             error = reply ? "" : reply.error().text();
             const std::lock_guard lock{tally.mutex};
             if (again) ++tally.repeated;
-            // One that was sent as the drained process ended was not begun: its error says that the model was unloaded.
+            // One that was sent as the drained process ended was not begun: its error says that the
+            // model was unloaded.
             const bool is_lost = !reply && code == ErrorCode::worker_lost && error.find("it was unloaded") == std::string::npos;
             if (is_lost && ++tally.lost <= 20)
                 std::printf("%s: %s\n", model.name.c_str(), reply.error().text().c_str());
@@ -63,7 +65,8 @@ void use(const test::Daemon& daemon, const SwapModel& model, Clock::time_point u
     }
 }
 
-/// All receipts but the leaky one's, whose client held its slab to the end. The daemon's log keeps too few of them.
+/// All receipts but the leaky one's, whose client held its slab to the end. The daemon's log keeps
+/// too few of them.
 struct ReceiptTally {
     std::map<std::string, std::int64_t> of;  ///< by model
     std::int64_t all = 0;

@@ -57,7 +57,8 @@ int kill_workers(const Options& options) {
         return all;
     };
 
-    // Before the baseline, so that every thread and buffer there will be is there: one is killed at least.
+    // Before the baseline, so that every thread and buffer there will be is there: one is
+    // killed at least.
     const auto warm_up = std::min<std::int64_t>(options.worker_kills / 10 + 1, 200);
     const auto kills = std::max(options.worker_kills, warm_up + 1);
     const auto started = Clock::now();
@@ -82,7 +83,8 @@ int kill_workers(const Options& options) {
         }
         const auto asked = Clock::now();
         auto loaded = control.call("model.load", {{"model", "m0"}}, std::chrono::seconds{60});
-        if (!loaded && loaded.error().code == ErrorCode::model_quarantined) {  // every fifth time: a load lifts it
+        // Every fifth time: a load lifts it.
+        if (!loaded && loaded.error().code == ErrorCode::model_quarantined) {
             ++quarantined;
             loaded = control.call("model.load", {{"model", "m0"}}, std::chrono::seconds{60});
         }

@@ -1,9 +1,10 @@
-// What one request costs once everything is warm: a wake-up of the worker and one of the client. A worker and a client
-// of the real thing, with switches and page faults as the kernel counts them, and system calls by strace.
+// What one request costs once everything is warm: a wake-up of the worker and one of the client. A
+// worker and a client of the real thing, with switches and page faults as the kernel counts them,
+// and system calls by strace.
 //
-// Switches and faults are counted in rounds, and the best round is looked at: whatever is done once in a round's
-// requests shows in every round, while a worker that says on its link that it is idle, or is asked for its statistics,
-// shows in few.
+// Switches and faults are counted in rounds, and the best round is looked at: whatever is done once
+// in a round's requests shows in every round, while a worker that says on its link that it is idle,
+// or is asked for its statistics, shows in few.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -41,10 +42,11 @@ constexpr int rounds = 20;
 constexpr int round_requests = 1000;
 enum class Over { socket, rings };
 
-/// System calls for each request, every one of which ends a sleep or begins one: the worker sleeps, and wakes the
-/// client. Its event loop begins each wait with a call more. On the socket each packet is also a call, and so is the
-/// look that finds no more of them: the release of the last result goes in the packet of the request. In rings packets
-/// are none, but the worker looks at the rings' epoll descriptor once it is awake.
+/// System calls for each request, every one of which ends a sleep or begins one: the worker sleeps,
+/// and wakes the client. Its event loop begins each wait with a call more. On the socket each
+/// packet is also a call, and so is the look that finds no more of them: the release of the last
+/// result goes in the packet of the request. In rings packets are none, but the worker looks at the
+/// rings' epoll descriptor once it is awake.
 constexpr std::uint64_t worker_calls_max_on_socket = 5, worker_calls_max_on_rings = 4;
 constexpr std::uint64_t client_calls_max_on_socket = 3, client_calls_max_on_rings = 2;
 
@@ -77,8 +79,8 @@ std::uint64_t faults_of(pid_t pid) {
     return faults;
 }
 
-/// How often threads of a process left their CPU. On one CPU each message that wakes its reader is one of them: the
-/// writer sleeps then, or the reader takes its place before it does.
+/// How often threads of a process left their CPU. On one CPU each message that wakes its reader is
+/// one of them: the writer sleeps then, or the reader takes its place before it does.
 std::uint64_t switches_of(pid_t pid) {
     constexpr std::string_view key = "voluntary_ctxt_switches:";  // and nonvoluntary_ctxt_switches
     std::uint64_t switches = 0;
@@ -195,7 +197,8 @@ TEST_P(SteadyState, ARequestWakesTheWorkerOnceAndTheClientOnce) {
     const Counts switched = least([this] { return switches(); });
 
     fmt::print("switches of {} requests: client {}, worker {}\n", round_requests, switched.client, switched.worker);
-    constexpr std::uint64_t others_max = round_requests / 10;  // looks of the worker's cover, questions of the daemon
+    // Looks of the worker's cover, questions of the daemon.
+    constexpr std::uint64_t others_max = round_requests / 10;
     EXPECT_GE(switched.client, round_requests) << "not all were counted";
     EXPECT_GE(switched.worker, round_requests) << "not all were counted";
     EXPECT_LE(switched.client, round_requests + others_max);
@@ -243,10 +246,12 @@ void SteadyState::expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_reques
     fmt::print("calls per request:{}\n", shown);
     EXPECT_GT(all, static_cast<std::uint64_t>(count)) << "nothing was counted";
     fmt::print("calls of the cover's timer: {}, looks: {}\n", timer, looks_max);
-    // The cover looks as time passes, however many requests come: the timer is set by either thread, and read.
+    // The cover looks as time passes, however many requests come: the timer is set by either
+    // thread, and read.
     EXPECT_LE(timer, 3 * static_cast<std::uint64_t>(looks_max)) << shown;
     EXPECT_LT(others, static_cast<std::uint64_t>(count) / 10) << shown;
-    // Half a call more: now and then a lock is held when it is asked for, or a sleep ends before it begins.
+    // Half a call more: now and then a lock is held when it is asked for, or a sleep ends
+    // before it begins.
     EXPECT_LE(all, static_cast<std::uint64_t>(count) * calls_per_request_max + count / 2) << shown;
 }
 

@@ -5,8 +5,8 @@
 
 namespace bulkhead::test {
 
-/// The build's programs, libraries and test models: $BULKHEAD_BUILD where they were carried to another machine, else the folder
-/// that this was built in.
+/// The build's programs, libraries and test models: $BULKHEAD_BUILD where they were carried to
+/// another machine, else the folder that this was built in.
 inline std::filesystem::path build_folder() {
     const char* carried = std::getenv("BULKHEAD_BUILD");
     return carried != nullptr ? carried : BULKHEAD_BINARY_DIR;

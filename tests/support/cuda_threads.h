@@ -1,8 +1,9 @@
 #pragma once
 
-/// CUDA's threads on a host: enough of the language to run the body of a kernel. Each thread of each block of a cluster is
-/// a thread of its own, so what barriers order, and nothing else, is ordered for ThreadSanitizer as well. The clusters of a
-/// grid run one after another. To be included before the kernel's header.
+/// CUDA's threads on a host: enough of the language to run the body of a kernel. Each thread of
+/// each block of a cluster is a thread of its own, so what barriers order, and nothing else, is
+/// ordered for ThreadSanitizer as well. The clusters of a grid run one after another. To be
+/// included before the kernel's header.
 
 #include <atomic>
 #include <barrier>
@@ -38,8 +39,8 @@ struct Place {
 };
 inline thread_local Place here;
 
-/// Runs kernel(rank of the block in its cluster) in all threads of a grid of `blocks`, of which `cluster` in a row of x run
-/// at the same time.
+/// Runs kernel(rank of the block in its cluster) in all threads of a grid of `blocks`, of which
+/// `cluster` in a row of x run at the same time.
 template <typename Kernel>
 void run_grid(Index blocks, unsigned cluster, unsigned threads, const Kernel& kernel) {
     for (unsigned y = 0; y < blocks.y; ++y)

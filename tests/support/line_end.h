@@ -61,7 +61,8 @@ public:
         use(RingEnd::adopt(std::get<channel::RingOffer>(*message), std::move(packet.fds)).value());
     }
 
-    /// Waits until there is something to receive, or, after a full queue, until it may be sent again.
+    /// Waits until there is something to receive, or, after a full queue, until it may
+    /// be sent again.
     void wait(bool to_send = false) {
         if (line.has_rings() && !(to_send && line.socket_was_full())) {
             const auto until = std::chrono::steady_clock::now() + patience;

@@ -7,8 +7,8 @@
 
 namespace bulkhead::test {
 
-/// How long a random walk is, and which one. `BULKHEAD_PROPERTY_STEPS` makes it longer than with the tests,
-/// `BULKHEAD_PROPERTY_SEED` repeats one; both are printed.
+/// How long a random walk is, and which one. `BULKHEAD_PROPERTY_STEPS` makes it longer than with
+/// the tests, `BULKHEAD_PROPERTY_SEED` repeats one; both are printed.
 struct RandomWalk {
     std::uint64_t steps;
     std::uint64_t seed;

@@ -9,7 +9,8 @@
 
 namespace bulkhead::test {
 
-/// A socket for which `act`, bind or connect, has the address of a path. An empty one where that fails, with errno.
+/// A socket for which `act`, bind or connect, has the address of a path. An empty one where that
+/// fails, with errno.
 inline UniqueFd unix_socket(const std::filesystem::path& path, int type, decltype(::connect)* act) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;

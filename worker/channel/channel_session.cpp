@@ -195,7 +195,8 @@ std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
 
 void ChannelSession::use_rings(std::unique_ptr<RingEnd> rings) {
     const auto fds = rings->offer_fds();
-    // Messages in the ring would overtake a queued offer. Nothing sent before welcome can fill a socket.
+    // Messages in the ring would overtake a queued offer. Nothing sent before welcome can
+    // fill a socket.
     if (stream_->send(channel::encode(rings->offer()), fds) != PacketStream::Sent::yes)
         return close("its socket is full before the first message");
     stream_->use_rings(std::move(rings));
@@ -286,7 +287,8 @@ void ChannelSession::on_message(const channel::SlabReturn& message) {
     if (!agreed(is_loan ? wire::feature_lending : wire::feature_returning)) return not_agreed();
     if (const Result<> taken = slabs_->give_back(message.slab_id); !taken) return count_violation(0, taken.error());
     drop_returned_slabs();
-    if (state_ == State::draining) host_.flushed();  // this may be the last one that a drain waits for
+    if (state_ == State::draining) host_.flushed();  // this may be the last one that a
+                                                     // drain waits for
 }
 
 /// Drops returned slabs that no request reads. Waits for an empty outbox, which may hold such a
@@ -411,7 +413,8 @@ std::optional<Clock::time_point> ChannelSession::end_unread_streams() {
 
 void ChannelSession::completed(const Request& request, Completion completion) {
     if (is_closed()) return;
-    while (auto rest = token_streams_.take_part(request.id)) send_part(*rest);  // whether the client reads or not
+    // Whether the client reads or not.
+    while (auto rest = token_streams_.take_part(request.id)) send_part(*rest);
     token_streams_.end(request.id);
     send_offers();  // of slabs that may hold this result
     const auto result =

@@ -37,7 +37,8 @@ struct SessionContext {
     const boost::json::object& methods;  ///< as `welcome` describes them
     std::uint32_t in_flight_max;         ///< of one channel
     std::chrono::milliseconds hello_deadline;
-    std::chrono::milliseconds unread_stream;  ///< a stream fails if its client takes no part for this long
+    std::chrono::milliseconds unread_stream;  ///< a stream fails if its client takes no
+                                              ///< part for this long
     std::shared_ptr<SlabBudget> slab_budget;  ///< shared by all channels
     GpuJobs& gpu_jobs;
 };
@@ -46,11 +47,13 @@ struct SessionContext {
 class SessionHost {
 public:
     virtual ~SessionHost() = default;
-    virtual void hello_came(ChannelSession& session) = 0;  ///< answers by `open` or `refuse`, now or later
+    virtual void hello_came(ChannelSession& session) = 0;  ///< answers by `open` or
+                                                           ///< `refuse`, now or later
     virtual void opened(ChannelSession& session) = 0;
     virtual void refused(ChannelSession& session, const Error& error) = 0;
     virtual void flushed() = 0;
-    /// Called once, when the session is closed and no part of it runs. `was_refused`: its hello got an error.
+    /// Called once, when the session is closed and no part of it runs. `was_refused`: its
+    /// hello got an error.
     virtual void ended(ChannelSession& session, bool was_refused) = 0;
 };
 
@@ -96,7 +99,8 @@ public:
     [[nodiscard]] bool is_flushed() const noexcept { return is_closed() || stream_->outbox_empty(); }
     [[nodiscard]] bool peer_is_gone() const { return is_closed() || stream_->peer_is_gone(); }
     [[nodiscard]] std::uint64_t slab_bytes() const { return slabs_ ? slabs_->size_bytes() : 0; }
-    /// Device memory that the client maps, as far as this worker knows; it stays pinned when the worker ends.
+    /// Device memory that the client maps, as far as this worker knows; it stays pinned when
+    /// the worker ends.
     [[nodiscard]] std::uint64_t gpu_bytes_lent() const { return is_closed() ? 0 : slabs_->gpu_bytes_lent(); }
     [[nodiscard]] std::int64_t client_pid() const noexcept { return client_pid_; }
     [[nodiscard]] const std::string& client() const noexcept { return client_; }
@@ -124,7 +128,8 @@ private:
     void slabs_made(const Result<>& made);
     [[nodiscard]] std::unique_ptr<RingEnd> make_rings() const;
     void use_rings(std::unique_ptr<RingEnd> rings);  ///< offers them to the client first
-    enum class Where : std::uint8_t { loop, executor, gpu };  ///< `executor` takes long; `gpu`: it calls the driver
+    /// `executor` takes long; `gpu`: it calls the driver.
+    enum class Where : std::uint8_t { loop, executor, gpu };
     [[nodiscard]] static Where where_to_make(std::uint64_t slab_bytes) noexcept;  ///< a host slab
     /// Runs `make` there. Calls `then` on success, while the channel is open.
     void make_slab(std::uint64_t request_id, Where where, std::function<Result<>()> make, std::function<void()> then);
@@ -141,7 +146,8 @@ private:
     void send(std::span<const std::byte> bytes, int fd = -1);
     void send_offers();
     void fail(std::uint64_t request_id, const Error& error);
-    void break_off(const Error& error, State how = State::closed);  ///< tells the client the error, then closes
+    /// Tells the client the error, then closes.
+    void break_off(const Error& error, State how = State::closed);
     void close(State how, std::string_view reason);
     void fail_or_count(std::uint64_t request_id, const Error& error);
     void count_violation(std::uint64_t request_id, const Error& error);

@@ -31,7 +31,8 @@ std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const 
     } catch (const ErrorException&) {
         throw;
     } catch (const std::exception&) {
-        // The package's code only says "API call failed". The numbers tell whether memory was the cause.
+        // The package's code only says "API call failed". The numbers tell whether memory
+        // was the cause.
         (void)cudaGetLastError();
         const std::uintmax_t needed = bytes_in(std::filesystem::path{library}.parent_path());
         if (needed <= free_bytes) throw;

@@ -29,21 +29,24 @@ struct FirstError {
 
 CapturePool::CapturePool()
     : pool_{at::cuda::graph_pool_handle()}, random_{c10::make_intrusive<at::CUDAGeneratorState>()} {
-    // This object also holds the default generator's state. A failed capture leaves `capturing_` set in it;
-    // every random operation of an eager run is then refused, and LibTorch has no call to undo that.
+    // This object also holds the default generator's state. A failed capture leaves `capturing_`
+    // set in it; every random operation of an eager run is then refused, and LibTorch has no
+    // call to undo that.
     const at::Generator& generator = at::cuda::detail::getDefaultCUDAGenerator(only_device);
     generator.unsafeGetGeneratorImpl()->graphsafe_set_state(
         c10::make_intrusive<at::CUDAGeneratorImpl>(only_device, random_));
 }
 
 CapturePool::Captured CapturePool::capture(const std::function<std::vector<at::Tensor>()>& body) {
-    auto* graph = new at::cuda::CUDAGraph;  // leaked even on failure: LibTorch's allocators keep pointing to it
+    auto* graph = new at::cuda::CUDAGraph;  // leaked even on failure: LibTorch's allocators keep
+                                            // pointing to it
     const std::uint64_t before = note_allocator_memory().reserved;
     FirstError error;
     std::vector<at::Tensor> outputs;
     bool begun = false;
     try {
-        // Thread-local: other threads of this process may use CUDA meanwhile; only this one is restricted.
+        // Thread-local: other threads of this process may use CUDA meanwhile; only this one
+        // is restricted.
         graph->capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
         begun = true;
         outputs = body();

@@ -13,7 +13,8 @@
 
 namespace bulkhead::worker::cuda {
 
-/// The memory pool that all graphs of this process share, and the random state that they share with eager runs.
+/// The memory pool that all graphs of this process share, and the random state that they share
+/// with eager runs.
 ///
 /// Sharing the pool is safe: graphs replay one at a time on one stream, and each replay's results
 /// are copied out before the next. Graphs, pool and the memory of failed captures are never freed,
@@ -30,7 +31,8 @@ public:
         std::vector<at::Tensor> outputs;       ///< in the pool; each replay overwrites them
         std::optional<CaptureDiagnosis> failure;
     };
-    /// Captures what `body` launches. Undoes a failed capture as far as LibTorch allows, so that eager runs still work.
+    /// Captures what `body` launches. Undoes a failed capture as far as LibTorch allows, so that
+    /// eager runs still work.
     Captured capture(const std::function<std::vector<at::Tensor>()>& body);
 
     /// Device memory that captures added to the process.

@@ -57,7 +57,8 @@ Error explain(const std::exception& exception, ErrorCode code, std::string_view 
 
 CudaDevice::CudaDevice(std::string name, std::string compute_capability)
     : name_{std::move(name)}, compute_capability_{std::move(compute_capability)},
-      memory_{*new HostMemory},           // both leaked: what belongs to CUDA ends with the process,
+      memory_{*new HostMemory},           // both leaked: what belongs to CUDA ends
+                                          // with the process,
       engine_{*new GraphEngine{memory_}}  // never by a destructor
 {}
 
@@ -75,7 +76,8 @@ Result<std::unique_ptr<Device>> CudaDevice::create() {
 
 c10::cuda::CUDAStream CudaDevice::stream() {
     if (!stream_) {
-        at::globalContext().lazyInitDevice(c10::kCUDA);  // initialises LibTorch's allocators before their first use
+        at::globalContext().lazyInitDevice(c10::kCUDA);  // initialises LibTorch's allocators before
+                                                         // their first use
         c10::cuda::set_device(0);
         stream_ = c10::cuda::getStreamFromPool();
         for (cudaEvent_t& event : finished_)
@@ -94,7 +96,8 @@ void CudaDevice::wait() {
 /// Waits until fewer than `queued_requests_max` requests are unfinished. If the stream is stuck
 /// behind the event of a killed client, the request exceeds its deadline here.
 void CudaDevice::wait_for_room_in_the_queue() {
-    C10_CUDA_CHECK(cudaEventSynchronize(finished_[turn_ % finished_.size()]));  // at once if never recorded
+    // At once if never recorded.
+    C10_CUDA_CHECK(cudaEventSynchronize(finished_[turn_ % finished_.size()]));
 }
 
 boost::json::object CudaDevice::graphs() const {
@@ -218,7 +221,8 @@ std::vector<at::Tensor> CudaDevice::run_eagerly(Runtime& runtime, const config::
 Result<> CudaDevice::deliver(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
                              OutputSink& sink) {
     if (auto checked = check_outputs(method, outputs, ErrorCode::inference_failed); !checked) return checked.error();
-    std::vector<at::Tensor> sources;  // kept until the copies are queued: the allocator reuses memory in stream order
+    std::vector<at::Tensor> sources;  // kept until the copies are queued: the allocator reuses
+                                      // memory in stream order
     for (std::size_t i = 0; i < outputs.size(); ++i) {
         const at::Tensor& source = sources.emplace_back(outputs[i].resolve_conj().resolve_neg().contiguous());
         const std::span<const std::int64_t> dims{source.sizes().data(), source.sizes().size()};

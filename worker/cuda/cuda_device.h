@@ -14,10 +14,11 @@ namespace bulkhead::worker::cuda {
 
 /// The one GPU that CUDA_VISIBLE_DEVICES names.
 ///
-/// Runs everything on one non-default stream, so that it can be captured; requests come one at a time. If a
-/// request's results go to the host, it ends with a blocking wait, without spinning. If they stay on the
-/// device, it is handed over in stream order, with at most `queued_requests_max` unfinished. Only
-/// `load_aoti`, `prepare`, `run` and `register_host_memory` make a CUDA context; they run after the grant.
+/// Runs everything on one non-default stream, so that it can be captured; requests come one at a
+/// time. If a request's results go to the host, it ends with a blocking wait, without spinning. If
+/// they stay on the device, it is handed over in stream order, with at most `queued_requests_max`
+/// unfinished. Only `load_aoti`, `prepare`, `run` and `register_host_memory` make a CUDA context;
+/// they run after the grant.
 class CudaDevice final : public Device {
 public:
     /// Asks the driver for the GPU; makes no context and allocates nothing.
@@ -57,7 +58,8 @@ private:
     std::string compute_capability_;
     std::optional<c10::cuda::CUDAStream> stream_;  ///< made at first use, which makes the context
     // Events are never freed, like the graphs.
-    std::array<cudaEvent_t, queued_requests_max> finished_{};  ///< of the latest requests, used in turn
+    /// Of the latest requests, used in turn.
+    std::array<cudaEvent_t, queued_requests_max> finished_{};
     std::size_t turn_ = 0;
     cudaEvent_t reset_ = nullptr;  ///< after the default stream's work that a request must wait for
     HostMemory& memory_;

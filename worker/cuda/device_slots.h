@@ -22,17 +22,20 @@ struct GivenStep {
 /// Launches whose results may be uncollected, plus one being written.
 inline constexpr std::uint32_t given_turns = 4;
 
-inline constexpr std::uint32_t row_blocks_max = 8;  ///< blocks of one cluster that every GPU with clusters can hold
+inline constexpr std::uint32_t row_blocks_max = 8;  ///< blocks of one cluster that every GPU with
+                                                    ///< clusters can hold
 
-/// Returns how many blocks draw from one row of logits: one per 16,384 tokens, rounded to a power of two. A block reads
-/// these three times, 9 + 4 + 4 bytes a token; more blocks would lose in waiting what they save.
+/// Returns how many blocks draw from one row of logits: one per 16,384 tokens, rounded to a power
+/// of two. A block reads these three times, 9 + 4 + 4 bytes a token; more blocks would lose in
+/// waiting what they save.
 constexpr std::uint32_t row_blocks(std::uint32_t vocabulary) {
     std::uint32_t blocks = 1;
     while (blocks < row_blocks_max && vocabulary > blocks * 16'384) blocks *= 2;
     return blocks;
 }
 
-/// What the blocks of one row share. Three histograms rotate: one is added to, one is read, one is cleared.
+/// What the blocks of one row share. Three histograms rotate: one is added to, one is read,
+/// one is cleared.
 struct RowScratch {
     Wide weight[3][generation::draw::bins];
     Wide part[2][row_blocks_max];  ///< each block's part of a maximum; two buffers alternate
@@ -61,7 +64,8 @@ struct DeviceSlots {
     DrawRules rules;
 };
 
-/// The KV: `count` device pointers in device memory, each to [S, rows * heads, length, position_bytes].
+/// The KV: `count` device pointers in device memory, each to [S, rows * heads, length,
+/// position_bytes].
 struct DeviceKv {
     void* const* buffers;
     std::uint32_t count;           ///< K and V of each layer

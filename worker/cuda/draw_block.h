@@ -4,9 +4,10 @@
 /// tests compile it to run on host threads. One block draws a row, or a cluster of blocks: these
 /// run at the same time, so they can wait for each other, and they share device memory.
 ///
-/// Shared memory has no native 64-bit atomic add. A compare-and-swap loop replaces it, in which lanes of a warp that
-/// add to one bin wait for each other. So each bin has two 32-bit halves: the thread whose add overflows the lower half
-/// carries into the upper one, and the total is exact in any order. Device memory has the native add.
+/// Shared memory has no native 64-bit atomic add. A compare-and-swap loop replaces it, in which
+/// lanes of a warp that add to one bin wait for each other. So each bin has two 32-bit halves: the
+/// thread whose add overflows the lower half carries into the upper one, and the total is exact in
+/// any order. Device memory has the native add.
 
 #include "worker/cuda/device_slots.h"
 
@@ -71,7 +72,8 @@ public:
         if constexpr (several) {
             filled_ = (filled_ + 1) % 3;
             Wide* const sums = row_->weight[filled_];
-            Wide* const next = row_->weight[(filled_ + 1) % 3];  // all threads read it before the last barrier
+            // All threads read it before the last barrier.
+            Wide* const next = row_->weight[(filled_ + 1) % 3];
             for (unsigned bin = thread(); bin < bins; bin += all_threads()) next[bin] = 0;
             for (unsigned bin = threadIdx.x; bin < bins; bin += threads)
                 if (const Wide weight = own_weight(bin); weight != 0) atomicAdd(&sums[bin], weight);
@@ -183,7 +185,8 @@ private:
             parted_ = 1 - parted_;
             if (threadIdx.x == 0) part[rank_] = value;
             wait_for_all();
-            const unsigned from = threadIdx.x % row_blocks_max;  // each lane takes its own; then the maximum of all
+            // Each lane takes its own; then the maximum of all.
+            const unsigned from = threadIdx.x % row_blocks_max;
             value = from < blocks_ ? part[from] : 0;
             for (unsigned distance = row_blocks_max / 2; distance > 0; distance /= 2)
                 value = larger(value, __shfl_xor_sync(all_lanes, value, distance));
@@ -191,7 +194,8 @@ private:
         return value;
     }
 
-    /// Returns the sum of `value` over the block's earlier threads; leaves the total in reduced[warps].
+    /// Returns the sum of `value` over the block's earlier threads; leaves the total in
+    /// reduced[warps].
     __device__ Wide before(Wide value) {
         const unsigned lane = threadIdx.x % 32;
         const unsigned warp = threadIdx.x / 32;
@@ -239,7 +243,8 @@ __device__ void draw_block(BlockScratch<threads>& scratch, const DeviceSlots& sl
         slots.forced + std::uint64_t{slot} * generation::limits::forced_steps_max * codebooks;
     Drawn drawn{};
     if (!state.stopped && !generation::request_forces(state, slots.rules, forced, codebook, drawn.token) &&
-        !generation::delay_forces(state, slots.rules, codebook, drawn.token)) {  // the same for all threads
+        // The same for all threads.
+        !generation::delay_forces(state, slots.rules, codebook, drawn.token)) {
         const std::uint64_t vocabulary = slots.rules.vocabulary;
         const std::uint32_t rows = slots.rules.guided ? 2 : 1;
         const float* own = logits + (std::uint64_t{blockIdx.y} * rows * codebooks + codebook) * vocabulary;

@@ -77,9 +77,12 @@ public:
 private:
     /// What the host must know of a slot; the rest is on the device.
     struct HostSlot {
-        std::uint32_t position_max = 0;  ///< the position is this or, if the sequence has stopped, less
-        std::uint32_t filled = 0;        ///< positions written since the KV was last known to be all numbers
-        bool tainted = false;            ///< no step has shown yet that the KV is all numbers, or one showed it is not
+        std::uint32_t position_max = 0;  ///< the position is this or, if the sequence
+                                         ///< has stopped, less
+        std::uint32_t filled = 0;        ///< positions written since the KV was last known to
+                                         ///< be all numbers
+        bool tainted = false;            ///< no step has shown yet that the KV is all numbers, or
+                                         ///< one showed it is not
     };
     struct Bucket {
         std::uint32_t sequences;
@@ -89,7 +92,8 @@ private:
     struct Pending {
         std::uint32_t turn;
         std::uint32_t first;
-        std::vector<std::uint32_t> lies;  ///< by i: the slot that holds it now; `nowhere`: reset since
+        std::vector<std::uint32_t> lies;  ///< by i: the slot that holds it now;
+                                          ///< `nowhere`: reset since
         bool is_step;                     ///< false: a prompt's end
     };
     static constexpr std::uint32_t nowhere = 0xffff'ffffU;
@@ -122,7 +126,8 @@ private:
     std::vector<HostSlot> slots_;
     std::array<cudaEvent_t, given_turns> begun_{};  ///< of the launch in that turn
     std::array<cudaEvent_t, given_turns> done_{};
-    std::uint32_t active_ = 0;                     ///< the value of `DeviceSlots::active`, in stream order
+    std::uint32_t active_ = 0;                     ///< the value of `DeviceSlots::active`,
+                                                   ///< in stream order
     std::uint32_t turn_ = 0;                       ///< counts along with `DeviceSlots::turn`
     std::deque<Pending> pending_;
     std::vector<std::int32_t> tokens_;  ///< [slots, C], of the launch collected last
@@ -135,7 +140,8 @@ private:
     std::map<Bucket, std::string> failures_;
     std::uint64_t moves_ = 0;
     std::uint64_t copies_ = 0;
-    double device_ms_ = 0;  ///< of collected steps, each from its place in the stream to its last kernel
+    double device_ms_ = 0;  ///< of collected steps, each from its place in the stream to
+                            ///< its last kernel
 };
 
 const Parts::Decode* GpuSteps::function_for(std::uint32_t n) const {
@@ -251,7 +257,8 @@ void GpuSteps::prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t f
     TORCH_CHECK(here.position_max == first && count > 0 && first + count <= parts_.shape.length, "positions ", first,
                 " to ", first + count, " of a prompt do not follow what the slot holds, ", here.position_max);
     std::vector<at::Tensor> inputs;
-    // Attention has a bucket's length and the chunk is padded, so that the chunks of all prompts have few shapes.
+    // Attention has a bucket's length and the chunk is padded, so that the chunks of all prompts
+    // have few shapes.
     const at::Tensor span = memory_.span(bucket_length(first + count));
     const std::int64_t rows = generation::static_rows(*parts_.manifest.prefill, count);
     for (const at::Tensor& argument : generation::prompt_chunk(parts_.manifest, prompt, first, count, rows, span))
@@ -300,7 +307,8 @@ void GpuSteps::copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t l
 
 void GpuSteps::launch(std::uint32_t n) {
     expect_room();
-    // Rows up to the next captured number run too: they write KV only where their slots' next tokens would go.
+    // Rows up to the next captured number run too: they write KV only where their slots' next
+    // tokens would go.
     const auto count = *std::ranges::lower_bound(counts_, n);
     std::uint32_t longest = 0;
     for (std::uint32_t slot = 0; slot < count; ++slot) {
@@ -444,7 +452,8 @@ private:
 
 Result<std::unique_ptr<Engine>> make_generation_engine(Parts parts, config::Graphs graphs, const LoadContext& context,
                                                        c10::cuda::CUDAStream stream) {
-    auto& steps = *new GpuSteps{std::move(parts), stream};  // leaked: CUDA objects live until the process ends
+    auto& steps = *new GpuSteps{std::move(parts), stream};  // leaked: CUDA objects live until
+                                                            // the process ends
     if (auto captured = steps.capture_all(graphs, context); !captured) return captured.error();
     return std::unique_ptr<Engine>{new CudaEngine{steps}};
 }

@@ -8,10 +8,11 @@
 
 namespace bulkhead::worker::cuda {
 
-/// Makes the engine of a GPU. One graph runs a whole step: inputs from the slots' states, decode, sampler, states. The
-/// load captures it for 1, 2, 4, 8 … sequences times each attention length, largest first, in one pool. State,
-/// parameters and results have fixed addresses, so graphs are never captured again. The host launches a step before it
-/// has read the previous one; the GPU writes results to pinned buffers in turn.
+/// Makes the engine of a GPU. One graph runs a whole step: inputs from the slots' states, decode,
+/// sampler, states. The load captures it for 1, 2, 4, 8 … sequences times each attention length,
+/// largest first, in one pool. State, parameters and results have fixed addresses, so graphs are
+/// never captured again. The host launches a step before it has read the previous one; the GPU
+/// writes results to pinned buffers in turn.
 ///
 /// Nothing is freed before the process ends.
 ///

@@ -1,4 +1,5 @@
-// Compiled by nvcc with each operation rounded by itself (--fmad=false); worker/generation/exact_math.h says why.
+// Compiled by nvcc with each operation rounded by itself (--fmad=false);
+// worker/generation/exact_math.h says why.
 
 #include "worker/cuda/generation_kernels.h"
 
@@ -43,7 +44,8 @@ __global__ void __launch_bounds__(block_threads) draw_kernel(DeviceSlots slots, 
     draw_block<block_threads, several>(scratch, slots, logits, first);
 }
 
-/// The launch configuration of `draw_kernel<true>` for n slots. It points into itself, so it is not moved.
+/// The launch configuration of `draw_kernel<true>` for n slots. It points into itself, so
+/// it is not moved.
 struct ClusterLaunch {
     ClusterLaunch(std::uint32_t codebooks, std::uint32_t row_blocks, std::uint32_t n, cudaStream_t stream) {
         attribute.id = cudaLaunchAttributeClusterDimension;
@@ -173,7 +175,8 @@ void draw_and_advance(const DeviceSlots& slots, const float* logits, std::uint32
         draw_kernel<false><<<dim3{slots.rules.codebooks, n}, block_threads, 0, stream>>>(slots, logits, first);
     } else {
         const ClusterLaunch launch{slots.rules.codebooks, slots.row_blocks, n, stream};
-        (void)cudaLaunchKernelEx(&launch.config, draw_kernel<true>, slots, logits, first);  // errors as for <<<>>>
+        // Errors as for <<<>>>.
+        (void)cudaLaunchKernelEx(&launch.config, draw_kernel<true>, slots, logits, first);
     }
     advance_kernel<<<1, generation_limits::slots_max, 0, stream>>>(slots, first, n, wrote_kv);
 }

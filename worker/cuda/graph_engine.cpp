@@ -135,7 +135,8 @@ std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& s
         pool_bytes_ = pool_->bytes();
     }
     if (captured.failure) {
-        C10_CUDA_CHECK(cudaDeviceSynchronize());  // detects a context lost during capture here, not in a request
+        C10_CUDA_CHECK(cudaDeviceSynchronize());  // detects a context lost during capture here,
+                                                  // not in a request
         return captured.failure;
     }
     pool_->with_fixed_seed([&] { captured.graph->replay(); });

@@ -33,16 +33,19 @@ public:
     explicit GraphEngine(HostMemory& memory) : memory_{memory} {}
 
     /// Captures the largest bucket first, so that smaller ones reuse its room in the pool.
-    /// Errors  capture_failed where graphs are `required`: cause and remedy of the first that failed
+    /// Errors  capture_failed where graphs are `required`: cause and remedy of the
+    ///         first that failed
     /// Throws  what warm-up throws: a model that fails eagerly must not load
     Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods, Runtime& runtime,
                      const LoadContext& context);
 
-    /// Returns device tensors with the results, valid until the next call. Empty: run eagerly; the reason is counted.
+    /// Returns device tensors with the results, valid until the next call. Empty: run eagerly; the
+    /// reason is counted.
     std::optional<std::vector<at::Tensor>> replay(const config::MethodSpec& method, std::span<const TensorView> inputs,
                                                   const std::vector<config::ParameterValue>& parameters);
 
-    /// `graphs` of docs/worker-link.md, with `failures`: [{"method","shapes","cause","reason","remedy"}].
+    /// `graphs` of docs/worker-link.md, with `failures`:
+    /// [{"method","shapes","cause","reason","remedy"}].
     [[nodiscard]] boost::json::object report() const;
 
 private:

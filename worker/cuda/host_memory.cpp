@@ -56,7 +56,8 @@ void PinnedRing::download(std::span<std::byte> to, const void* device, cudaStrea
         Slot* slot;
         std::span<std::byte> to;
     };
-    std::vector<Pending> pending;  // in stream order; the device fills one slot while the host empties another
+    std::vector<Pending> pending;  // in stream order; the device fills one slot while the host
+                                   // empties another
     const auto finish_oldest = [&pending] {
         const Pending oldest = pending.front();
         pending.erase(pending.begin());

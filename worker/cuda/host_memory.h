@@ -61,7 +61,8 @@ public:
         std::uint64_t device_to_host;
         std::uint64_t device_to_device;
     };
-    /// Registers a slab. If the system refuses, its copies go through the ring; this is logged once.
+    /// Registers a slab. If the system refuses, its copies go through the ring; this
+    /// is logged once.
     void add(std::span<std::byte> bytes);
     /// Unregisters a slab. No copy from or to it may be in flight.
     void remove(std::span<std::byte> bytes) noexcept;
@@ -69,9 +70,11 @@ public:
     /// Copies a weight, through larger buffers than a request's; `end_loading` frees those.
     void load(void* device, std::span<const std::byte> weight, cudaStream_t stream);
     void end_loading();
-    /// Copies a request's input to the device. Keep its bytes unchanged until the stream has passed the copy.
+    /// Copies a request's input to the device. Keep its bytes unchanged until the stream has
+    /// passed the copy.
     void fetch(void* device, const TensorView& input, cudaStream_t stream);
-    /// Copies a result to `room`, on the device if `on_device`, else on the host; `from_device` says where `from` lies.
+    /// Copies a result to `room`, on the device if `on_device`, else on the host; `from_device`
+    /// says where `from` lies.
     void deliver(std::span<std::byte> room, bool on_device, const void* from, bool from_device, cudaStream_t stream);
     [[nodiscard]] Copies copies() const noexcept { return {host_to_device_, device_to_host_, device_to_device_}; }
 

@@ -11,7 +11,8 @@ namespace bulkhead::worker::cuda {
 inline constexpr std::size_t ring_slots = 4;
 inline constexpr std::size_t request_slot_bytes = 4u << 20;
 inline constexpr std::size_t load_slot_bytes = 16u << 20;
-inline constexpr int ring_threads_max = 8;  ///< threads that fill a slot; one core copies slower than the bus
+inline constexpr int ring_threads_max = 8;  ///< threads that fill a slot; one core copies
+                                            ///< slower than the bus
 
 /// Runs before a capture. The first initialises cuBLAS and cuDNN and lets TorchScript profile, the
 /// second compiles what was profiled, and the third does only its own work.

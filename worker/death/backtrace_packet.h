@@ -4,7 +4,8 @@
 
 namespace bulkhead::worker {
 
-/// Prepares what `backtrace_packet` needs before any failure: its pipe, and the unwinder, which its first use loads.
+/// Prepares what `backtrace_packet` needs before any failure: its pipe, and the unwinder, which its
+/// first use loads.
 void prepare_backtrace() noexcept;
 
 /// Returns `{"type":"backtrace","signal","thread","frames"}` of the calling thread, innermost frame

@@ -7,12 +7,14 @@
 namespace bulkhead::worker {
 namespace {
 
-/// Whether a TorchScript file or AOTInductor package is a complete ZIP archive: a local header first, and the end of
-/// the directory within the last 64 KiB (the longest comment) and 22 bytes. A truncated file has lost it.
+/// Whether a TorchScript file or AOTInductor package is a complete ZIP archive: a local header
+/// first, and the end of the directory within the last 64 KiB (the longest comment) and 22 bytes. A
+/// truncated file has lost it.
 bool is_whole_archive(const std::filesystem::path& path) {
     constexpr std::streamoff tail_bytes_max = 65535 + 22;
     std::error_code missing;
-    if (!std::filesystem::is_regular_file(path, missing)) return false;  // opening a FIFO would block
+    // Opening a FIFO would block.
+    if (!std::filesystem::is_regular_file(path, missing)) return false;
     std::ifstream file{path, std::ios::binary | std::ios::ate};
     const std::streamoff size = file.tellg();
     std::string head(4, '\0');

@@ -18,10 +18,12 @@
 namespace bulkhead::worker {
 namespace {
 
-/// Enough for the handler, the unwinder, and the kernel's copy of wide registers (AVX-512, AMX: 12 KiB).
+/// Enough for the handler, the unwinder, and the kernel's copy of wide registers
+/// (AVX-512, AMX: 12 KiB).
 constexpr std::size_t stack_bytes = 64 * 1024;
 
-/// For a backtrace that waits for the dynamic linker's lock, which the failing thread may itself hold.
+/// For a backtrace that waits for the dynamic linker's lock, which the failing thread
+/// may itself hold.
 constexpr timeval backtrace_deadline{.tv_sec = 0, .tv_usec = 500'000};
 /// How long a second failing thread lets the first one finish.
 constexpr int second_failure_wait_ms = 1'000;
@@ -41,7 +43,8 @@ constexpr std::array<LastWords, 5> last_words{{
 static_assert(SIGSEGV == 11 && SIGABRT == 6 && SIGBUS == 7 && SIGFPE == 8 && SIGILL == 4);
 
 std::atomic<int> link{-1};
-std::atomic<pid_t> owner{0};                   ///< the process that installed the handlers; a forked child has them too
+std::atomic<pid_t> owner{0};                   ///< the process that installed the handlers; a
+                                               ///< forked child has them too
 std::array<std::atomic<pid_t>, 2> suspects{};  ///< by kind of work
 std::atomic<bool> suspect_asked{false};
 std::atomic<pid_t> teller{0};  ///< the only thread that reports
@@ -100,7 +103,8 @@ bool hand_to_suspect(const siginfo_t& signal) noexcept {
 
 extern "C" void on_fatal_signal(int number, siginfo_t* information, void* context) {
     const int errno_before = errno;
-    if (::getpid() != owner.load()) return end_by(number);  // a forked child's death is not the worker's
+    if (::getpid() != owner.load()) return end_by(number);  // a forked child's death is
+                                                            // not the worker's
     if (number == SIGABRT && hand_to_suspect(*information)) {
         errno = errno_before;
         return;

@@ -85,13 +85,15 @@ std::uint32_t Batcher::steps_max(const Sequence& sequence) const {
     return sequence.parameters.new_max - (shape_.prefill_gives ? 1 : 0);
 }
 
-/// Returns the tokens whose KV lies in the sequence's slot; nothing for a prompt of embeddings or pictures,
-/// which cannot be compared. Until the first token, only the reused KV is known to be finite.
+/// Returns the tokens whose KV lies in the sequence's slot; nothing for a prompt of
+/// embeddings or pictures, which cannot be compared. Until the first token, only the reused
+/// KV is known to be finite.
 std::span<const std::int64_t> Batcher::held_by(const Sequence& sequence) const {
     if (shape_.embeddings || !sequence.parameters.tokens_tell_all || sequence.known.empty()) return {};
     if (sequence.known.size() == sequence.parameters.tokens.size())
         return std::span{sequence.known}.first(std::size_t{sequence.reused} * shape_.codebooks);
-    // The last known token may be a stop: a step that ran ahead has read it without advancing the position.
+    // The last known token may be a stop: a step that ran ahead has read it without
+    // advancing the position.
     const std::size_t positions = std::size_t{sequence.computed} + sequence.steps;
     const std::size_t fed = sequence.known.size() / shape_.codebooks - 1;
     return std::span{sequence.known}.first(std::min(positions, fed) * shape_.codebooks);

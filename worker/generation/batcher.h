@@ -43,7 +43,8 @@ public:
         virtual ~Listener() = default;
         /// Receives one step's C tokens of a sequence that was added with `hears`.
         virtual void gave(Number sequence, std::span<const std::int32_t> tokens) = 0;
-        /// Called last: the sequence's inputs are not read again. Not called for a removed sequence.
+        /// Called last: the sequence's inputs are not read again. Not called for a
+        /// removed sequence.
         virtual void ended(Number sequence, Ending ending) = 0;
     };
 
@@ -53,20 +54,23 @@ public:
     /// Adds a sequence, at most one per slot. `inputs` stay valid until it has ended or was
     /// removed. `hears`: the listener gets each step's tokens.
     void add(Number number, GenerateParameters parameters, std::span<const TensorView> inputs, bool hears);
-    /// Ends it at once; the listener gets no more calls. Ignores an unknown number: that sequence has already ended.
+    /// Ends it at once; the listener gets no more calls. Ignores an unknown number: that sequence
+    /// has already ended.
     void remove(Number number);
     /// Takes effect at the next step.
     void set_sampling(Number number, const Sampling& sampling);
     /// Ends all sequences with `error`: the slots' contents are unknown.
     void fail_all(const Error& error);
 
-    /// Runs one chunk of one prompt, then one step of all active sequences. If the engine computes a step at its launch
-    /// and the chunk gave a first token, the step is left to the next turn. False if there was nothing to do.
+    /// Runs one chunk of one prompt, then one step of all active sequences. If the engine computes
+    /// a step at its launch and the chunk gave a first token, the step is left to the next turn.
+    /// False if there was nothing to do.
     bool turn();
 
     [[nodiscard]] std::uint32_t active() const noexcept { return active_; }
     [[nodiscard]] std::size_t sequences() const noexcept { return sequences_.size(); }
-    /// Whether another turn has work to do, even if only to collect a step that ran ahead of a stop.
+    /// Whether another turn has work to do, even if only to collect a step that ran
+    /// ahead of a stop.
     [[nodiscard]] bool busy() const noexcept { return !sequences_.empty() || !launched_.empty(); }
 
 private:
@@ -79,7 +83,8 @@ private:
         std::uint32_t computed = 0;         ///< positions of the prompt whose KV lies in the slot
         std::uint32_t reused = 0;
         std::uint32_t steps = 0;          ///< launched
-        std::vector<std::int64_t> known;  ///< prompt and generated tokens, [· * C]; not kept for a prompt of embeddings
+        std::vector<std::int64_t> known;  ///< prompt and generated tokens, [· * C]; not kept for a
+                                          ///< prompt of embeddings
         std::vector<std::int32_t> given;  ///< [N * C]
         Clock::time_point first;
     };

@@ -1,7 +1,8 @@
 #pragma once
 
-/// Turns prompts into tokens, one step at a time for all active sequences: the model's functions, the sampler, and the
-/// sequences' state. No LibTorch type, so the batcher above it builds and is tested in seconds.
+/// Turns prompts into tokens, one step at a time for all active sequences: the model's functions,
+/// the sampler, and the sequences' state. No LibTorch type, so the batcher above it builds and is
+/// tested in seconds.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,33 +24,41 @@ namespace bulkhead::worker::generation {
 struct Shape {
     std::uint32_t slots = 1;      ///< sequences that can be held at once
     std::uint32_t length = 0;     ///< positions of a sequence, prompt and generated tokens together
-    std::uint32_t rows = 1;       ///< rows of the graph per sequence: 2 with classifier-free guidance
+    std::uint32_t rows = 1;       ///< rows of the graph per sequence: 2 with
+                                  ///< classifier-free guidance
     std::uint32_t codebooks = 1;  ///< tokens of one step: C
     std::uint32_t vocabulary = 0;
     std::int64_t prompt_id_min =
         0;  ///< ids of a prompt's tokens, where they are not those below `vocabulary`: from here ..
     std::int64_t prompt_id_end = 0;      ///< .. up to, excluding, this; 0: `vocabulary`
     std::uint32_t chunk_max = 1;         ///< positions of one `prefill`
-    std::vector<std::uint32_t> buckets;  ///< attention lengths, ascending; empty if one graph serves all
+    std::vector<std::uint32_t> buckets;  ///< attention lengths, ascending; empty if one
+                                         ///< graph serves all
 
     /// A prompt's tensors, in the order of `Prompt::inputs`. The first is `tokens` int64 [T] ([T,
     /// C] with several codebooks) or `embeddings` [R, T, E]; `rope`, if present, has dims [3, T].
     /// The dimension T is named "T".
     std::vector<config::TensorSpec> inputs;
     bool embeddings = false;     ///< the first input is `embeddings`
-    bool prefill_gives = false;  ///< the last part of a prompt draws the first token (manifest `prefill.logits`)
-    /// The C tokens that the first step reads after a prompt of embeddings whose prefill gives no token; else empty.
+    bool prefill_gives = false;  ///< the last part of a prompt draws the first token (manifest
+                                 ///< `prefill.logits`)
+    /// The C tokens that the first step reads after a prompt of embeddings whose prefill gives no
+    /// token; else empty.
     std::vector<std::int32_t> first_token;
-    bool delay_pattern = false;    ///< codebook k runs k steps behind; the engine fills in and ends by itself
-    std::uint32_t ras_window = 0;  ///< frames that repetition-aware sampling looks back on; 0: the model has none
+    bool delay_pattern = false;    ///< codebook k runs k steps behind; the engine fills in and
+                                   ///< ends by itself
+    std::uint32_t ras_window = 0;  ///< frames that repetition-aware sampling looks back on; 0: the
+                                   ///< model has none
 
     std::vector<std::int32_t> stop;  ///< the manifest's; a request may replace them
-    boost::json::object sampling;    ///< the manifest's defaults, by the names of the request's parameters
+    boost::json::object sampling;    ///< the manifest's defaults, by the names of the
+                                     ///< request's parameters
 };
 
 /// Tokens that a sequence may, must or must not generate. Ids are below `Shape::vocabulary`.
 struct TokenRules {
-    std::vector<std::int32_t> stop;    ///< in codebook 0: the sequence stops with it, and it is part of the result
+    std::vector<std::int32_t> stop;    ///< in codebook 0: the sequence stops with it, and it is
+                                       ///< part of the result
     std::vector<std::int32_t> banned;  ///< in every codebook
     std::vector<std::int32_t> forced;  ///< [steps, C] for the first steps; -1 leaves one free
     friend bool operator==(const TokenRules&, const TokenRules&) = default;
@@ -60,14 +69,16 @@ struct Start {
     std::uint32_t keep = 0;  ///< positions [0, keep) of the slot's KV already hold the prompt's
     Sampling sampling;
     TokenRules rules;
-    std::span<const std::int64_t> presence;  ///< the prompt's tokens, [T * C], for the penalty; empty for embeddings
+    std::span<const std::int64_t> presence;  ///< the prompt's tokens, [T * C], for the penalty;
+                                             ///< empty for embeddings
     /// The C tokens that the first step reads, at the first position after the prefill. Empty if
     /// `Shape::prefill_gives`.
     std::span<const std::int64_t> first_input;
 };
 
-/// A prompt's tensors in the order of `Shape::inputs`: contiguous and checked, token ids in range. A view without bytes
-/// means, for `rope`, plain text's positions 0, 1, 2 … in all three rows; for an extra, zeros.
+/// A prompt's tensors in the order of `Shape::inputs`: contiguous and checked, token ids in range.
+/// A view without bytes means, for `rope`, plain text's positions 0, 1, 2 … in all three rows; for
+/// an extra, zeros.
 struct Prompt {
     std::span<const TensorView> inputs;
     std::uint32_t length = 0;  ///< T
@@ -86,11 +97,12 @@ inline constexpr std::string_view mend_not_finite = "see whether the package is 
                                                     "--check FOLDER; if it is, export it again with a wider "
                                                     "--dtype, such as bfloat16 instead of float16";
 
-/// Calls take effect in the order they are made, even while a launched step still runs: `exchange` after
-/// `launch` moves that step's results. The engine counts a sequence's position: `Start::keep`, plus the
-/// positions given to `prefill`, plus one per step up to the one that stopped it; later steps leave its
-/// state unchanged. A step of n sequences may write KV at the next position of other slots, and changes
-/// nothing else of theirs. The caller keeps every position below `Shape::length`.
+/// Calls take effect in the order they are made, even while a launched step still runs: `exchange`
+/// after `launch` moves that step's results. The engine counts a sequence's position:
+/// `Start::keep`, plus the positions given to `prefill`, plus one per step up to the one that
+/// stopped it; later steps leave its state unchanged. A step of n sequences may write KV at the
+/// next position of other slots, and changes nothing else of theirs. The caller keeps every
+/// position below `Shape::length`.
 ///
 /// Thread  the executor
 /// Errors  inference_failed with the model's own words, out_of_memory. After one, no sequence that
@@ -117,7 +129,8 @@ public:
     /// Swaps two slots: state, and KV up to the longer one's length. Counted.
     virtual Result<> exchange(std::uint32_t a, std::uint32_t b) = 0;
 
-    /// Copies the KV of positions [0, length) to another slot, whose state does not change. Counted.
+    /// Copies the KV of positions [0, length) to another slot, whose state does not
+    /// change. Counted.
     virtual Result<> copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length) = 0;
 
     /// Runs one step of slots [0, n), n >= 1, all reset and prefilled. A GPU queues it; a CPU
@@ -133,7 +146,8 @@ public:
     /// Resets `counters`: the work so far was a trial.
     virtual void forget_counts() = 0;
 
-    /// Returns `buckets` ([{"sequences","length","steps"}]), `eager` ({reason: count}), `moves`, `copies`.
+    /// Returns `buckets` ([{"sequences","length","steps"}]), `eager` ({reason: count}),
+    /// `moves`, `copies`.
     ///
     /// Thread  any
     [[nodiscard]] virtual boost::json::object counters() const = 0;

@@ -33,7 +33,8 @@ BULKHEAD_BOTH inline float float_of(std::uint32_t bits) {
 
 inline constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// Returns an integer that sorts like the number. Equal numbers have one key, also 0 and -0. Not for NaN.
+/// Returns an integer that sorts like the number. Equal numbers have one key, also 0 and
+/// -0. Not for NaN.
 BULKHEAD_BOTH inline std::uint32_t key_of(float value) {
     const std::uint32_t bits = bits_of(value + 0.0F);
     return (bits & 0x8000'0000U) != 0 ? ~bits : bits | 0x8000'0000U;
@@ -104,8 +105,9 @@ struct Random4 {
     std::uint32_t word[4];
 };
 
-/// Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): a pure
-/// function of counter and key, so each draw has its own numbers and there is no state to save or reset.
+/// Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011):
+/// a pure function of counter and key, so each draw has its own numbers and there is no state to
+/// save or reset.
 BULKHEAD_BOTH inline Random4 philox(std::uint64_t seed, std::uint32_t c0, std::uint32_t c1, std::uint64_t c23) {
     auto k0 = static_cast<std::uint32_t>(seed);
     auto k1 = static_cast<std::uint32_t>(seed >> 32);

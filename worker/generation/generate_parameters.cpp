@@ -90,7 +90,8 @@ public:
         for (const json::value& each : value->get_array()) token(name, each, false, to);
     }
 
-    /// Reads the first steps' tokens: one id each, or an array of C with several codebooks; null leaves one free.
+    /// Reads the first steps' tokens: one id each, or an array of C with several codebooks; null
+    /// leaves one free.
     void forced(std::uint32_t steps_max, std::vector<std::int32_t>& to) {
         constexpr std::string_view name = "forced";
         const json::value* const value = given_.if_contains(name);
@@ -159,7 +160,8 @@ private:
 
 void read_sampling(const Shape& shape, Reader& reader, Sampling& sampling) {
     reader.boolean("do_sample", sampling.do_sample);
-    // A request that sets how to draw wants to draw; a manifest's own temperature alone does not mean that.
+    // A request that sets how to draw wants to draw; a manifest's own temperature alone does
+    // not mean that.
     if (!reader.is_given("do_sample") && reader.any_given({"temperature", "top_k", "top_p", "min_p"}))
         sampling.do_sample = true;
     reader.number("temperature", 0, limits::temperature_max, false, sampling.temperature);
@@ -206,8 +208,8 @@ std::uint64_t seed_by_chance() {
     return (std::uint64_t{device()} << 21) ^ device();
 }
 
-/// Whether the ids are a row of several codebooks: text is an id and -1 for each further codebook, audio one code of
-/// each.
+/// Whether the ids are a row of several codebooks: text is an id and -1 for each further codebook,
+/// audio one code of each.
 bool is_row(const Shape& shape, std::span<const std::int64_t> ids) {
     if (std::ranges::any_of(ids, [](std::int64_t id) { return id < 0; }))
         return ids.front() >= 0 && std::ranges::all_of(ids.subspan(1), [](std::int64_t id) { return id == -1; });
@@ -235,7 +237,8 @@ Result<> check_tokens(const Shape& shape, std::span<const std::int64_t> tokens) 
     return {};
 }
 
-/// Checks that generated tokens follow as plain text: at one place in time, height and width, behind all that was seen.
+/// Checks that generated tokens follow as plain text: at one place in time, height and width,
+/// behind all that was seen.
 Result<> check_last_position(std::span<const std::byte> bytes) {
     std::vector<std::int64_t> rope(bytes.size() / sizeof(std::int64_t));
     std::memcpy(rope.data(), bytes.data(), bytes.size());
@@ -296,7 +299,8 @@ Result<> read_prompt(const Method& method, std::span<const TensorView> inputs, s
     const config::TensorSpec& first = specs.front();
     const auto at_t =
         static_cast<std::size_t>(std::ranges::find(first.shape, "T", &config::DimRange::name) - first.shape.begin());
-    // Lengths first: a prompt too long is the common error, and "widen the declared range" would not help.
+    // Lengths first: a prompt too long is the common error, and "widen the declared range"
+    // would not help.
     for (const TensorView& view : inputs) {
         if (view.name != first.name || view.dims.size() != first.shape.size()) continue;
         const std::int64_t length = view.dims[at_t];
@@ -373,7 +377,8 @@ Result<> read_parameters(const Shape& shape, const boost::json::object& given, G
 Result<> check_defaults(const Shape& shape) {
     Shape bare = shape;
     bare.sampling.clear();
-    bare.length = limits::length_max;  // the fleet file may have lowered it below the default of `max_new_tokens`
+    bare.length = limits::length_max;  // the fleet file may have lowered it below the default of
+                                       // `max_new_tokens`
     json::object given;
     for (const auto& [name, value] : shape.sampling)
         if (!value.is_null()) given[name] = value;

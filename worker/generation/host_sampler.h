@@ -1,7 +1,8 @@
 #pragma once
 
-/// The sampler on a CPU: a block of host "threads" that run in turn. Width 1 serves models. Greater widths
-/// stand in for a CUDA block in tests: each thread does its share in the same order as on a GPU.
+/// The sampler on a CPU: a block of host "threads" that run in turn. Width 1 serves models.
+/// Greater widths stand in for a CUDA block in tests: each thread does its share in the same
+/// order as on a GPU.
 
 #include <array>
 #include <cstdint>

@@ -21,7 +21,8 @@ inline constexpr double repetition_penalty_min = 0.01;
 inline constexpr double repetition_penalty_max = 100;
 inline constexpr double guidance_max = 100;
 
-/// A prefix that another slot still needs is copied if that saves the prefill of at least this many positions.
+/// A prefix that another slot still needs is copied if that saves the prefill of at least this
+/// many positions.
 inline constexpr std::uint32_t copied_prefix_min = 16;
 
 }  // namespace bulkhead::worker::generation::limits

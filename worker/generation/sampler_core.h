@@ -5,21 +5,25 @@
 /// (host_sampler.h; width 1 serves models on a CPU). All sums are of integers and all choices by
 /// integer keys, so the number and order of threads change no bit.
 ///
-/// The order is Hugging Face's: guidance, repetition penalty, bans, temperature, top-k, top-p, min-p, draw. A filter
-/// keeps all tokens that tie with the last one it keeps. The draw is a race: a kept token of weight w takes the time E
-/// / w, where E is its own exponential number; the fastest is drawn, with its exact probability.
+/// The order is Hugging Face's: guidance, repetition penalty, bans, temperature, top-k, top-p,
+/// min-p, draw. A filter keeps all tokens that tie with the last one it keeps. The draw is a race:
+/// a kept token of weight w takes the time E / w, where E is its own exponential number; the
+/// fastest is drawn, with its exact probability.
 ///
 /// The whole row is read at most three times: for its greatest logit, for a histogram of the first
 /// filter, and to list the tokens that this filter may keep. One block does the rest on the list;
 /// all blocks do it on the row if the list overflows or nothing is filtered.
 ///
 /// A `Team` has these functions. All threads call them alike, and each gets the result:
-///   max(n, f)           the greatest std::uint64_t f(i) of i in [0, n), spread over the threads; 0 when n is 0
+///   max(n, f)           the greatest std::uint64_t f(i) of i in [0, n), spread over the
+///                       threads; 0 when n is 0
 ///   max_quads(n, f)     the same over i in 0, 4, 8 …
 ///   histogram(n, f)     adds each `Share` f(i) to its bin; the bins are empty before
 /// find(target)        `Found` in that histogram, for the sum target(sum of all bins)
-/// gather(n, z, keeps) lists the tokens whose z[i] `keeps` accepts; returns how many, listing at most `list_max`
-/// in_one_block(f)     calls f(block) in one block, a `Team` too, which holds the list; returns its result
+/// gather(n, z, keeps) lists the tokens whose z[i] `keeps` accepts; returns how many, listing at
+/// most `list_max`
+/// in_one_block(f)     calls f(block) in one block, a `Team` too, which holds the list;
+///                     returns its result
 /// list()              of a block: the gathered `Candidate`s
 
 #include "worker/generation/slot_state.h"
@@ -31,14 +35,16 @@ struct DrawRow {
     const float* logits = nullptr;         ///< [V]
     const float* unconditional = nullptr;  ///< [V] of the second row with guidance, else null
     const std::uint8_t* flags = nullptr;   ///< [V] `TokenFlag`
-    float* adjusted = nullptr;             ///< [V], scratch: the logits after guidance, penalty, bans, temperature
+    float* adjusted = nullptr;             ///< [V], scratch: the logits after guidance, penalty,
+                                           ///< bans, temperature
     std::uint32_t codebook = 0;
     std::uint32_t vocabulary = 0;
 };
 
 namespace draw {
 
-inline constexpr std::uint32_t bins = 2048;  ///< of a histogram: 1/64 wide each, for the 32 below the greatest logit
+inline constexpr std::uint32_t bins = 2048;  ///< of a histogram: 1/64 wide each, for the 32 below
+                                             ///< the greatest logit
 inline constexpr float bin_width_inverse = 64.0F;
 inline constexpr std::uint32_t list_max = 2048;
 inline constexpr float float_max = 3.402823466e38F;
@@ -114,7 +120,8 @@ struct Listed {
     BULKHEAD_BOTH [[nodiscard]] float z(std::uint32_t i) const { return list[i].z; }
 };
 
-/// What `Team::find` must reach: a count of tokens, or a share of the whole, at least the greatest weight.
+/// What `Team::find` must reach: a count of tokens, or a share of the whole, at least the
+/// greatest weight.
 struct Target {
     std::uint64_t count = 0;  ///< 0: use `share`
     float share = 0;
@@ -167,7 +174,8 @@ struct Stream {
     }
     BULKHEAD_BOTH [[nodiscard]] std::uint32_t of_token(std::uint32_t token) const {
         const exact::Random4 random = of(token / 4);
-        const std::uint32_t low = (token & 1U) != 0 ? random.word[1] : random.word[0];  // an index needs memory
+        // An index needs memory.
+        const std::uint32_t low = (token & 1U) != 0 ? random.word[1] : random.word[0];
         const std::uint32_t high = (token & 1U) != 0 ? random.word[3] : random.word[2];
         return (token & 2U) != 0 ? high : low;
     }
@@ -179,7 +187,8 @@ struct Filtered {
     float greatest = 0;                            ///< its logit
     std::uint32_t floor = minus_infinity_key + 1;  ///< the least key after top-k and top-p
     float weight_min = 0;                          ///< min-p
-    bool certain = false;     ///< draw `first`: greedy, or a temperature that makes its logit infinite
+    bool certain = false;     ///< draw `first`: greedy, or a temperature that makes its
+                              ///< logit infinite
     bool not_finite = false;  ///< a NaN, a +inf, or nothing above -inf
 
     BULKHEAD_BOTH [[nodiscard]] bool keeps(float z) const {
@@ -244,7 +253,8 @@ BULKHEAD_BOTH std::uint32_t race(Team& team, const Listed& listed, const Filtere
     return winner == 0 ? left.first : token_of(winner);
 }
 
-/// For repetition-aware sampling: whether the codebook's last frames hold `token` so often that it must be drawn again.
+/// For repetition-aware sampling: whether the codebook's last frames hold `token` so often that it
+/// must be drawn again.
 BULKHEAD_BOTH inline bool repeats_too_often(const SlotState& state, const DrawRules& rules, std::uint32_t codebook,
                                             std::uint32_t token) {
     const std::uint32_t repeats_max = state.sampling.ras_repeats;
@@ -311,8 +321,9 @@ struct Filters {
     }
 };
 
-/// Lists the tokens down to the bin in which the first filter ends, which include all that any filter keeps. Returns
-/// how many; beyond `list_max` they are not listed. If top-p is first, sets `mass` to the sum that it must reach.
+/// Lists the tokens down to the bin in which the first filter ends, which include all that any
+/// filter keeps. Returns how many; beyond `list_max` they are not listed. If top-p is first, sets
+/// `mass` to the sum that it must reach.
 template <typename Team>
 BULKHEAD_BOTH std::uint32_t shortlist(Team& team, const All& all, const Filters& filters, std::uint32_t floor,
                                       std::uint64_t& mass) {
@@ -329,7 +340,8 @@ BULKHEAD_BOTH std::uint32_t shortlist(Team& team, const All& all, const Filters&
                        [&](float z) { return bin_of(z, filters.greatest) <= found.bin && exact::key_of(z) >= floor; });
 }
 
-/// Applies top-k and top-p exactly. `mass`: the sum for top-p; 0: its share of what top-k leaves of the candidates.
+/// Applies top-k and top-p exactly. `mass`: the sum for top-p; 0: its share of what top-k leaves of
+/// the candidates.
 template <typename Team, typename Candidates>
 BULKHEAD_BOTH void filter(Team& team, const Candidates& candidates, const Filters& filters, std::uint64_t mass,
                           Filtered& left) {

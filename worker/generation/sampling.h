@@ -12,8 +12,10 @@ struct Sampling {
     std::int32_t top_k = 0;        ///< the k likeliest; 0: all
     float top_p = 1;               ///< (0, 1]
     float min_p = 0;               ///< [0, 1], relative to the likeliest
-    float repetition_penalty = 1;  ///< 0.01 to 100; applies to tokens of the prompt and to generated ones
-    float guidance = 0;            ///< w in cond + w * (cond - uncond); 0: off. Used where `rows` is 2
+    float repetition_penalty = 1;  ///< 0.01 to 100; applies to tokens of the prompt and to
+                                   ///< generated ones
+    float guidance = 0;            ///< w in cond + w * (cond - uncond); 0: off. Used
+                                   ///< where `rows` is 2
     /// Repetition-aware sampling: a token that occurs this often in the last
     /// `DrawRules::ras_window` frames of its codebook is drawn again without filters; 0: off.
     std::uint32_t ras_repeats = 0;

@@ -20,10 +20,12 @@ Result<SlotStart> start_slot(const DrawRules& rules, const Start& start) {
 
     made.flags.assign(codebooks * rules.vocabulary, 0);
     const auto mark = [&](std::size_t codebook, std::int64_t token, TokenFlag flag) {
-        if (token >= 0 && token < std::int64_t{rules.vocabulary})  // a prompt may hold ids that are never generated
+        // A prompt may hold ids that are never generated.
+        if (token >= 0 && token < std::int64_t{rules.vocabulary})
             made.flags[codebook * rules.vocabulary + static_cast<std::size_t>(token)] |= flag;
     };
-    // With several codebooks, a row of text is its id and -1s, and contains no code of any codebook.
+    // With several codebooks, a row of text is its id and -1s, and contains no code
+    // of any codebook.
     const auto see = [&](std::span<const std::int64_t> row) {
         if (codebooks > 1 && std::ranges::any_of(row, [](std::int64_t id) { return id < 0; })) return;
         for (std::size_t c = 0; c < row.size(); ++c) mark(c, row[c], token_seen);

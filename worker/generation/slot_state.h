@@ -1,7 +1,8 @@
 #pragma once
 
-/// A sequence's state besides its KV and two tables (`TokenFlags`, forced tokens), as one trivially copyable value.
-/// Assigning a fresh one resets the slot, so no part can be forgotten. Same layout on CPU and GPU.
+/// A sequence's state besides its KV and two tables (`TokenFlags`, forced tokens), as one trivially
+/// copyable value. Assigning a fresh one resets the slot, so no part can be forgotten. Same layout
+/// on CPU and GPU.
 
 #include <cstdint>
 #include <type_traits>
@@ -23,12 +24,15 @@ enum TokenFlag : std::uint8_t {
 struct DrawRules {
     std::uint32_t codebooks = 1;
     std::uint32_t vocabulary = 0;
-    bool guided = false;             ///< two rows of logits for each sequence: conditional, unconditional
-    bool min_p_before_top_p = false;  ///< ChatterBox's order: top-p takes its share of what min-p kept
+    bool guided = false;             ///< two rows of logits for each sequence:
+                                     ///< conditional, unconditional
+    bool min_p_before_top_p = false;  ///< ChatterBox's order: top-p takes its share of
+                                      ///< what min-p kept
     bool delay_pattern = false;      ///< codebook c runs c + 1 frames behind the first
     std::int32_t delay_bos = 0;
     std::int32_t delay_eos = 0;
-    std::uint32_t ras_window = 0;  ///< frames that repetition-aware sampling looks back on; 0: the model has none
+    std::uint32_t ras_window = 0;  ///< frames that repetition-aware sampling looks back on; 0: the
+                                   ///< model has none
 };
 
 struct SlotState {
@@ -38,9 +42,11 @@ struct SlotState {
     std::int64_t rope_delta = 0;  ///< added to the position if the package asks for it
     std::int64_t input[limits::codebooks_max] = {};  ///< what the next step reads
     std::uint32_t forced_steps = 0;                  ///< steps whose tokens the request chose
-    std::uint32_t frames_since_eos = 0;  ///< of the delay pattern: 0 until a codebook gives eos, 1 in that frame
+    std::uint32_t frames_since_eos = 0;  ///< of the delay pattern: 0 until a codebook gives eos,
+                                         ///< 1 in that frame
     std::uint32_t history = 0;           ///< frames in `recent`, at most the window
-    std::int32_t recent[limits::ras_window_max][limits::codebooks_max] = {};  ///< the latest is at (history - 1)
+    /// The latest is at (history - 1).
+    std::int32_t recent[limits::ras_window_max][limits::codebooks_max] = {};
     bool stopped = false;     ///< no further step changes the state
     bool not_finite = false;  ///< a step's logits held a NaN or +inf: ignore what it drew
 };
@@ -52,7 +58,8 @@ struct Drawn {
     std::uint32_t not_finite = 0;
 };
 
-/// Records the frame for repetition-aware sampling, even while that is off: it may be switched on later.
+/// Records the frame for repetition-aware sampling, even while that is off: it may be
+/// switched on later.
 BULKHEAD_BOTH inline void remember(SlotState& state, const DrawRules& rules, const std::int32_t* frame) {
     if (rules.ras_window == 0) return;
     if (state.history == rules.ras_window) {
@@ -79,7 +86,8 @@ BULKHEAD_BOTH inline bool delay_forces(const SlotState& state, const DrawRules& 
     return false;
 }
 
-/// Whether the request forces codebook `c` in this step; `forced` is [steps, C], with -1 for a free choice.
+/// Whether the request forces codebook `c` in this step; `forced` is [steps, C], with -1 for
+/// a free choice.
 BULKHEAD_BOTH inline bool request_forces(const SlotState& state, const DrawRules& rules, const std::int32_t* forced,
                                          std::uint32_t c, std::int32_t& token) {
     if (state.step >= state.forced_steps) return false;
@@ -89,8 +97,9 @@ BULKHEAD_BOTH inline bool request_forces(const SlotState& state, const DrawRules
     return true;
 }
 
-/// Advances the state by a step's draws: the next input, the seen tokens, the end of the sequence. `flags`
-/// is the slot's table. `wrote_kv`: the step read `input` and wrote its KV; false for a prefill's draw.
+/// Advances the state by a step's draws: the next input, the seen tokens, the end of the sequence.
+/// `flags` is the slot's table. `wrote_kv`: the step read `input` and wrote its KV; false for a
+/// prefill's draw.
 ///
 /// `given` receives the result's C tokens. The step that stops still advances the position, so that
 /// its KV is not overwritten; later steps change nothing.

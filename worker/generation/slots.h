@@ -20,12 +20,15 @@ public:
     /// A new sequence's slot, and what it need not compute.
     struct Choice {
         std::uint32_t slot = 0;
-        std::uint32_t keep = 0;                  ///< positions of the prompt in the slot, now or after the copy
-        std::optional<std::uint32_t> copy_from;  ///< the slot whose first `keep` positions are to be copied there
+        std::uint32_t keep = 0;                  ///< positions of the prompt in the slot, now or
+                                                 ///< after the copy
+        std::optional<std::uint32_t> copy_from;  ///< the slot whose first `keep` positions are to
+                                                 ///< be copied there
     };
-    /// Returns nothing if all slots are taken. Keeps at most `keep_max` positions: the last one of a prompt
-    /// must be fed to give a token. Copies a prefix if its slot still needs it: a sequence runs there, or
-    /// the slot holds far more than this prompt would keep. Overwrites the slot that was left longest ago.
+    /// Returns nothing if all slots are taken. Keeps at most `keep_max` positions: the last one of
+    /// a prompt must be fed to give a token. Copies a prefix if its slot still needs it: a sequence
+    /// runs there, or the slot holds far more than this prompt would keep. Overwrites the slot that
+    /// was left longest ago.
     [[nodiscard]] std::optional<Choice> find(std::span<const std::int64_t> prompt, std::uint32_t keep_max) const;
 
     void take(std::uint32_t slot, Sequence sequence);
@@ -42,7 +45,8 @@ public:
 private:
     struct Slot {
         Sequence sequence = 0;
-        std::vector<std::int64_t> left;         ///< tokens of the last sequence's KV; empty while one runs
+        std::vector<std::int64_t> left;         ///< tokens of the last sequence's KV; empty
+                                                ///< while one runs
         std::span<const std::int64_t> running;  ///< tokens of the running sequence's KV
         std::uint64_t left_at = 0;
     };

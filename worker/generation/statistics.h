@@ -37,7 +37,8 @@ public:
         tokens_per_second_ = tokens_per_second;
     }
 
-    /// `tokens`, `prefill_tokens`, `reused_tokens`, `tokens_per_second`, `step_ms`: as in docs/worker-link.md.
+    /// `tokens`, `prefill_tokens`, `reused_tokens`, `tokens_per_second`, `step_ms`: as in
+    /// docs/worker-link.md.
     [[nodiscard]] boost::json::object object() const {
         std::unique_lock lock{mutex_};
         boost::json::object object{{"tokens", tokens_},

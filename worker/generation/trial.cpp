@@ -59,7 +59,8 @@ Result<> try_end_of_longest_prompt(Engine& engine, std::uint32_t chunk) {
     return engine.prefill(0, prompt.get(), start.keep, count, false);
 }
 
-/// Zeros are ordinary tokens, so an intact model gives finite logits. As embeddings they are unusual inputs.
+/// Zeros are ordinary tokens, so an intact model gives finite logits. As embeddings they are
+/// unusual inputs.
 Result<> collect(Engine& engine) {
     const auto collected = engine.collect();
     if (!collected) return collected.error();

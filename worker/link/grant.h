@@ -8,7 +8,8 @@
 
 namespace bulkhead::worker {
 
-/// The supervisor's permission to allocate device memory. The event loop grants it; the loading thread awaits it.
+/// The supervisor's permission to allocate device memory. The event loop grants it; the loading
+/// thread awaits it.
 class Grant {
 public:
     void give() { decide(true); }

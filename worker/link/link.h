@@ -23,9 +23,10 @@ struct HelloPacket {
 
 /// The worker's end of the link to the daemon.
 ///
-/// Without a supervisor nothing reads the other end; the keeper only holds it. So messages that the next hello repeats
-/// (`busy`, `idle`, `progress`, `statistics`) are sent only while most of the socket buffer is free. The rest is
-/// reserved for messages that must arrive, such as a signal handler's last one. Those wait in the bounded outbox.
+/// Without a supervisor nothing reads the other end; the keeper only holds it. So messages that the
+/// next hello repeats (`busy`, `idle`, `progress`, `statistics`) are sent only while most of the
+/// socket buffer is free. The rest is reserved for messages that must arrive, such as a signal
+/// handler's last one. Those wait in the bounded outbox.
 ///
 /// Thread  the event loop; only `flush` blocks
 class WorkerLink {
@@ -47,7 +48,8 @@ public:
     /// False if the message was dropped.
     bool send(const boost::json::object& message);
     bool send(worker_link::ToDaemon message) { return send(worker_link::to_json(std::move(message))); }
-    /// Sends a hello, after all waiting messages, once the peer reads. Repeated calls before that send only one.
+    /// Sends a hello, after all waiting messages, once the peer reads. Repeated calls before that
+    /// send only one.
     void say_hello();
     /// Blocks, with a bound, before the process ends.
     void flush();

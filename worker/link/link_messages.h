@@ -25,7 +25,8 @@ using LinkMessage = std::variant<worker_link::Configure, worker_link::Grant, Cha
                                  worker_link::StatisticsAsked, worker_link::HelloAsked>;
 
 /// Parses a message and takes its descriptor from the packet, if it has one.
-/// Errors  protocol_violation: not a JSON object, an unknown type, members missing or of a wrong type
+/// Errors  protocol_violation: not a JSON object, an unknown type, members missing or
+///         of a wrong type
 [[nodiscard]] Result<LinkMessage> parse_link_message(Packet& packet);
 
 struct Configuration {

@@ -94,7 +94,8 @@ private:
             self->say(true);
         }));
     }
-    /// Sends the marks, and the latest step if its time has come. Takes both at once, so that their order is kept.
+    /// Sends the marks, and the latest step if its time has come. Takes both at once, so that their
+    /// order is kept.
     void say(bool with_latest) {
         std::vector<boost::json::object> reports;
         {

@@ -26,8 +26,8 @@ std::filesystem::path find_module() {
 Result<std::unique_ptr<Device>> load_cuda_device() {
     const auto file = find_module();
     const auto attempt = fmt::format("loading the CUDA module {}", file.string());
-    // Global, so that exported packages find symbols in LibTorch's CUDA libraries, which this loads.
-    // Never closed: CUDA's own threads and exit handlers stay until the process ends.
+    // Global, so that exported packages find symbols in LibTorch's CUDA libraries, which this
+    // loads. Never closed: CUDA's own threads and exit handlers stay until the process ends.
     void* const module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (module == nullptr)
         return Error{ErrorCode::load_failed, fmt::format("{}: {}", attempt, ::dlerror()),

@@ -98,7 +98,8 @@ public:
     }
 
     [[nodiscard]] bool writes_inputs() const noexcept override {
-        return device_->device().is_cpu() && (package_writes_inputs_ || runtime_->writes_inputs());  // a GPU has copies
+        // A GPU has copies.
+        return device_->device().is_cpu() && (package_writes_inputs_ || runtime_->writes_inputs());
     }
 
 private:
@@ -178,7 +179,8 @@ Result<> LoadedModel::load_torchscript_file(const ModelFile& file) {
     auto runtime = load_torchscript(file, spec_, device_->device(), methods_, read);
     if (!runtime) return runtime.error();
     runtime_ = std::move(runtime.value());
-    report("reading", file.size_bytes(), file.size_bytes(), "bytes", "");  // LibTorch reads only what it needs
+    // LibTorch reads only what it needs.
+    report("reading", file.size_bytes(), file.size_bytes(), "bytes", "");
     return {};
 }
 
@@ -191,7 +193,8 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     };
     auto package = PackageCache{context_.cache}.open(file, read);
     if (!package) return package.error();
-    if (was_read) report("reading", to_read, to_read, "bytes", "");  // files other than AOTInductor's are skipped
+    // Files other than AOTInductor's are skipped.
+    if (was_read) report("reading", to_read, to_read, "bytes", "");
     package_ = std::move(package.value());
     auto compiled = find_compiled_model(package_.folder);
     if (!compiled) return compiled.error().during(spec_.file.string());

@@ -14,8 +14,9 @@ namespace bulkhead::worker {
 
 using Clock = std::chrono::steady_clock;
 
-/// One timer for many deadlines. A new deadline can only make it earlier; when it expires, its handler returns the next
-/// one. So a request that ends in time costs no timer call, and without deadlines there is no wake-up.
+/// One timer for many deadlines. A new deadline can only make it earlier; when it expires, its
+/// handler returns the next one. So a request that ends in time costs no timer call, and without
+/// deadlines there is no wake-up.
 ///
 /// Thread  the event loop
 class Alarm {
@@ -53,7 +54,8 @@ private:
         state->due = due;
         state->timer.expires_at(due);
         state->timer.async_wait(state->lock.wrap([state](boost::system::error_code cancelled) {
-            // A timer that expired before it was moved or cancelled still calls this without an error.
+            // A timer that expired before it was moved or cancelled still calls this
+            // without an error.
             if (cancelled || !state->rang || !state->due || Clock::now() < *state->due) return;
             state->due.reset();
             const auto rang = state->rang;  // it may destroy the alarm

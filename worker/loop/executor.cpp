@@ -134,7 +134,8 @@ void Executor::stop() {
     if (model_thread_.joinable()) model_thread_.join();
     std::deque<Job> jobs;
     std::vector<Then> followers;
-    const std::lock_guard lock{mutex_};  // released before the followers, whose members may call `post`
+    const std::lock_guard lock{mutex_};  // released before the followers, whose members
+                                         // may call `post`
     jobs_.swap(jobs);
     followers_.swap(followers);
 }

@@ -18,12 +18,13 @@ namespace bulkhead::worker {
 
 /// A worker's two threads. They run its event loop in turns, never both at once.
 ///
-/// Only the model's thread touches the model: it loads, runs and resets it, and faults in large slabs.
-/// These are jobs, done in the order of `post`. Between jobs it runs the event loop, so the thread that a
-/// request wakes also serves it. During a long job the cover runs the loop instead: nothing on the loop
-/// waits for a job longer than `limits::cover_looks_every` plus `limits::cover_after`, as long as no
-/// handler calls what a job may hold up: a device's driver, or a lock kept over such a call. The model's
-/// thread itself does what follows a job, such as an answer, so the cover is not woken for it.
+/// Only the model's thread touches the model: it loads, runs and resets it, and faults in large
+/// slabs. These are jobs, done in the order of `post`. Between jobs it runs the event loop, so the
+/// thread that a request wakes also serves it. During a long job the cover runs the loop instead:
+/// nothing on the loop waits for a job longer than `limits::cover_looks_every` plus
+/// `limits::cover_after`, as long as no handler calls what a job may hold up: a device's driver, or
+/// a lock kept over such a call. The model's thread itself does what follows a job, such as an
+/// answer, so the cover is not woken for it.
 ///
 /// A hang report shows the thread that handles an event, else the model's thread, or the cover if
 /// the model's thread waits for it.

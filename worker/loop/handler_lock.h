@@ -19,7 +19,8 @@ public:
     explicit HandlerLock(boost::asio::execution_context& loop) : service{loop} {}
     static HandlerLock& of(boost::asio::io_context& loop) { return boost::asio::use_service<HandlerLock>(loop); }
 
-    /// Returns the same handler, run under the lock. What it holds is released under the lock as well.
+    /// Returns the same handler, run under the lock. What it holds is released under
+    /// the lock as well.
     template <typename Handler>
     [[nodiscard]] auto wrap(Handler handler) {
         return [this, handler = std::move(handler)](const auto&... arguments) mutable {

@@ -5,7 +5,8 @@
 
 namespace bulkhead::worker {
 
-/// Which thread runs the event loop while the model's thread may be busy: the whole state, and both threads' steps.
+/// Which thread runs the event loop while the model's thread may be busy: the whole state, and both
+/// threads' steps.
 ///
 /// The model's thread runs the loop, and jobs in between. If a job outlasts the cover's timer, the
 /// cover runs the loop, and gives it back as soon as the model's thread has no more jobs. In either
@@ -59,8 +60,9 @@ public:
         return state_ == State::model_loops;
     }
 
-    /// The timer has expired. Returns what the cover does next. A job that was running at the last expiry is long.
-    /// Unless the cover sleeps, set the timer again: short if a job runs, longer if jobs came and went.
+    /// The timer has expired. Returns what the cover does next. A job that was running at the last
+    /// expiry is long. Unless the cover sleeps, set the timer again: short if a job runs, longer if
+    /// jobs came and went.
     [[nodiscard]] constexpr Cover rang() noexcept {
         if (std::exchange(jobs_seen_, jobs_) != jobs_)
             return state_ == State::job ? Cover::watches : Cover::looks_rarely;

@@ -30,7 +30,8 @@ inline constexpr std::chrono::milliseconds link_flush = 1s;
 
 /// Messages queued for one client that does not read, beyond its socket's buffer.
 inline constexpr std::size_t outbox_messages_max = 256;
-/// Interval of the cover's looks at a job. A job that is the same at two looks is long: the cover then runs the loop.
+/// Interval of the cover's looks at a job. A job that is the same at two looks is long: the cover
+/// then runs the loop.
 inline constexpr std::chrono::microseconds cover_after = 500us;
 /// While short jobs come and go, the cover starts to look for a long one only this often: a look
 /// costs a request that it coincides with 25 us.
@@ -46,7 +47,8 @@ inline constexpr std::size_t packets_per_turn = 32;
 inline constexpr std::uint32_t channel_in_flight_max = 64;
 /// Slabs of one channel; each takes a descriptor in both processes.
 inline constexpr std::size_t channel_slabs_max = 64;
-/// Interprocess events of one channel, in each direction: this many results can be awaited separately.
+/// Interprocess events of one channel, in each direction: this many results can be
+/// awaited separately.
 inline constexpr std::uint32_t gpu_events = 4;
 /// Stale leases and misplaced tensors that a channel tolerates.
 inline constexpr std::uint32_t violations_max = 16;
@@ -56,8 +58,9 @@ inline constexpr std::size_t refusals_pending_max = 64;
 /// Slabs start at whole pages.
 inline constexpr std::uint64_t slab_granularity_bytes = 4096;
 inline constexpr std::uint64_t huge_slab_granularity_bytes = std::uint64_t{2} << 20;
-/// A slab up to this size is made on the event loop, which handles nothing else meanwhile (about 1 ms per 4 MiB). A
-/// larger one is a job of the executor: deadlines and cancels do not wait for it, but it waits for a running model.
+/// A slab up to this size is made on the event loop, which handles nothing else meanwhile (about 1
+/// ms per 4 MiB). A larger one is a job of the executor: deadlines and cancels do not wait for it,
+/// but it waits for a running model.
 inline constexpr std::uint64_t loop_slab_bytes_max = std::uint64_t{16} << 20;
 /// Minimum growth of an output slab, if the channel's bound allows it.
 inline constexpr std::uint64_t output_growth_bytes = std::uint64_t{4} << 20;

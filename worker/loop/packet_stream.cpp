@@ -43,7 +43,8 @@ void PacketStream::use_rings(std::unique_ptr<RingEnd> rings) {
     socket_.cancel();  // a wait for packets ends, and reads on through the rings
 }
 
-/// Waits at the rings if there are any, else at the socket. A wait that `use_rings` cancelled reads as well.
+/// Waits at the rings if there are any, else at the socket. A wait that `use_rings` cancelled
+/// reads as well.
 void PacketStream::wait_readable() {
     if (std::exchange(waits_, true)) return;
     (rings_ ? *rings_ : socket_)

@@ -30,14 +30,18 @@ namespace bulkhead::worker {
 class PacketStream : public std::enable_shared_from_this<PacketStream> {
 public:
     struct Events {
-        std::function<void(Packet&)> packet;         ///< never empty: empty packets are counted and ignored
+        std::function<void(Packet&)> packet;         ///< never empty: empty packets are
+                                                     ///< counted and ignored
         std::function<void(const Error&)> refused;   ///< a packet beyond the bounds was dropped
-        std::function<void(std::string_view)> lost;  ///< once: the peer closed, or the socket failed
-        std::function<void()> flushed;               ///< the outbox is empty and the socket has room; may be unset
+        std::function<void(std::string_view)> lost;  ///< once: the peer closed, or
+                                                     ///< the socket failed
+        std::function<void()> flushed;               ///< the outbox is empty and the socket has
+                                                     ///< room; may be unset
     };
     enum class Sent { yes, queued, outbox_full, refused, closed };
 
-    /// `receive_buffer` is the loop's one buffer of `packet_bytes_max`; it holds a packet during its event.
+    /// `receive_buffer` is the loop's one buffer of `packet_bytes_max`; it holds a packet
+    /// during its event.
     static std::shared_ptr<PacketStream> make(boost::asio::io_context& io, UniqueFd socket,
                                               std::span<std::byte> receive_buffer, Events events);
 
@@ -65,11 +69,13 @@ public:
     /// Whether the peer has closed its end; true before its event comes.
     [[nodiscard]] bool peer_is_gone();
 
-    /// Blocks until the outbox is empty or the deadline has passed. Only for the last messages before an exit.
+    /// Blocks until the outbox is empty or the deadline has passed. Only for the last messages
+    /// before an exit.
     void flush_blocking(std::chrono::milliseconds deadline);
 
-    /// Closes; the peer can still read what was sent. Unread packets are read and dropped first: closing a
-    /// socket with unread data resets the connection, and the peer would see the reset before its answers.
+    /// Closes; the peer can still read what was sent. Unread packets are read and dropped first:
+    /// closing a socket with unread data resets the connection, and the peer would see the reset
+    /// before its answers.
     void close();
 
 private:
@@ -104,7 +110,8 @@ private:
     std::uint64_t ignored_frames_ = 0;
     enum class State : std::uint8_t {
         open,
-        lost,    ///< the peer is gone, which the owner learns on the loop; nothing is sent or received
+        lost,    ///< the peer is gone, which the owner learns on the loop; nothing is
+                 ///< sent or received
         closed,  ///< by its owner; no event comes
     };
     State state_ = State::open;

@@ -30,7 +30,8 @@ Result<std::unique_ptr<StatusPage>> StatusPage::make() {
     if (!mapping) return system_error(attempt, errno);
     const std::span<std::byte> memory = mapping.bytes();
     std::unique_ptr<StatusPage> made{new StatusPage{std::move(memfd), std::move(mapping)}};
-    // Sealed after the mapping above, which stays writable. A child of the model does not inherit the page.
+    // Sealed after the mapping above, which stays writable. A child of the model does not
+    // inherit the page.
     constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
     if (::fcntl(made->fd(), F_ADD_SEALS, seals) != 0 || ::madvise(memory.data(), memory.size(), MADV_DONTFORK) != 0)
         return system_error(attempt, errno);
@@ -50,7 +51,8 @@ Result<> StatusPage::hold_word() {
     ::pthread_mutexattr_destroy(&kind);
     if (failed == 0) failed = ::pthread_mutex_lock(mutex_of(page_));
     if (failed != 0) return system_error("holding the word in the worker's page", failed);
-    // The kernel wakes waiters only if this bit is set. They cannot set it: they map the page read-only.
+    // The kernel wakes waiters only if this bit is set. They cannot set it: they map the
+    // page read-only.
     std::atomic_ref{*reinterpret_cast<std::uint32_t*>(page_.alive.data())}.fetch_or(FUTEX_WAITERS);
     std::atomic_ref{page_.magic_number}.store(worker_page::magic, std::memory_order_release);
     return {};

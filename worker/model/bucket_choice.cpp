@@ -30,7 +30,8 @@ bool may_be_padded(const config::MethodSpec& method, const config::Bucket& bucke
     return true;
 }
 
-/// Whether the declaration gives both dims one size: they have the same name or, without names, the same range.
+/// Whether the declaration gives both dims one size: they have the same name or, without names,
+/// the same range.
 bool is_alike(const config::DimRange& a, const config::DimRange& b) {
     if (!a.name.empty() && !b.name.empty()) return a.name == b.name;
     return a.min == b.min && a.max == b.max;

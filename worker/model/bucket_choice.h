@@ -18,13 +18,18 @@ using Shape = std::span<const std::int64_t>;
 /// Why a request ran eagerly, as counted in the member `eager` of `graphs`.
 namespace eager_reason {
 inline constexpr std::string_view graphs_off = "graphs_off";
-inline constexpr std::string_view stateful = "stateful";              ///< state lives in the module between requests
-inline constexpr std::string_view no_buckets = "no_buckets";          ///< the method declares none, and its shapes vary
+/// State lives in the module between requests.
+inline constexpr std::string_view stateful = "stateful";
+/// The method declares none, and its shapes vary.
+inline constexpr std::string_view no_buckets = "no_buckets";
 inline constexpr std::string_view no_bucket = "no_bucket";            ///< none is large enough
-inline constexpr std::string_view capture_failed = "capture_failed";  ///< one would fit, but its capture failed
+/// One would fit, but its capture failed.
+inline constexpr std::string_view capture_failed = "capture_failed";
 inline constexpr std::string_view padding_not_declared = "padding_not_declared";
-inline constexpr std::string_view padding_ambiguous = "padding_ambiguous";  ///< it is unclear how to cut outputs back
-inline constexpr std::string_view parameters_differ = "parameters_differ";  ///< from the captured defaults
+/// It is unclear how to cut outputs back.
+inline constexpr std::string_view padding_ambiguous = "padding_ambiguous";
+/// From the captured defaults.
+inline constexpr std::string_view parameters_differ = "parameters_differ";
 }  // namespace eager_reason
 
 /// Returns the buckets to capture: the declared ones, or the one implied by all-fixed input shapes.
@@ -39,13 +44,15 @@ inline constexpr std::string_view parameters_differ = "parameters_differ";  ///<
 struct BucketChoice {
     std::optional<std::size_t> bucket = {};  ///< index among the buckets given; empty: run eagerly
     bool padded = false;
-    /// For a padded request, by output: the dims to cut it back to; `keep_dim` for an unchanged dim.
+    /// For a padded request, by output: the dims to cut it back to; `keep_dim` for an
+    /// unchanged dim.
     std::vector<std::vector<std::int64_t>> output_dims = {};
     std::string_view reason = {};  ///< one of eager_reason if there is no bucket
 };
 inline constexpr std::int64_t keep_dim = -1;
 
-/// Chooses the bucket of exactly the request's shapes, else the smallest that the declaration allows padding to.
+/// Chooses the bucket of exactly the request's shapes, else the smallest that the declaration
+/// allows padding to.
 ///
 /// Padding needs a fill value for every padded input, and outputs whose dims are fixed or follow an
 /// input's. An output dim follows the input dims declared with the same range; if those differ in

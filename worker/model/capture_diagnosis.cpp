@@ -87,8 +87,9 @@ struct Frame {
     std::string line;
 };
 
-/// Finds the innermost frame of the model's original source. TorchScript prints `File "x.py", line 12, in
-/// f`, some source, and `~~~~ <--- HERE` under the failing line. Packages without debug records have none.
+/// Finds the innermost frame of the model's original source. TorchScript prints `File "x.py", line
+/// 12, in f`, some source, and `~~~~ <--- HERE` under the failing line. Packages without debug
+/// records have none.
 std::optional<Frame> model_frame(std::string_view text) {
     const std::size_t original = text.find("Traceback of TorchScript, original code");
     if (original == std::string_view::npos) return std::nullopt;
@@ -123,7 +124,8 @@ std::optional<Frame> model_frame(std::string_view text) {
     return found;
 }
 
-/// Returns the model's own message without the traceback: its last "XError: …" line, else the first line.
+/// Returns the model's own message without the traceback: its last "XError: …" line, else
+/// the first line.
 std::string_view own_words(std::string_view text) {
     constexpr std::string_view error_word = "Error: ";
     if (const std::size_t at = text.rfind(error_word); at != std::string_view::npos) {

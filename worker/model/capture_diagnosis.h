@@ -1,6 +1,7 @@
 #pragma once
 
-/// Explains a failed capture from LibTorch's message and CUDA's error number. Pure: no tensor, no device.
+/// Explains a failed capture from LibTorch's message and CUDA's error number. Pure: no
+/// tensor, no device.
 
 #include <string>
 #include <string_view>
@@ -17,11 +18,14 @@ struct CaptureDiagnosis {
     [[nodiscard]] std::string sentence() const;
 };
 
-/// Causes: host_read, cpu_tensor, legacy_stream, unjoined_stream, wrong_thread, out_of_memory, generator,
-///         unsupported_operation, package_code, output_on_cpu, keeps_state, replay_differs, model_raised
+/// Causes: host_read, cpu_tensor, legacy_stream, unjoined_stream, wrong_thread,
+/// out_of_memory, generator,
+///         unsupported_operation, package_code, output_on_cpu, keeps_state,
+///             replay_differs, model_raised
 ///
-/// `text` is the exception's message with TorchScript's traceback; the model's frame is the last of its
-/// "original code". `cuda_error` is a cudaError_t; if 0 (unknown), the number is looked for in the text.
+/// `text` is the exception's message with TorchScript's traceback; the model's frame is the last
+/// of its "original code". `cuda_error` is a cudaError_t; if 0 (unknown), the number is looked
+/// for in the text.
 [[nodiscard]] CaptureDiagnosis diagnose_capture(std::string_view text, int cuda_error = 0);
 
 /// Captures that LibTorch accepted but whose replays would differ from an eager run.

@@ -54,7 +54,8 @@ Result<> check_tensor(const config::MethodSpec& method, const config::TensorSpec
 
 /// Checks that dims of one name have one size. `ordered` are the inputs in the method's order.
 Result<> check_named_dims(const config::MethodSpec& method, std::span<const TensorView> ordered) {
-    std::map<std::string_view, std::pair<std::string_view, std::int64_t>> firsts;  ///< input and size, by name
+    /// Input and size, by name.
+    std::map<std::string_view, std::pair<std::string_view, std::int64_t>> firsts;
     for (std::size_t i = 0; i < ordered.size(); ++i) {
         const auto& spec = method.inputs[i];
         for (std::size_t d = 0; d < spec.shape.size(); ++d) {

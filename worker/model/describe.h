@@ -12,7 +12,8 @@
 namespace bulkhead::worker {
 
 [[nodiscard]] std::string describe(std::span<const std::int64_t> dims);            ///< "[1, 512]"
-[[nodiscard]] std::string describe(const std::vector<config::DimRange>& shape);    ///< "[1, 1..256]"
+/// "[1, 1..256]".
+[[nodiscard]] std::string describe(const std::vector<config::DimRange>& shape);
 [[nodiscard]] std::string_view with_article(config::ParameterType type) noexcept;  ///< "an integer"
 /// Without the white space around it.
 [[nodiscard]] std::string_view trimmed(std::string_view text);

@@ -1,6 +1,7 @@
 #pragma once
 
-/// The worker's event loop's view of a model. No LibTorch type, so that few files include its slow headers.
+/// The worker's event loop's view of a model. No LibTorch type, so that few files include
+/// its slow headers.
 
 #include <algorithm>
 #include <cstddef>
@@ -34,22 +35,25 @@ struct TensorView {
     wire::DType dtype{};
     std::span<const std::int64_t> dims;
     std::span<std::byte> bytes;
-    bool on_device = false;  ///< the bytes are addresses on the model's GPU; the host must not read them
+    bool on_device = false;  ///< the bytes are addresses on the model's GPU; the host
+                             ///< must not read them
 };
 
 /// The target of results. Called once per output, in the order of the method's outputs.
 class OutputSink {
 public:
     virtual ~OutputSink() = default;
-    /// Returns room for one output in the channel's slab, 64-byte aligned. The model writes it once.
+    /// Returns room for one output in the channel's slab, 64-byte aligned. The model
+    /// writes it once.
     /// Errors  resources_exhausted: the client holds too many outputs
     virtual Result<std::span<std::byte>> allocate(std::string_view name, wire::DType dtype,
                                                   std::span<const std::int64_t> dims) = 0;
 
     /// Whether that room lies in GPU memory; the same for all outputs of a request.
     [[nodiscard]] virtual bool on_device() const noexcept { return false; }
-    /// For a GPU model whose client exchanges memory in stream order; `stream` is a CUstream. Work queued on it after
-    /// this call runs behind the client's work on the inputs, and behind its reads of memory it has released.
+    /// For a GPU model whose client exchanges memory in stream order; `stream` is a CUstream. Work
+    /// queued on it after this call runs behind the client's work on the inputs, and behind its
+    /// reads of memory it has released.
     virtual Result<> begin_on(void* /*stream*/) { return {}; }
     /// Tells that all work of the request is queued on the stream. If the room is on the device,
     /// the client waits for it; else the model waits, and need not call this.
@@ -100,11 +104,12 @@ public:
     /// The GPU whose memory may hold inputs and outputs; null on a CPU.
     [[nodiscard]] virtual std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const { return nullptr; }
 
-    /// Whether a run may write to its inputs in place. Lent slabs are read-only, so such a model gets none.
+    /// Whether a run may write to its inputs in place. Lent slabs are read-only, so such a
+    /// model gets none.
     [[nodiscard]] virtual bool writes_inputs() const noexcept { return false; }
 
-    /// The engine of a generating model, owned by the model. Such a model serves `generate` besides its
-    /// `methods`, which run between two steps. Null for any other model.
+    /// The engine of a generating model, owned by the model. Such a model serves `generate` besides
+    /// its `methods`, which run between two steps. Null for any other model.
     [[nodiscard]] virtual generation::Engine* generator() noexcept { return nullptr; }
 
     /// Counters, as in `docs/worker-link.md`.
@@ -114,7 +119,8 @@ public:
     [[nodiscard]] virtual std::string device_name() const = 0;
 };
 
-/// Loads and warms up a model, captures its graphs, and runs each method once. The returned model is ready.
+/// Loads and warms up a model, captures its graphs, and runs each method once. The returned
+/// model is ready.
 /// Errors  load_failed, package_incompatible, config_invalid, capture_failed, out_of_memory
 [[nodiscard]] Result<std::unique_ptr<Model>> load_model(const config::ModelSpec& spec, const LoadContext& context);
 
@@ -125,9 +131,10 @@ public:
 /// process ends.
 [[nodiscard]] Result<> make_cuda_context();
 
-/// Puts the request's tensors into `ordered`, in the method's order, and checks names, dtypes, ranks and dims.
-/// Errors  input_invalid (missing, surplus, twice), dtype_unsupported, shape_mismatch; each names the
-///         tensor, what came and what is declared
+/// Puts the request's tensors into `ordered`, in the method's order, and checks names, dtypes,
+/// ranks and dims.
+/// Errors  input_invalid (missing, surplus, twice), dtype_unsupported, shape_mismatch; each names
+///         the tensor, what came and what is declared
 [[nodiscard]] Result<> check_inputs(const config::MethodSpec& method, std::span<const TensorView> inputs,
                                     std::vector<TensorView>& ordered);
 

@@ -8,7 +8,8 @@ namespace bulkhead::worker {
 namespace {
 
 constexpr std::size_t shared_bytes_min = 256 << 10;  ///< less is copied before a helper wakes
-constexpr std::size_t piece_bytes = 1 << 20;         ///< about 0.1 ms: much longer than a lock, shorter than a slot
+constexpr std::size_t piece_bytes = 1 << 20;         ///< about 0.1 ms: much longer than a lock,
+                                                     ///< shorter than a slot
 
 }  // namespace
 

@@ -9,8 +9,9 @@
 
 namespace bulkhead::worker {
 
-/// memcpy on several cores, for mapped files, whose page faults are slow, and where one core is slower than the reader
-/// of the copy. Each free thread takes the next piece, so a helper that wakes late delays no other.
+/// memcpy on several cores, for mapped files, whose page faults are slow, and where one core is
+/// slower than the reader of the copy. Each free thread takes the next piece, so a helper that
+/// wakes late delays no other.
 ///
 /// Thread  one at a time
 class ParallelCopy {

@@ -31,7 +31,8 @@ void read_ahead(const fs::path& folder, const std::function<void(std::uint64_t, 
     progress(0, total);
     for (const auto& [path, bytes] : files) {
         const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW)};
-        const Mapping pages{bytes, PROT_READ, MAP_SHARED, file.get()};  // only queried, never touched
+        // Only queried, never touched.
+        const Mapping pages{bytes, PROT_READ, MAP_SHARED, file.get()};
         for (std::uint64_t offset = 0; offset < bytes; offset += chunk.size()) {
             const std::size_t count = std::min<std::uint64_t>(chunk.size(), bytes - offset);
             if (!pages || cached_bytes(pages.bytes().subspan(offset, count)) < count)

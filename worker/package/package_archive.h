@@ -24,8 +24,9 @@ struct UnpackedFile {
     return status.st_ctim.tv_sec * 1'000'000'000LL + status.st_ctim.tv_nsec;
 }
 
-/// Writes AOTInductor's files (`data/aotinductor/…`) below `target`: files 0600, folders 0700, all synced
-/// to disk on return. Skips exported programs and sample inputs, which a package may contain too.
+/// Writes AOTInductor's files (`data/aotinductor/…`) below `target`: files 0600, folders 0700,
+/// all synced to disk on return. Skips exported programs and sample inputs, which a package
+/// may contain too.
 ///
 /// Errors  load_failed for a broken archive, one without AOTInductor files, or one whose names lead
 ///         out of `target`; resources_exhausted if the disk is full

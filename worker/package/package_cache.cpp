@@ -59,7 +59,8 @@ public:
             auto path = name;
             if (::mkdtemp(path.data()) == nullptr)
                 return system_error(fmt::format("creating a folder in the package cache {}", cache.string()), errno);
-            // Between creation and lock, another process may take it for an abandoned one and remove it.
+            // Between creation and lock, another process may take it for an abandoned one
+            // and remove it.
             auto lock = lock_folder(path, LOCK_EX);
             if (lock && is_at(lock, path)) return Partial{path, std::move(lock)};
         }
@@ -74,8 +75,8 @@ public:
     }
 
     [[nodiscard]] const fs::path& path() const noexcept { return path_; }
-    /// Publishes the folder: from now on any process may load it, and none may remove it while this lives.
-    /// False, with errno, if a faster process has published an equal entry.
+    /// Publishes the folder: from now on any process may load it, and none may remove it while this
+    /// lives. False, with errno, if a faster process has published an equal entry.
     [[nodiscard]] bool rename_to(const fs::path& target) {
         ::flock(lock_.get(), LOCK_SH | LOCK_NB);
         if (::rename(path_.c_str(), target.c_str()) != 0) return false;
@@ -176,7 +177,8 @@ std::optional<UnpackedPackage> PackageCache::hold(const std::string& name) const
     const auto entry = folder_ / name;
     if (name.size() != sha256_length) return std::nullopt;
     UniqueFd lock{::open(entry.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)};
-    // The holder of an exclusive lock is about to rename it: waiting would give a folder that is gone.
+    // The holder of an exclusive lock is about to rename it: waiting would give a
+    // folder that is gone.
     if (!lock || ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 || !is_at(lock, entry)) return std::nullopt;
     if (const std::string damaged = damaged_file(entry); !damaged.empty()) {
         spdlog::warn("{} is not as it was unpacked: another program wrote into the package cache, whose code is run "

@@ -22,10 +22,13 @@ struct UnpackedPackage {
 /// AOTInductor packages, unpacked once per content. LibTorch's own loader unpacks into a new folder
 /// in /tmp at each load, and a killed process leaves that behind.
 ///
-///   <sha256>/           one package: data/aotinductor/…, and manifest.json, which lists each file's hash
-/// by-file/<identity>  a link to the entry of a file that was hashed before, so that it is not hashed again
+///   <sha256>/           one package: data/aotinductor/…, and manifest.json, which lists
+///                       each file's hash
+/// by-file/<identity>  a link to the entry of a file that was hashed before, so that it is
+///                     not hashed again
 ///   hashes/<identity>   a link whose target is the SHA-256 of a file that is not unpacked
-/// .partial-<pid>-…    being unpacked, or left by a dead process: the next one that unpacks removes it
+/// .partial-<pid>-…    being unpacked, or left by a dead process: the next one that
+///                     unpacks removes it
 ///
 /// Locks   flock(2) on the folders, held by descriptor, so that a process' death releases them:
 ///         shared while a package is loaded, exclusive while it is unpacked or removed
@@ -42,8 +45,9 @@ public:
     [[nodiscard]] Result<UnpackedPackage> open(const ModelFile& package,
                                                const std::function<void(std::uint64_t)>& progress = {});
 
-    /// Returns the SHA-256 of a file that is not unpacked, such as weights. Reads it once, and remembers
-    /// the hash while its identity stays. `progress` gets the bytes read; not called if the hash is known.
+    /// Returns the SHA-256 of a file that is not unpacked, such as weights. Reads it once, and
+    /// remembers the hash while its identity stays. `progress` gets the bytes read; not called if
+    /// the hash is known.
     /// Errors  load_failed, not_permitted
     [[nodiscard]] Result<std::string> sha256(const ModelFile& file,
                                              const std::function<void(std::uint64_t)>& progress = {}) const;

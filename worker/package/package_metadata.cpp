@@ -21,7 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Inductor's names of vector instruction sets, and the CPU flags they need (torch/_inductor/cpu_vec_isa.py).
+/// Inductor's names of vector instruction sets, and the CPU flags they need
+/// (torch/_inductor/cpu_vec_isa.py).
 constexpr std::array<std::pair<std::string_view, std::string_view>, 5> vector_sets{{
     {"AVX2", "avx2 fma f16c"},
     {"AVX512", "avx512f avx512dq avx512vl avx512bw fma"},

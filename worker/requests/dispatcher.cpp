@@ -83,7 +83,8 @@ Result<> Dispatcher::submit(RequestPtr request) {
     Clock::time_point deadline = request->deadline;
     const bool generates = request->generate != nullptr;
     if (generates) {
-        deadline = std::min(deadline, Clock::now() + request_deadline_ + limits::overrun_grace);  // of a step
+        // Of a step.
+        deadline = std::min(deadline, Clock::now() + request_deadline_ + limits::overrun_grace);
         if (Result<> pushed = steps_->submit(std::move(request)); !pushed) return pushed;
     } else if (Result<> pushed = scheduler_.push(request, running_ ? 1 : 0); !pushed) {
         return pushed;

@@ -20,11 +20,13 @@
 
 namespace bulkhead::worker {
 
-/// Passes requests to the executor one at a time. Answers each exactly once: with its result, its error,
-/// its deadline or its cancellation, whichever comes first. Generation requests go to the step loop.
+/// Passes requests to the executor one at a time. Answers each exactly once: with its result,
+/// its error, its deadline or its cancellation, whichever comes first. Generation requests go to
+/// the step loop.
 ///
-/// A running inference cannot be interrupted. If it was answered early, it runs on and its result is
-/// discarded. Its inputs are released only after it ends, because the model reads them until then.
+/// A running inference cannot be interrupted. If it was answered early, it runs on and its
+/// result is discarded. Its inputs are released only after it ends, because the model reads
+/// them until then.
 ///
 /// Thread  the event loop
 class Dispatcher {
@@ -34,7 +36,8 @@ public:
         std::function<void()> idle;     ///< no request for `limits::idle_after`
         std::function<void()> settled;  ///< the last one in flight has ended
         std::function<void()> ran_out;  ///< a request failed for want of memory
-        /// At most once: an inference exceeds the model's request deadline. The listener must end this process.
+        /// At most once: an inference exceeds the model's request deadline. The listener must
+        /// end this process.
         std::function<void(std::string_view method, std::chrono::milliseconds running)> overrun;
     };
     /// `page` shows what runs; may be null. It must outlive the executor's jobs.

@@ -35,7 +35,8 @@ public:
     virtual ~Requester() = default;
     /// Receives a streaming request's tokens since the last part. Comes before the answer.
     virtual void part(const Request& /*request*/, std::span<const std::int32_t> /*tokens*/) {}
-    /// Exactly one of `completed` and `failed` is called, unless the requester dropped its requests.
+    /// Exactly one of `completed` and `failed` is called, unless the requester
+    /// dropped its requests.
     virtual void completed(const Request& request, Completion completion) = 0;
     virtual void failed(const Request& request, const Error& error) = 0;
     /// Called last: the model no longer reads the inputs, and `request` holds nothing of the
@@ -53,7 +54,8 @@ struct Request {
     channel::Tensors tensors;                    ///< names and dims of `inputs` lie here
     std::vector<TensorView> inputs;              ///< in the method's order
     std::vector<config::ParameterValue> parameters;
-    std::unique_ptr<generation::GenerateParameters> generate;  ///< of a generation request, which has no `parameters`
+    /// Of a generation request, which has no `parameters`.
+    std::unique_ptr<generation::GenerateParameters> generate;
     bool streams = false;
     Clock::time_point received;
     Clock::time_point deadline;
@@ -72,8 +74,9 @@ struct Request {
     bool complete(boost::json::object values = {});
     /// Answers the request with `error`. A later result is discarded.
     void fail(const Error& error);
-    /// Ends the request for its requester, which may then let the executor unmap the slabs. Drops its own reference
-    /// first: the event loop must never unmap, because that waits for the GPU, whose work may never end.
+    /// Ends the request for its requester, which may then let the executor unmap the slabs. Drops
+    /// its own reference first: the event loop must never unmap, because that waits for the GPU,
+    /// whose work may never end.
     void let_go();
 };
 

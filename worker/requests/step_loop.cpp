@@ -116,7 +116,8 @@ void StepLoop::fail_all(const Error& error) {
 
 void StepLoop::answer_early(Number number, Request& request, const Error& error) {
     ++errors_;
-    tell({number});  // first: after the answer at most one more step begins, whose tokens are dropped
+    tell({number});  // first: after the answer at most one more step begins, whose
+                     // tokens are dropped
     request.fail(error);
 }
 
@@ -232,7 +233,8 @@ void StepLoop::obey(const Command& command) {
         batcher_.add(command.number, std::move(*request.generate), request.inputs, request.streams);
     } else if (command.sampling) {
         batcher_.set_sampling(command.number, *command.sampling);
-    } else if (sequences_.erase(command.number) == 1) {  // else it has ended by itself, and that was reported
+    } else if (sequences_.erase(command.number) == 1) {  // else it has ended by itself, and
+                                                         // that was reported
         batcher_.remove(command.number);
         saying_.ends.push_back({command.number, {}});
     }

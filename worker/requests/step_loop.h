@@ -21,8 +21,9 @@ namespace bulkhead::worker::generation {
 /// Carries requests to the batcher, and tokens back. A turn of the batcher is an executor job that
 /// posts itself again, so the model's other methods run between two turns.
 ///
-/// Requests without a slot wait in one queue per channel; channels take turns. Each request is answered exactly once.
-/// One that ends early (cancelled, past its deadline, client gone) loses its slot before the next step.
+/// Requests without a slot wait in one queue per channel; channels take turns. Each request is
+/// answered exactly once. One that ends early (cancelled, past its deadline, client gone) loses its
+/// slot before the next step.
 ///
 /// Thread  the event loop, unless a member says otherwise
 class StepLoop : private Batcher::Listener {

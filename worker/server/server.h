@@ -47,7 +47,8 @@ public:
     Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options);
     ~Server() override;
 
-    /// Sends a hello and runs the event loop until it is stopped. The caller's thread is the executor's cover.
+    /// Sends a hello and runs the event loop until it is stopped. The caller's thread is the
+    /// executor's cover.
     void run();
     /// Accepts nothing new, finishes requests in flight, sends `drained` and exits 0; exits 1 if
     /// the deadline passes first. Of two calls, the earlier deadline counts.
@@ -81,7 +82,8 @@ private:
     void flushed() override { finish_drain_if_done(); }
     void ended(ChannelSession& session, bool was_refused) override;
     void reclaimed(std::uint64_t channel, bool was_refused);
-    [[nodiscard]] bool take_state(ChannelSession& session);  ///< for a stateful model; false: refused, or waiting
+    /// For a stateful model; false: refused, or waiting.
+    [[nodiscard]] bool take_state(ChannelSession& session);
     [[nodiscard]] std::size_t channels_in_use() const;
 
     boost::asio::io_context& io_;
@@ -111,7 +113,8 @@ private:
     std::map<std::uint64_t, std::shared_ptr<ChannelSession>> sessions_;
     std::uint64_t ignored_frames_past_ = 0;  ///< empty packets on ended channels
     std::optional<std::uint64_t> holder_;    ///< the channel that has a stateful model's state
-    std::optional<std::uint64_t> waiting_;   ///< gets the state once the holder, which has gone, is reclaimed
+    std::optional<std::uint64_t> waiting_;   ///< gets the state once the holder, which has
+                                             ///< gone, is reclaimed
     Clock::time_point drain_until_ = Clock::time_point::max();
     Alarm drain_deadline_;
     std::optional<Clock::time_point> importers_until_;  ///< set once a drain waits only for them

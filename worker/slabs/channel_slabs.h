@@ -22,8 +22,9 @@
 
 namespace bulkhead::worker {
 
-/// All slabs of one channel. The client allocates in input slabs, and the model reads them. This class allocates in
-/// output slabs, and the model writes them. Lent slabs are another worker's output slabs, which the model reads.
+/// All slabs of one channel. The client allocates in input slabs, and the model reads them. This
+/// class allocates in output slabs, and the model writes them. Lent slabs are another worker's
+/// output slabs, which the model reads.
 ///
 /// A slab lives until it is returned, or the channel ends. The client can no longer name a returned
 /// slab (`give_back`); its memory is freed when no request reads it (`take_returned`, `drop`).
@@ -38,24 +39,29 @@ public:
                  std::shared_ptr<SlabBudget> worker_bytes);
     ~ChannelSlabs();
 
-    /// Sets the GPU once GPU kinds are agreed. Call it before the first slab of such a kind is added.
+    /// Sets the GPU once GPU kinds are agreed. Call it before the first slab of such a
+    /// kind is added.
     void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { source_.use_gpu(std::move(gpu)); }
 
-    /// Makes a slab of at least `size_bytes`; its offer waits in `take_offers`. A GPU slab is made on the
-    /// executor. Once the client asks for a GPU output slab (`request_id`), all outputs go to that kind.
+    /// Makes a slab of at least `size_bytes`; its offer waits in `take_offers`. A GPU slab is
+    /// made on the executor. Once the client asks for a GPU output slab (`request_id`), all
+    /// outputs go to that kind.
     /// Errors  those of `SlabSource::make`
     Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id = 0,
                  wire::SlabKind kind = wire::SlabKind::host_memfd);
 
-    /// Takes another worker's output slab as input. It counts towards the number of slabs, not their bytes.
-    /// Errors  protocol_violation: a used id, or not a sealed memfd of that size; resources_exhausted
+    /// Takes another worker's output slab as input. It counts towards the number of slabs,
+    /// not their bytes.
+    /// Errors  protocol_violation: a used id, or not a sealed memfd of that size;
+    ///         resources_exhausted
     Result<> lend(std::uint32_t id, std::uint64_t size_bytes, UniqueFd memfd);
 
     struct Offer {
         channel::SlabOffer message;
         int fd;  ///< open until the client returns the slab or the channel ends
     };
-    /// Takes offers of slabs that the client does not know yet. Send them before results that lie in them.
+    /// Takes offers of slabs that the client does not know yet. Send them before results
+    /// that lie in them.
     [[nodiscard]] std::vector<Offer> take_offers();
     /// Takes the events' offers, once. Send them before the first GPU slab.
     [[nodiscard]] std::vector<channel::EventOffer> take_event_offers();
@@ -73,10 +79,13 @@ public:
         wire::LeaseRef lease;
         std::span<std::byte> bytes;
     };
-    /// The kind of slab for outputs. Read it once per request: the client may change it at any time.
+    /// The kind of slab for outputs. Read it once per request: the client may change
+    /// it at any time.
     [[nodiscard]] wire::SlabKind output_kind() const;
-    /// Leases room in an output slab of that kind to the client; adds a slab if none has room. On the executor.
-    /// Errors  resources_exhausted: the client holds too many results, or has given back the last slab of that kind
+    /// Leases room in an output slab of that kind to the client; adds a slab if none has room.
+    /// On the executor.
+    /// Errors  resources_exhausted: the client holds too many results, or has given back the last
+    ///         slab of that kind
     [[nodiscard]] Result<Room> allocate_output(std::uint64_t size_bytes, wire::SlabKind kind);
     /// Errors  protocol_violation: stale, or never leased; an event that is not the client's
     Result<> release(const wire::LeaseRef& lease);
@@ -97,7 +106,8 @@ public:
     /// Bytes of GPU slabs that the client knows and has not returned.
     [[nodiscard]] std::uint64_t gpu_bytes_lent() const;
     /// The client returns a slab.
-    /// Errors  protocol_violation: unknown, returned before, or an output slab that was not withdrawn
+    /// Errors  protocol_violation: unknown, returned before, or an output slab that
+    ///         was not withdrawn
     Result<> give_back(std::uint32_t id);
 
     /// Slabs to be freed.
@@ -137,8 +147,8 @@ private:
     template <typename Matches>
     std::vector<std::uint32_t> withdraw(const Matches& matches);
     [[nodiscard]] std::optional<Room> allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind);
-    /// Doubles the output bytes, so that few slabs reach the bound, but takes at most half of what is left: inputs need
-    /// room, too.
+    /// Doubles the output bytes, so that few slabs reach the bound, but takes at most half of what
+    /// is left: inputs need room, too.
     [[nodiscard]] std::uint64_t output_growth(wire::SlabKind kind) const;
     Result<> make_events();
     [[nodiscard]] Result<> check_event(std::uint32_t event_id) const;  ///< with the lock held

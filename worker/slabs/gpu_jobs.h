@@ -20,11 +20,13 @@ namespace bulkhead::worker {
 
 /// Executor jobs that make slabs on the GPU, or wait for its work before slabs are freed.
 ///
-/// The GPU may never end its work: a wait for an event of a client that died before it recorded the event lasts for ever
-/// (H200, driver 580), a wait for a client that stalls lasts as long, and no call cancels one. So the first job that has
-/// run for `deadline` calls `stuck`, and the process must end.
+/// The GPU may never end its work: a wait for an event of a client that died before it recorded the
+/// event lasts for ever (H200, driver 580), a wait for a client that stalls lasts as long, and no
+/// call cancels one. So the first job that has run for `deadline` calls `stuck`, and the process
+/// must end.
 ///
-/// Thread  the event loop, which calls no driver: the call might not return either. Must outlive the executor's jobs
+/// Thread  the event loop, which calls no driver: the call might not return either. Must outlive
+///         the executor's jobs
 class GpuJobs {
 public:
     /// `page` may be null. `stuck` is called once.
@@ -33,8 +35,8 @@ public:
 
     /// `what` names the job in the error and on the page: "freeing slabs of channel 3".
     void post(std::string what, Executor::Job job);
-    /// Posts a job that waits for all work on the GPU. Post what frees the slabs after it: that takes long for host
-    /// slabs, and waits for nothing more. No effect without a GPU.
+    /// Posts a job that waits for all work on the GPU. Post what frees the slabs after it: that
+    /// takes long for host slabs, and waits for nothing more. No effect without a GPU.
     void post_wait(std::shared_ptr<const cuda::Gpu> gpu, std::string what);
 
 private:

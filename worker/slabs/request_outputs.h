@@ -36,7 +36,8 @@ public:
 
 private:
     std::shared_ptr<ChannelSlabs> slabs_;
-    const wire::SlabKind kind_;             ///< fixed for this request, whatever the client changes meanwhile
+    const wire::SlabKind kind_;             ///< fixed for this request, whatever the client
+                                            ///< changes meanwhile
     std::optional<cuda::CUstream> stream_;  ///< set by `begin_on`
     Model& model_;
     std::span<const channel::Tensor> inputs_;

@@ -25,7 +25,8 @@ struct SlabMemory {
     SlabMemory(cuda::LegacySlab slab, const wire::CudaIpcHandle& shared)
         : kind{wire::SlabKind::cuda_ipc}, bytes{device_bytes(slab)}, owner{std::move(slab)}, handle{shared} {}
 
-    /// Makes cleared device memory, of kind cuda_vmm or cuda_ipc and at least `size_bytes`. On the executor.
+    /// Makes cleared device memory, of kind cuda_vmm or cuda_ipc and at least `size_bytes`.
+    /// On the executor.
     /// Errors  out_of_memory, not_permitted, input_invalid
     static Result<SlabMemory> on_gpu(wire::SlabKind kind, const std::shared_ptr<const cuda::Gpu>& gpu,
                                      std::uint64_t size_bytes);

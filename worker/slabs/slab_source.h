@@ -36,7 +36,8 @@ public:
         SlabMemory memory;
     };
     /// Makes at least `size_bytes`. A GPU kind is made on the executor.
-    /// Errors  resources_exhausted naming `channel.max`, `channel.worker_max`, or what the machine lacks
+    /// Errors  resources_exhausted naming `channel.max`, `channel.worker_max`, or what
+    ///         the machine lacks
     [[nodiscard]] Result<Made> make(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes);
     /// Reserves for one more slab. Errors  resources_exhausted
     [[nodiscard]] Result<Reservation> reserve(std::uint64_t bytes) const;

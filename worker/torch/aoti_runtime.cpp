@@ -54,8 +54,8 @@ private:
                           std::move(remedy)}};
 }
 
-/// Checks dynamic dims. A package takes one input's size for all dims of one symbolic size, and does not tell which
-/// inputs share it.
+/// Checks dynamic dims. A package takes one input's size for all dims of one symbolic size, and
+/// does not tell which inputs share it.
 void check_dynamic_dims(const config::ModelSpec& spec, const config::MethodSpec& method) {
     std::size_t count = 0;
     std::string unnamed;

@@ -12,7 +12,8 @@
 
 namespace bulkhead::worker {
 
-/// A LibTorch runner that knows its model's number of tensors; any other number would read out of bounds.
+/// A LibTorch runner that knows its model's number of tensors; any other number would read
+/// out of bounds.
 template <typename Runner>
 class CountedRunner final : public Runner {
 public:
@@ -31,12 +32,14 @@ public:
 /// run (else they would read garbage), and their error messages are captured.
 void prepare_for_aoti();
 
-/// Throws  ErrorException (config_invalid) if the declaration does not fit the model's number of inputs
+/// Throws  ErrorException (config_invalid) if the declaration does not fit the model's
+///         number of inputs
 [[nodiscard]] std::unique_ptr<Runtime>
 make_aoti_runtime(const config::ModelSpec& spec, std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner,
                   std::size_t input_count);
 
-/// Call it in a catch block. Throws the message that the model printed, or rethrows if it printed none.
+/// Call it in a catch block. Throws the message that the model printed, or rethrows if
+/// it printed none.
 [[noreturn]] void rethrow_in_own_words();
 
 /// Loads a compiled model with one of LibTorch's runners, such as AOTIModelContainerRunnerCpu,

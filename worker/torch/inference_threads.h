@@ -12,8 +12,9 @@ namespace bulkhead::worker {
 /// Returns the declared number, else `allowed_cores`.
 [[nodiscard]] int inference_threads(const config::ModelSpec& spec);
 
-/// Sets the calling thread's number of OpenMP threads. OpenMP keeps it for each thread that starts a parallel region,
-/// and a package's kernels ask OpenMP, not LibTorch: so call it on each thread that loads or infers.
+/// Sets the calling thread's number of OpenMP threads. OpenMP keeps it for each thread that starts
+/// a parallel region, and a package's kernels ask OpenMP, not LibTorch: so call it on each thread
+/// that loads or infers.
 void use_threads(int count);
 
 /// Assigns one of `cores` to each of `count` threads, if there are enough and `count` > 1; each

@@ -38,7 +38,8 @@ public:
     /// Returns the contents' SHA-256 in hexadecimal; `progress` gets the number of bytes read.
     [[nodiscard]] Result<std::string> sha256(const std::function<void(std::uint64_t)>& progress) const;
 
-    /// A reader for LibTorch; must not outlive this object. Throws  std::runtime_error if reading fails
+    /// A reader for LibTorch; must not outlive this object.
+    /// Throws  std::runtime_error if reading fails
     [[nodiscard]] std::shared_ptr<caffe2::serialize::ReadAdapterInterface>
     reader(std::function<void(std::uint64_t)> progress) const;
 

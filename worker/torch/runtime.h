@@ -25,7 +25,8 @@ struct Parts;
 class Runtime {
 public:
     virtual ~Runtime() = default;
-    /// Calls a method. If it takes its outputs as arguments, `inputs` may end with room for them, which it returns.
+    /// Calls a method. If it takes its outputs as arguments, `inputs` may end with room for them,
+    /// which it returns.
     /// Throws  what LibTorch throws (c10::Error, std::exception); the caller translates it once
     virtual std::vector<at::Tensor> call(const config::MethodSpec& method, const std::vector<at::Tensor>& inputs,
                                          const std::vector<config::ParameterValue>& parameters) = 0;
@@ -55,8 +56,8 @@ public:
     virtual at::Tensor place_weight(const TensorView& weight) = 0;
     /// Memory still free for KV and, on a GPU, weights.
     [[nodiscard]] virtual std::uint64_t free_bytes() const = 0;
-    /// Makes the engine that steps the package's functions; captures graphs if the device has them and `graphs` allows
-    /// it.
+    /// Makes the engine that steps the package's functions; captures graphs if the device has them
+    /// and `graphs` allows it.
     /// Errors  out_of_memory, capture_failed where graphs are `required`
     virtual Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
                                                                     const LoadContext& context) = 0;
@@ -66,7 +67,8 @@ public:
     virtual Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,
                              Runtime& runtime, const LoadContext& context) = 0;
 
-    /// Runs one request: views in, results into the sink. On a CPU the runtime's inputs are the views themselves.
+    /// Runs one request: views in, results into the sink. On a CPU the runtime's inputs are the
+    /// views themselves.
     virtual Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
                          const std::vector<config::ParameterValue>& parameters, OutputSink& sink) = 0;
 

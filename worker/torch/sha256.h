@@ -9,7 +9,8 @@ struct evp_md_ctx_st;
 
 namespace bulkhead::worker {
 
-/// A SHA-256 computation. Throws  std::runtime_error if OpenSSL is out of memory or forbids the hash
+/// A SHA-256 computation.
+/// Throws  std::runtime_error if OpenSSL is out of memory or forbids the hash
 class Sha256 {
 public:
     Sha256();

@@ -59,10 +59,12 @@ bool may_return_an_input_unannounced(const torch::jit::Node& node) {
     return handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
-/// Whether the method may write to its inputs, by LibTorch's alias analysis, which treats unknown operators
-/// as writes. A write after an operator that may return its input counts as a write to that input.
+/// Whether the method may write to its inputs, by LibTorch's alias analysis, which treats
+/// unknown operators as writes. A write after an operator that may return its input counts as a
+/// write to that input.
 bool writes_inputs(const torch::jit::Method& method, const std::vector<ArgumentSource>& arguments, std::size_t inputs) {
-    std::shared_ptr<torch::jit::Graph> graph = method.graph()->copy();  // a copy: the iterator needs a non-const graph
+    // A copy: the iterator needs a non-const graph.
+    std::shared_ptr<torch::jit::Graph> graph = method.graph()->copy();
     torch::jit::Inline(*graph);
     const torch::jit::AliasDb aliases{graph};
     std::vector<torch::jit::Node*> passing;

@@ -12,8 +12,9 @@
 namespace bulkhead::worker {
 namespace {
 
-/// Extracts the words of "The following operation failed in the TorchScript interpreter. Traceback … RuntimeError:
-/// words". The traceback's lines are indented or start with "Traceback"; code of its last frame follows beneath.
+/// Extracts the words of "The following operation failed in the TorchScript interpreter. Traceback
+/// … RuntimeError: words". The traceback's lines are indented or start with "Traceback"; code of
+/// its last frame follows beneath.
 std::string_view after_traceback(std::string_view text) {
     if (text.find("failed in the TorchScript interpreter") == std::string_view::npos) return text;
     for (const std::string_view start : {"\nRuntimeError: ", "\ntorch.jit.Error: "})
@@ -28,7 +29,8 @@ std::string own_words(const std::exception& exception) {
     const auto* error = dynamic_cast<const c10::Error*>(&exception);
     std::string_view text = error != nullptr ? error->what_without_backtrace() : exception.what();
     text = trimmed(after_traceback(trimmed(text)));
-    // Cuts what LibTorch appends if TORCH_SHOW_CPP_STACKTRACES is set, or a compiled extension threw.
+    // Cuts what LibTorch appends if TORCH_SHOW_CPP_STACKTRACES is set, or a compiled
+    // extension threw.
     for (const std::string_view stack : {"\nException raised from ", "\nC++ CapturedTraceback:"})
         text = text.substr(0, text.find(stack));
 

@@ -56,8 +56,8 @@ std::filesystem::path fleet_file(const Session& session, const Examination& exam
     return text_member(control->call("daemon.info", {}, limits::answer).value().result, "fleet");
 }
 
-/// Replaces a fleet model's name by its engine; adds its options, its interpreter, and its variables
-/// to this process's environment.
+/// Replaces a fleet model's name by its engine; adds its options, its interpreter, and its
+/// variables to this process's environment.
 void find_model(const Session& session, Examination& examination) {
     const std::filesystem::path file = fleet_file(session, examination);
     const config::ReadFleet read = config::read_fleet(file);

@@ -57,7 +57,8 @@ std::size_t first_new_line(const json::array& lines, const json::value& last) {
 
 namespace {
 
-/// False if the subscription ended and should be renewed; the next call finds out whether the daemon has gone.
+/// False if the subscription ended and should be renewed; the next call finds out whether the
+/// daemon has gone.
 bool wait_for_more(ControlClient& control) {
     const Result<> waited = control.wait_notification();
     if (!waited && waited.error().code == ErrorCode::not_running) return false;
@@ -78,7 +79,8 @@ int watch_workers(const Session& session) {
     (void)control.call("events.subscribe", {}, limits::answer).value();
     bool interrupted = false;
     control.on_reconnect([&] {
-        static_cast<void>(control.call("events.subscribe"));  // if it fails, the picture still updates once a second
+        // If it fails, the picture still updates once a second.
+        static_cast<void>(control.call("events.subscribe"));
         interrupted = true;
     });
     const bool redraw = is_terminal(stdout);
@@ -90,7 +92,8 @@ int watch_workers(const Session& session) {
             interruption.tell(session, "changes");
         }
         pollfd ready{control.fd(), POLLIN, 0};
-        ::poll(&ready, 1, static_cast<int>(limits::watch.count()));  // the next call reads what arrived
+        // The next call reads what arrived.
+        ::poll(&ready, 1, static_cast<int>(limits::watch.count()));
     }
 }
 
@@ -130,7 +133,8 @@ int follow_logs(const Session& session, const Logs& logs) {
         const Answer tail = control.call("logs.tail", asked, limits::renewal).value();
         if (renewed) interruption.tell(session, "lines");
         const json::array& lines = array_member(tail.result, "lines");
-        const bool shown_none = renewed && !last;  // then only lines newer than this command are new
+        const bool shown_none = renewed && !last;  // then only lines newer than this
+                                                   // command are new
         for (std::size_t i = last ? first_new_line(lines, *last) : 0; i < lines.size(); ++i) {
             if (shown_none && integer_member(lines[i], "time").value_or(0) < began) continue;
             print_line(lines[i]);

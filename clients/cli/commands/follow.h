@@ -10,10 +10,12 @@
 
 namespace bulkhead::cli {
 
-/// Prints "note: …" to standard error, with --json {"note": …}, so that it is not part of a command's output.
+/// Prints "note: …" to standard error, with --json {"note": …}, so that it is not part of a
+/// command's output.
 void tell_note(const Session& session, std::string_view text);
 
-/// Tells the user of a waiting call that a new supervisor took it over. `then` runs afterwards, to subscribe again.
+/// Tells the user of a waiting call that a new supervisor took it over. `then` runs afterwards, to
+/// subscribe again.
 void report_new_supervisors(const Session& session, ControlClient& control, std::function<void()> then = {});
 
 /// Tells why a subscription ended, from the supervisor's pid: there is another supervisor, or the
@@ -21,7 +23,8 @@ void report_new_supervisors(const Session& session, ControlClient& control, std:
 class Interruption {
 public:
     explicit Interruption(ControlClient& control) : control_{control} {}
-    /// Call it before each subscription: a later call could reconnect and lose the subscription unnoticed.
+    /// Call it before each subscription: a later call could reconnect and lose the
+    /// subscription unnoticed.
     void ask();
     /// Names what may be missing: `what`, such as "events".
     void tell(const Session& session, std::string_view what) const;

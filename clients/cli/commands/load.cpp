@@ -50,7 +50,8 @@ json::value call_with_progress(const Session& session, std::string_view method, 
         json::object wanted;
         if (!choice.all) wanted["models"] = json::value_from(choice.models);
         report_new_supervisors(session, control, [&control, wanted] {
-            static_cast<void>(control.call("events.subscribe", wanted, limits::answer));  // on failure: no progress
+            // On failure: no progress.
+            static_cast<void>(control.call("events.subscribe", wanted, limits::answer));
         });
         (void)control.call("events.subscribe", wanted, limits::answer).value();
     }

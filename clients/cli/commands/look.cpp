@@ -59,7 +59,8 @@ int show_crashes(const Session& session, const Crashes& crashes) {
     const json::value answer = session.ask("crashes.list", std::move(params));
     const json::array& reports = array_member(answer, "crashes");
     if (reports.empty() && !crashes.model.empty())
-        (void)session.ask("model.why", {{"model", crashes.model}});  // refuses a model that the fleet does not know
+        // Refuses a model that the fleet does not know.
+        (void)session.ask("model.why", {{"model", crashes.model}});
     if (session.json) return print_json(answer);
     const Style style = Style::of(stdout);
     // For one model, the newest in full, or as many as asked for; earlier ones in one line each.

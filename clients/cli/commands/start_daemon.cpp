@@ -104,7 +104,8 @@ Result<json::value> start_daemon(const StartOptions& options) {
     if (!pid)
         return Error{pid.error().code, pid.error().attempt,
                      pid.error().remedy.empty() ? "install bulkheadd beside this program" : pid.error().remedy};
-    const UniqueFd pidfd = pidfd_of(*pid);  // our unreaped child, so the pid cannot be another process'
+    const UniqueFd pidfd = pidfd_of(*pid);  // our unreaped child, so the pid cannot be
+                                            // another process'
     if (!pidfd) return system_error("opening a pidfd of the daemon", errno);
 
     while (left() > limits::start_probe) {

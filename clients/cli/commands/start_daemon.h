@@ -14,14 +14,16 @@ struct StartOptions {
     std::filesystem::path socket;
 };
 
-/// Starts a daemon in its own session and waits until it answers `daemon.info`. Returns that result.
+/// Starts a daemon in its own session and waits until it answers `daemon.info`.
+/// Returns that result.
 ///
 /// The daemon's output goes to `logs/bulkheadd.out` beside the socket. A pipe would end with us,
 /// and a daemon must neither die of SIGPIPE nor wait for a reader. If it dies before it answers,
 /// that output becomes the error.
 ///
-/// Errors  already_running, config_invalid, not_permitted for a runtime directory that others can write to,
-///         deadline_exceeded after `limits::start` (names the daemon, which keeps running)
+/// Errors  already_running, config_invalid, not_permitted for a runtime directory that others
+///         can write to, deadline_exceeded after `limits::start` (names the daemon, which
+///         keeps running)
 [[nodiscard]] Result<boost::json::value> start_daemon(const StartOptions& options);
 
 /// The folder of this program, where `bulkheadd` lies too.

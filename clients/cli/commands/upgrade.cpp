@@ -86,8 +86,8 @@ Outcome outcome_of(const json::value& worker, const json::array& now) {
     return pid || state == "backoff" || state == "quarantined" ? Outcome::lost : Outcome::ended;
 }
 
-/// Why the keeper is still the old program although it should have re-executed; nothing if it is not, or is too old to
-/// tell.
+/// Why the keeper is still the old program although it should have re-executed; nothing if it is
+/// not, or is too old to tell.
 std::optional<Error> keeper_left_behind(const json::value& before, const json::value& now) {
     const auto executions = integer_member(now, "keeper_executions");
     if (!executions || *executions != integer_member(before, "keeper_executions").value_or(0)) return std::nullopt;
@@ -156,7 +156,8 @@ int upgrade(const Session& session, bool supervisor_only) {
                           "`bulkhead why` and `bulkhead logs` of that model tell the reason"}};
 }
 
-/// The errors of an invalid file, converted from the daemon's answer, which spells them as `validate --json` does.
+/// The errors of an invalid file, converted from the daemon's answer, which spells them as
+/// `validate --json` does.
 std::vector<config::Diagnostic> diagnostics_from(const json::object& data) {
     std::vector<config::Diagnostic> all;
     const json::value whole(data);

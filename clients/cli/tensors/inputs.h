@@ -18,7 +18,8 @@ struct Assignment {
     std::string value;
 };
 
-/// Lets an option be repeated, with one "name=value" each. `type` describes it in the help: "NAME=DATA".
+/// Lets an option be repeated, with one "name=value" each. `type` describes it in the
+/// help: "NAME=DATA".
 void take_assignments(CLI::Option* option, const char* type);
 /// Makes an option take a duration such as 5s.
 void take_duration(CLI::Option* option);
@@ -26,13 +27,15 @@ void take_duration(CLI::Option* option);
 /// Splits a text that `take_assignments` accepted.
 [[nodiscard]] Assignment split(const std::string& text);
 
-/// The source of an input's numbers. Files are opened and checked before a model is loaded for them.
+/// The source of an input's numbers. Files are opened and checked before a model is
+/// loaded for them.
 struct Source {
     std::string name;
     std::variant<NpyFile, boost::json::value> data;
 };
 
-/// Parses "name=@FILE.npy" or "name=JSON". Errors  input_invalid naming the input; those of NpyFile::open
+/// Parses "name=@FILE.npy" or "name=JSON".
+/// Errors  input_invalid naming the input; those of NpyFile::open
 [[nodiscard]] Result<std::vector<Source>> open_sources(const std::vector<std::string>& texts);
 
 /// Finds a method in `welcome`'s description. Errors  method_unknown naming the known ones
@@ -46,7 +49,8 @@ struct Inputs {
 
 /// Leases room for each source and fills it; a file's data are read straight into shared memory.
 /// The names point into `sources`, which must outlive them.
-/// Errors  input_invalid for JSON if the method describes no such input; as `dims_of`, `fill`, `Channel::allocate`
+/// Errors  input_invalid for JSON if the method describes no such input; as `dims_of`, `fill`,
+///         `Channel::allocate`
 [[nodiscard]] Result<Inputs> fill_inputs(Channel& channel, const boost::json::value& method,
                                          const std::vector<Source>& sources);
 

@@ -46,7 +46,8 @@ Error damaged(std::string attempt) {
 
 }  // namespace
 
-/// Parses the header, a Python dictionary: {'descr': '<f4', 'fortran_order': False, 'shape': (1, 512), }
+/// Parses the header, a Python dictionary: {'descr': '<f4', 'fortran_order': False,
+/// 'shape': (1, 512), }
 struct NpyHeaderParser {
     std::string_view text;
 
@@ -142,7 +143,8 @@ struct NpyHeaderParser {
 
 Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
     const std::string step = "reading " + path.string();
-    UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO must not block us
+    // A FIFO must not block us.
+    UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (!file) {
         Error error = system_error(step, errno);
         if (errno == ENOENT) error.code = ErrorCode::input_invalid;

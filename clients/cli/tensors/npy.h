@@ -13,13 +13,16 @@
 
 namespace bulkhead::cli {
 
-/// A NumPy .npy file, opened and checked. Its data are read later, straight to where they are needed.
+/// A NumPy .npy file, opened and checked. Its data are read later, straight to where
+/// they are needed.
 ///
-/// Format versions 1 and 2, little-endian, C order. The file must be exactly as long as its header says.
+/// Format versions 1 and 2, little-endian, C order. The file must be exactly as long as
+/// its header says.
 /// Source  NEP 1, numpy.lib.format
 class NpyFile {
 public:
-    /// Errors  input_invalid naming what was found and how to save the array instead; dtype_unsupported
+    /// Errors  input_invalid naming what was found and how to save the array instead;
+    ///         dtype_unsupported
     static Result<NpyFile> open(const std::filesystem::path& path);
 
     [[nodiscard]] wire::DType dtype() const noexcept { return header_.dtype; }

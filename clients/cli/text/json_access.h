@@ -7,7 +7,8 @@
 
 #include <boost/json.hpp>
 
-/// Reads members of an answer without trusting it: a missing, null or wrongly typed member counts as absent.
+/// Reads members of an answer without trusting it: a missing, null or wrongly typed member
+/// counts as absent.
 namespace bulkhead::cli {
 
 namespace json = boost::json;
@@ -47,7 +48,8 @@ namespace json = boost::json;
     return found != nullptr && found->is_bool() && found->get_bool();
 }
 
-/// Whether a model's files are in the page cache, from its row: "near", "far", or nothing if unknown.
+/// Whether a model's files are in the page cache, from its row: "near", "far", or
+/// nothing if unknown.
 [[nodiscard]] inline std::string_view near_text(const json::value& row) {
     const json::value* found = member(row, "near");
     if (found == nullptr || !found->is_bool()) return {};

@@ -46,8 +46,8 @@ std::string gpus_text(const json::value& info) {
     return all.empty() ? "none" : all;
 }
 
-/// The most that a process of the model held on its device, which plans its next load: "275.2 MiB", of one that
-/// took more than was estimated "275.2 MiB (+10 %)".
+/// The most that a process of the model held on its device, which plans its next load: "275.2 MiB",
+/// of one that took more than was estimated "275.2 MiB (+10 %)".
 Table::Cell measured_cell(const json::value* memory) {
     const json::value* measured = memory != nullptr ? member(*memory, "measured") : nullptr;
     const json::value* device = measured != nullptr ? member(*measured, "device") : nullptr;

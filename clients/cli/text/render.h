@@ -1,6 +1,7 @@
 #pragma once
 
-/// Renders the daemon's answers for people. Pure functions; they make all text from peers printable.
+/// Renders the daemon's answers for people. Pure functions; they make all text from
+/// peers printable.
 
 #include <cstdint>
 #include <optional>
@@ -32,7 +33,8 @@ namespace bulkhead::cli {
 /// "2026-11-21 14:05:09.123", local time.
 [[nodiscard]] std::string date_text(std::int64_t unix_ms);
 
-/// "error: attempt (code)" and the remedy on a line of its own; with `as_json` the one object of --json.
+/// "error: attempt (code)" and the remedy on a line of its own; with `as_json` the one
+/// object of --json.
 [[nodiscard]] std::string render_error(const Error& error, bool as_json, Style style);
 [[nodiscard]] boost::json::object error_json(const Error& error);
 
@@ -42,7 +44,8 @@ namespace bulkhead::cli {
 /// `errors`, or `warnings`, of the output of `validate --json`.
 [[nodiscard]] boost::json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics);
 
-/// Leaves out the columns of estimated and measured memory where the table would be wider than `columns_max`.
+/// Leaves out the columns of estimated and measured memory where the table would be wider than
+/// `columns_max`.
 [[nodiscard]] std::string render_workers(const boost::json::array& rows, Style style,
                                          std::size_t columns_max = std::string::npos);
 [[nodiscard]] std::string render_loaded(const boost::json::array& models, Style style);

@@ -52,7 +52,8 @@ std::string render_methods(const json::object& methods, Style style) {
     Table table{{{"METHOD"}, {"KIND"}, {"NAME"}, {"TYPE"}, {"DESCRIPTION"}}};
     for (const auto& entry : methods) {
         const std::string_view name = entry.key();
-        const json::value& method = entry.value();  // clang 14 cannot capture a structured binding below
+        const json::value& method = entry.value();  // clang 14 cannot capture a
+                                                    // structured binding below
         table.row({std::string{name}, bool_member(method, "streams") ? "streams" : "-", "-", "-",
                    text_member(method, "description")});
         const auto rows = [&](std::string_view members, const char* kind, const auto& type_text) {

@@ -42,7 +42,8 @@ std::vector<std::size_t> share_out(const std::vector<std::uint64_t>& bytes, std:
         shares[i] = std::max<std::size_t>(until > given ? until - given : 0, bytes[i] > 0 ? 1 : 0);
         given += shares[i];
     }
-    for (; given > columns; --given) --*std::ranges::max_element(shares);  // removes what rounding up added
+    // Removes what rounding up added.
+    for (; given > columns; --given) --*std::ranges::max_element(shares);
     return shares;
 }
 

@@ -20,9 +20,9 @@ struct Fills {
     [[nodiscard]] static Fills of(bool colours, bool utf8);
 };
 
-/// Draws one device's memory as a bar of `columns`: each worker's part, named if it fits, and blanks;
-/// at the right end what is kept for others and what they use; free memory between. The whole bar is
-/// what the daemon may use, and shows others only as far as they reduce that.
+/// Draws one device's memory as a bar of `columns`: each worker's part, named if it fits, and
+/// blanks; at the right end what is kept for others and what they use; free memory between. The
+/// whole bar is what the daemon may use, and shows others only as far as they reduce that.
 [[nodiscard]] Line bar_of(const DeviceRow& device, std::size_t columns, const Fills& fills, bool utf8);
 
 /// Shares out `columns`, which stand for `whole`, over `bytes`: each non-zero entry gets at least

@@ -5,7 +5,8 @@
 namespace bulkhead::cli::top {
 namespace {
 
-/// The sixteen colours that users can configure in every terminal; parts of a bar are dark on light.
+/// The sixteen colours that users can configure in every terminal; parts of a bar are
+/// dark on light.
 std::string_view code_of(Ink ink) {
     switch (ink) {
     case Ink::plain: break;

@@ -45,7 +45,8 @@ public:
     [[nodiscard]] std::size_t width() const;
     [[nodiscard]] const std::vector<Span>& spans() const { return spans_; }
     [[nodiscard]] std::string text() const;
-    /// With escape sequences if `colours`; without them, `chosen` and bar parts without fill do not show.
+    /// With escape sequences if `colours`; without them, `chosen` and bar parts without
+    /// fill do not show.
     [[nodiscard]] std::string painted(bool colours) const;
     friend bool operator==(const Line&, const Line&) = default;
 

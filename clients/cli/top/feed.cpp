@@ -69,7 +69,8 @@ void Feed::ask() {
     listen();
     ask("fleet.status", &Sampler::Answers::status);
     ask("fleet.memory", &Sampler::Answers::memory);
-    if (has_gpus_) ask("gpu.status", &Sampler::Answers::gpus);  // without GPUs, this would wake the driver
+    // Without GPUs, this would wake the driver.
+    if (has_gpus_) ask("gpu.status", &Sampler::Answers::gpus);
 }
 
 void Feed::ask(const char* method, json::value Sampler::Answers::*place) {

@@ -24,8 +24,8 @@ struct Outcome {
     bool is_bad = false;
 };
 
-/// Asks the daemon once a second, receives its events, and carries out orders, while its loop runs. Waits for a daemon
-/// that goes away. The loop must not run after its end.
+/// Asks the daemon once a second, receives its events, and carries out orders, while its loop runs.
+/// Waits for a daemon that goes away. The loop must not run after its end.
 class Feed {
 public:
     using Clock = std::chrono::steady_clock;

@@ -36,7 +36,8 @@ Line title(const Screen& screen, const View& view) {
     line.add(fmt::format("{}{} requests/s", dot, rate_text(requests)));
     if (generates) line.add(fmt::format("{}{} tokens/s", dot, rate_text(tokens)));
     if (waiting > 0) line.add(fmt::format("{}{} wait", dot, waiting), Ink::busy);
-    const std::string clock = now.time_ms > 0 ? clock_text(now.time_ms).substr(0, 8) : "";  // no milliseconds
+    // No milliseconds.
+    const std::string clock = now.time_ms > 0 ? clock_text(now.time_ms).substr(0, 8) : "";
     if (!clock.empty() && line.width() + 2 + clock.size() <= view.columns)
         line.pad_to(view.columns - clock.size()).add(clock, Ink::dim);
     return line;

@@ -13,7 +13,8 @@ struct View {
     bool utf8 = false;
 };
 
-/// Draws a screen: at most `rows` lines of at most `columns` columns. Scrolls the table to show the cursor.
+/// Draws a screen: at most `rows` lines of at most `columns` columns. Scrolls the table to
+/// show the cursor.
 [[nodiscard]] Frame draw(Screen& screen, const View& view);
 
 /// Draws only the table: a heading, then rows [first, first + count).

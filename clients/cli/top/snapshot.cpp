@@ -71,7 +71,8 @@ DeviceRow device_of(const json::value& ledger) {
     return device;
 }
 
-/// Makes the row of a device without a ledger: its workers' present use; the rest of the used memory is others'.
+/// Makes the row of a device without a ledger: its workers' present use; the rest of the used
+/// memory is others'.
 DeviceRow device_of(std::string name, std::uint64_t total, std::uint64_t used, std::uint64_t blanks,
                     const std::vector<WorkerRow>& workers) {
     DeviceRow device;

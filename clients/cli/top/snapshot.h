@@ -23,7 +23,8 @@ struct WorkerRow {
     std::optional<std::uint64_t> bytes;     ///< on its device; without one, on the host
     std::optional<std::uint64_t> allocated;  ///< on a GPU, by torch's allocator, to tensors
     std::optional<std::uint64_t> reserved;   ///< on a GPU, by torch's allocator
-    std::optional<std::uint64_t> peak;       ///< on its device, since it began to serve; else the peak of `reserved`
+    std::optional<std::uint64_t> peak;       ///< on its device, since it began to serve; else the
+                                             ///< peak of `reserved`
     double requests_per_s = 0;
     std::optional<double> tokens_per_s;  ///< null unless the model generates
     std::optional<double> p50_ms;        ///< of a request; for a generating model, of a step
@@ -65,7 +66,8 @@ struct DeviceRow {
 
     [[nodiscard]] std::uint64_t sum(Part::Kind kind) const;
     [[nodiscard]] std::uint64_t kept() const { return margin + promised; }
-    /// By how much `bytes` that are not for the daemon reduce its share: they take the rest of the device first.
+    /// By how much `bytes` that are not for the daemon reduce its share: they take the rest of
+    /// the device first.
     [[nodiscard]] std::uint64_t crowding(std::uint64_t bytes) const;
     /// Bytes of the daemon's share in use.
     [[nodiscard]] std::uint64_t used() const;

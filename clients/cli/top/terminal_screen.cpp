@@ -66,7 +66,8 @@ Result<> TerminalScreen::show(Frame frame) {
     std::string text{shown_ ? "" : "\x1b[2J"};
     for (std::size_t i = 0; i < frame.size(); ++i) {
         if (shown_ && i < shown_->size() && (*shown_)[i] == frame[i]) continue;
-        // Erased first: after a line that reaches the right edge, the cursor is still on its last character.
+        // Erased first: after a line that reaches the right edge, the cursor is still on its
+        // last character.
         text += fmt::format("\x1b[{};1H\x1b[2K{}", i + 1, frame[i].painted(colours_));
     }
     shown_ = std::move(frame);

@@ -166,7 +166,8 @@ private:
         input_.async_wait(asio::posix::descriptor_base::wait_read, [this](boost::system::error_code) {
             std::array<char, 256> bytes;
             const ssize_t count = ::read(input_.native_handle(), bytes.data(), bytes.size());
-            if (count == 0 || (count < 0 && errno != EINTR && errno != EAGAIN)) {  // the terminal has closed
+            // The terminal has closed.
+            if (count == 0 || (count < 0 && errno != EINTR && errno != EAGAIN)) {
                 ended_ = 0;
             } else if (count > 0) {
                 keys_.feed({bytes.data(), static_cast<std::size_t>(count)});
@@ -202,7 +203,8 @@ private:
     Screen screen_;
     KeyReader keys_;
     Clock::time_point keys_came_at_{};
-    bool at_once_ = false;  ///< draw without delay; before the first answer there is nothing to draw
+    bool at_once_ = false;  ///< draw without delay; before the first answer there is
+                            ///< nothing to draw
     bool changed_ = false;  ///< draw after `redraw_pause`
     Clock::time_point drawn_at_{};
     std::optional<int> ended_;  ///< by this signal; 0: by the user
@@ -212,7 +214,8 @@ private:
 int run_session(const std::filesystem::path& socket) {
     // Opened again: Asio makes it non-blocking, which the shell's own descriptor must not become.
     UniqueFd input{::open("/proc/self/fd/0", O_RDONLY | O_CLOEXEC | O_NOCTTY)};
-    if (!input) input = UniqueFd{::open("/dev/tty", O_RDONLY | O_CLOEXEC)};  // after `su`, the other is refused
+    // After `su`, the other is refused.
+    if (!input) input = UniqueFd{::open("/dev/tty", O_RDONLY | O_CLOEXEC)};
     if (!input) {
         Error error = system_error("opening the terminal", errno);
         error.remedy = "use --once";
@@ -262,7 +265,8 @@ int print_rows(const std::filesystem::path& socket) {
 int run_screen(const std::filesystem::path& socket) {
     (void)ControlClient::connect(socket).value();  // throws if no daemon answers
     try {
-        if (const int signal = run_session(socket); signal != 0) ::raise(signal);  // for the shell's exit status
+        // For the shell's exit status.
+        if (const int signal = run_session(socket); signal != 0) ::raise(signal);
         return 0;
     } catch (...) {
         throw;  // caught so that unwinding restores the terminal

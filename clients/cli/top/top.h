@@ -12,7 +12,8 @@ namespace bulkhead::cli::top {
 [[nodiscard]] int print_rows(const std::filesystem::path& socket);
 
 /// Runs the full screen until the user quits. Waits for a daemon that goes away.
-/// Throws  ErrorException: input_invalid without a terminal; not_running if no daemon runs at the start
+/// Throws  ErrorException: input_invalid without a terminal; not_running if no daemon
+///         runs at the start
 [[nodiscard]] int run_screen(const std::filesystem::path& socket);
 
 /// Whether standard input and output are a terminal that supports drawing.

@@ -95,7 +95,8 @@ template <typename T>
 void AsyncChannelState::add_slab_wait(std::function<Result<bool>(bool& asked)> attempt,
                                       std::function<Result<T>()> result, Completing<T> completing) {
     const asio::cancellation_slot slot = completing.slot();
-    const auto shared = std::make_shared<Completing<T>>(std::move(completing));  // a std::function must be copyable
+    // A std::function must be copyable.
+    const auto shared = std::make_shared<Completing<T>>(std::move(completing));
     add({SlabWait{std::move(attempt),
                   [this, shared, result = std::move(result)](const Result<>& done) {
                       complete<T>(std::move(*shared), done ? result() : Result<T>{done.error()});
@@ -124,12 +125,14 @@ void AsyncChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes, Completing
 }
 
 void AsyncChannelState::reopen(std::optional<milliseconds> deadline, Completing<void> completing) {
-    static_cast<void>(channel_->session().receive_available());  // notices an end that is still unread
+    // Notices an end that is still unread.
+    static_cast<void>(channel_->session().receive_available());
     pump_soon();
     if (phase_ == Phase::serving) {
         if (!channel_->session().ended() && !channel_->session().closing())
             return complete<void>(std::move(completing), {});
-        if (!control_) return complete<void>(std::move(completing), channel_->reopen(deadline));  // returns why not
+        // Returns why not.
+        if (!control_) return complete<void>(std::move(completing), channel_->reopen(deadline));
     }
     const asio::cancellation_slot slot = completing.slot();
     // The one that starts it gets the daemon's own error, which tells more.

@@ -36,7 +36,8 @@ public:
     void reopen(std::optional<std::chrono::milliseconds> deadline, Completing<void> completing);
     void close();
 
-    // A request whose answer is taken in parts. `stream` returns its number, which the other two take.
+    // A request whose answer is taken in parts. `stream` returns its number, which the
+    // other two take.
     std::uint64_t stream(Request request);
     void next(std::uint64_t number, Completing<Reply> completing);
     void abandon(std::uint64_t number);
@@ -97,7 +98,8 @@ private:
     void cancel_by(boost::asio::cancellation_slot slot, std::uint64_t number);
     void cancel(std::uint64_t number);
 
-    /// Advances each operation as far as possible, then schedules the next call. Runs after every change.
+    /// Advances each operation as far as possible, then schedules the next call. Runs
+    /// after every change.
     void pump();
     void pump_soon();
     /// True if the operation needs a session with the next worker.
@@ -140,13 +142,15 @@ private:
     boost::asio::steady_timer alarm_;  ///< set to the earliest `until`
     std::shared_ptr<IdlePoller> idle_poller_;
     std::uint64_t last_operation_polled_ = 0;  ///< at the last run of `poll_idle`
-    bool rests_ = false;                       ///< no operation since then; `idle_poller_` watches the session
+    bool rests_ = false;                       ///< no operation since then; `idle_poller_`
+                                               ///< watches the session
 };
 
 template <typename T>
 void AsyncChannelState::complete(Completing<T> completing, Result<T> outcome) {
     if (auto slot = completing.slot(); slot.is_connected()) slot.clear();
-    // Posted: this may run in the function that started the operation, and the handler may start another.
+    // Posted: this may run in the function that started the operation, and the handler may
+    // start another.
     boost::asio::post(executor_, [completing = std::move(completing), outcome = std::move(outcome)]() mutable {
         std::move(completing)(std::move(outcome));
     });

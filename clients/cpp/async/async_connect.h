@@ -15,7 +15,8 @@ namespace bulkhead {
 boost::asio::awaitable<Result<std::shared_ptr<WorkerSession>>> open_session(UniqueFd& socket, std::uint64_t channel,
                                                                             const ChannelOptions& options);
 
-/// `ReconnectingChannel::connect` for a loop: opens a session with the worker that the daemon introduces.
+/// `ReconnectingChannel::connect` for a loop: opens a session with the worker that the
+/// daemon introduces.
 boost::asio::awaitable<Result<std::shared_ptr<WorkerSession>>>
 connect_session(std::shared_ptr<AsyncControlState> control, ReconnectingChannel& channel,
                 ReconnectingChannel::Introduction& asked);

@@ -116,7 +116,8 @@ AsyncControlState::Awaitable<void> AsyncControlState::write(std::shared_ptr<Asyn
     connection->writing = false;
 }
 
-/// Handles one line of the daemon. Claims descriptors at once: they arrive in the order of the answers.
+/// Handles one line of the daemon. Claims descriptors at once: they arrive in the order
+/// of the answers.
 void AsyncControlState::take(Connection& connection, json::object object) {
     const json::value* id = object.if_contains("id");
     if (id == nullptr) {
@@ -237,8 +238,9 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect(Clock::time_po
     co_return co_await connect_and_ping(until);
 }
 
-/// Connects until a supervisor answers. The first connection is used without a ping, as in `ControlClient`.
-/// A keeper without a supervisor accepts connections too: they wait in its backlog.
+/// Connects until a supervisor answers. The first connection is used without a ping, as
+/// in `ControlClient`. A keeper without a supervisor accepts connections too: they wait
+/// in its backlog.
 AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock::time_point until) {
     const asio::cancellation_state caller = co_await asio::this_coro::cancellation_state;
     const Clock::time_point start = Clock::now();
@@ -262,7 +264,8 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock
                 co_return Result<>{};
             }
             end(*connection);
-        } else if (socket.error().code != ErrorCode::deadline_exceeded) {  // that means a full backlog
+        } else if (socket.error().code != ErrorCode::deadline_exceeded) {
+            // That means a full backlog.
             co_return std::move(socket).error();
         }
         if (closed_) co_return closed("connecting");

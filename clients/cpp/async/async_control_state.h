@@ -44,7 +44,8 @@ private:
         std::optional<Result<Answer>> answer;
         std::uint64_t end_of_line = 0;  ///< position in the bytes sent on its connection
         enum class Lost : std::uint8_t { no, unread, maybe_read };
-        Lost lost = Lost::no;  ///< the connection ended first; may the daemon have read the whole line?
+        Lost lost = Lost::no;  ///< the connection ended first; may the daemon have read
+                               ///< the whole line?
         Signal changed;
     };
 

@@ -11,8 +11,9 @@
 
 namespace bulkhead {
 
-/// Threads for work that would block a loop: handshakes, probes, unmapping GPU memory. The loop's context owns them and
-/// joins them before it is destroyed, because a coroutine that ends on such a thread still uses the loop.
+/// Threads for work that would block a loop: handshakes, probes, unmapping GPU memory. The loop's
+/// context owns them and joins them before it is destroyed, because a coroutine that ends on such a
+/// thread still uses the loop.
 class BlockingThreads final : public boost::asio::execution_context::service {
 public:
     using key_type = BlockingThreads;

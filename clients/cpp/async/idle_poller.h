@@ -42,7 +42,8 @@ private:
     const int epoll_;  ///< contains the watched descriptor; `ready_` owns it
     int watched_ = -1;
 
-    const boost::asio::thread_pool::executor_type thread_;  ///< the thread that uses all members below
+    const boost::asio::thread_pool::executor_type thread_;  ///< the thread that uses
+                                                            ///< all members below
     boost::asio::posix::stream_descriptor ready_;
     boost::asio::steady_timer alarm_;
     bool waits_ = false;

@@ -26,7 +26,8 @@ public:
     }
 
 private:
-    /// Leaves the list with its coroutine, even if that is destroyed with its loop and never resumed.
+    /// Leaves the list with its coroutine, even if that is destroyed with its loop and
+    /// never resumed.
     struct Waiting {
         Signal& signal;
         boost::asio::steady_timer timer;

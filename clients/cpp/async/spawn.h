@@ -47,7 +47,8 @@ void spawn(const boost::asio::any_io_executor& executor, boost::asio::awaitable<
                               slot, [completing = std::move(completing)](std::exception_ptr failure,
                                                                          std::optional<Result<T>> outcome) mutable {
                                   if (failure)
-                                      std::rethrow_exception(failure);  // out of memory: as in any other handler
+                                      // Out of memory: as in any other handler.
+                                      std::rethrow_exception(failure);
                                   std::move(completing)(std::move(*outcome));
                               }));
 }

@@ -14,7 +14,8 @@ using namespace std::chrono_literals;
 inline constexpr std::chrono::milliseconds connect = 5s;  ///< while the daemon's backlog is full
 /// A call without a deadline; the daemon's bounds of loads and drains are far below.
 inline constexpr std::chrono::milliseconds call = 1h;
-/// No supervisor answers although the keeper lives; the keeper restarts a failing one at least every 5 s.
+/// No supervisor answers although the keeper lives; the keeper restarts a failing one at
+/// least every 5 s.
 inline constexpr std::chrono::milliseconds absence = 30s;
 /// A ping after a call's deadline: it distinguishes a hung supervisor from a slow answer.
 inline constexpr std::chrono::milliseconds hang_probe = 1s;
@@ -31,7 +32,8 @@ inline constexpr std::size_t blocking_threads = 4;
 
 // Channel
 inline constexpr std::chrono::milliseconds hello = 10s;  ///< from hello to the last slab of welcome
-inline constexpr std::chrono::milliseconds slab = 30s;   ///< the worker prefaults 0.5 GiB a second at worst
+inline constexpr std::chrono::milliseconds slab = 30s;   ///< the worker prefaults 0.5 GiB a
+                                                         ///< second at worst
 inline constexpr std::chrono::milliseconds send = 10s;   ///< while the worker does not read
 /// Attempts to reopen a channel if each worker dies before its welcome.
 inline constexpr int reopen_tries = 3;
@@ -48,7 +50,8 @@ inline constexpr std::size_t parts_max = 4096;  ///< untaken, of one answer; mor
 inline constexpr std::size_t gpu_events_max = 64;
 /// Copies that one strided GPU tensor may take: one per contiguous piece.
 inline constexpr std::int64_t gpu_pieces_max = 4096;
-/// Output leases are returned at once when this many have gathered; fewer wait for the next request.
+/// Output leases are returned at once when this many have gathered; fewer wait for
+/// the next request.
 inline constexpr std::size_t release_batch = 32;
 
 }  // namespace bulkhead::limits

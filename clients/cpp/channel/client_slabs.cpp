@@ -127,7 +127,8 @@ void ClientSlabs::drop_idle_inputs(Clock::time_point now, std::chrono::milliseco
 }
 
 Clock::time_point ClientSlabs::next_idle_input(Clock::time_point now, std::chrono::milliseconds idle) const {
-    // At least a little later: with an idle time of zero, a slab in use would be checked in an endless loop.
+    // At least a little later: with an idle time of zero, a slab in use would be checked in
+    // an endless loop.
     Clock::time_point first = deadline_in(limits::call);
     for (const std::shared_ptr<InputSlab>& slab : inputs_)
         if (!slab->is_first)

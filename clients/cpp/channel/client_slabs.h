@@ -24,7 +24,8 @@ namespace bulkhead {
 
 /// One of the worker's slabs, mapped here.
 ///
-/// Owns    the memory; the destructor has the channel unmap it and, after `return_at_end`, return it to the worker
+/// Owns    the memory; the destructor has the channel unmap it and, after `return_at_end`, return
+///         it to the worker
 /// Thread  its channel's
 class ClientSlab {
 public:
@@ -63,7 +64,8 @@ struct InputSlab : ClientSlab {
         : ClientSlab{id, std::move(memory), std::move(session)}, channel{number}, is_first{first} {}
 };
 
-/// Shared by the channel, its outputs, and its loans to other channels, which are on the same thread.
+/// Shared by the channel, its outputs, and its loans to other channels, which are on
+/// the same thread.
 class OutputSlab : public ClientSlab {
 public:
     using ClientSlab::ClientSlab;
@@ -80,7 +82,8 @@ private:
     bool retired_ = false;
 };
 
-/// Another channel's output slab that this session's worker may read; in use while a request shares it.
+/// Another channel's output slab that this session's worker may read; in use while a
+/// request shares it.
 struct Loan {
     std::shared_ptr<OutputSlab> slab;
     std::uint32_t id;  ///< in this session
@@ -107,9 +110,11 @@ struct Input::Lease {
 struct Output::Lease {
     channel::Tensor tensor;
     std::shared_ptr<OutputSlab> slab;
-    std::weak_ptr<WorkerSession> channel;                ///< expired: the worker has already taken everything back
+    std::weak_ptr<WorkerSession> channel;                ///< expired: the worker has already taken
+                                                         ///< everything back
     std::shared_ptr<GpuEvents> events;                   ///< if the output is on the GPU
-    boost::container::small_vector<void*, 1> readers{};  ///< streams that may still read it when it is dropped
+    boost::container::small_vector<void*, 1> readers{};  ///< streams that may still read it
+                                                         ///< when it is dropped
 
     Lease(const channel::Tensor& described, std::shared_ptr<OutputSlab> owner, std::weak_ptr<WorkerSession> session,
           std::shared_ptr<GpuEvents> gpu_events)
@@ -143,7 +148,8 @@ public:
     /// Checks an offer before it is mapped. Errors  protocol_violation
     Result<> check(const channel::SlabOffer& offer) const;
     void take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<WorkerSession> session);
-    /// Returns the slab at once, or when nothing uses it. Errors  protocol_violation: not a slab of this session
+    /// Returns the slab at once, or when nothing uses it.
+    /// Errors  protocol_violation: not a slab of this session
     Result<> withdraw(std::uint32_t id);
     /// Notes a slab that is returned unasked: its worker may ask for it at the same time.
     void returning(std::uint32_t id) { returned_unasked_.insert(id); }
@@ -157,12 +163,14 @@ public:
     /// Null if no slab has room.
     [[nodiscard]] std::shared_ptr<Input::Lease> allocate(std::uint64_t size_bytes, wire::DType dtype,
                                                          std::span<const std::int64_t> dims, bool on_gpu);
-    /// Returns the bytes to ask the worker for: as much as there is now, at least what is needed, and at most half of
-    /// what the bound leaves, because outputs need room too. Errors  resources_exhausted naming the bound
+    /// Returns the bytes to ask the worker for: as much as there is now, at least what is needed,
+    /// and at most half of what the bound leaves, because outputs need room too.
+    /// Errors  resources_exhausted naming the bound
     [[nodiscard]] Result<std::uint64_t> growth(std::uint64_t size_bytes) const;
     /// Returns added input slabs that have been empty for `idle` to the worker.
     void drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle);
-    /// Returns when the first of them may have been empty that long; slabs in use may become empty now.
+    /// Returns when the first of them may have been empty that long; slabs in use may
+    /// become empty now.
     [[nodiscard]] Clock::time_point next_idle_input(Clock::time_point now, std::chrono::milliseconds idle) const;
 
     /// Null if it is not an output slab, or was withdrawn.
@@ -190,7 +198,8 @@ private:
     std::size_t count_ = 0;
     std::vector<std::shared_ptr<InputSlab>> inputs_;
     std::map<std::uint32_t, std::shared_ptr<OutputSlab>> outputs_;
-    boost::container::flat_set<std::uint32_t> returned_unasked_;  ///< and not yet asked for; ids are unique
+    /// And not yet asked for; ids are unique.
+    boost::container::flat_set<std::uint32_t> returned_unasked_;
     std::vector<std::shared_ptr<Loan>> loans_;
     std::uint32_t last_loan_id_ = wire::lent_slab_id_min - 1;
 };

@@ -22,13 +22,15 @@ public:
     explicit GpuEvents(std::shared_ptr<const cuda::Gpu> gpu) : gpu_{std::move(gpu)} {}
 
     [[nodiscard]] const std::shared_ptr<const cuda::Gpu>& gpu() const noexcept { return gpu_; }
-    /// Errors  those of opening the event; protocol_violation for a used number, or one event too many
+    /// Errors  those of opening the event; protocol_violation for a used number, or one
+    ///         event too many
     Result<> take(const channel::EventOffer& offer);
     [[nodiscard]] bool is_workers(std::uint32_t id) const { return workers_.contains(id); }
 
     /// Makes work queued on the stream from now on wait for the worker's event.
     [[nodiscard]] Result<> make_wait(std::uint32_t id, void* stream) const;
-    /// Makes it wait for each of the worker's events: it then runs after all requests that the worker has answered.
+    /// Makes it wait for each of the worker's events: it then runs after all requests that the
+    /// worker has answered.
     [[nodiscard]] Result<> make_wait_for_answers(void* stream) const;
     /// Records an event behind all work queued on the streams, at least one. Returns its number.
     /// Errors  those of the driver; internal: none was offered

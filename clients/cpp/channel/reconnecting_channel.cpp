@@ -76,7 +76,8 @@ Result<UniqueFd> ReconnectingChannel::introduced(Introduction& asked, Result<Ans
     return std::move(answer->fds.front());
 }
 
-/// The daemon may notice a death later than the client, and so introduce the client to a dead worker.
+/// The daemon may notice a death later than the client, and so introduce the client to
+/// a dead worker.
 bool ReconnectingChannel::ask_again(Introduction& asked, const Error& failure) {
     if (failure.code != ErrorCode::worker_lost || --asked.tries_left == 0) return false;
     if (asked.until && Clock::now() >= *asked.until) return false;
@@ -187,7 +188,8 @@ Result<WorkerSession::Sending::Tensor> ReconnectingChannel::here(WorkerSession::
 
 Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::optional<Clock::time_point> until,
                                                 bool awaited) {
-    if (std::optional<Error> why = session_->why_not_now()) return *std::move(why);  // before any copy
+    // Before any copy.
+    if (std::optional<Error> why = session_->why_not_now()) return *std::move(why);
     WorkerSession::Sending sending{std::string{request.method},
                                    {},
                                    request.parameters,

@@ -79,7 +79,8 @@ public:
         return in_flight_.at(request_id).session;
     }
     [[nodiscard]] const std::shared_ptr<WorkerSession>& present_session() const noexcept { return session_; }
-    /// `wait`, or `next` of a request `in_parts`, without blocking: cancels the request if nothing has arrived.
+    /// `wait`, or `next` of a request `in_parts`, without blocking: cancels the request if
+    /// nothing has arrived.
     /// Errors  also deadline_exceeded
     Result<Reply> take_now(std::uint64_t request_id, bool in_parts);
     /// The outcome of a lost request that cannot be sent again, with the reason.
@@ -92,14 +93,16 @@ private:
         std::filesystem::path socket;
         std::string model;
         ChannelOptions options;
-        bool stateful = true;  ///< until a daemon says otherwise: a stateful request is valid only on its worker
+        bool stateful = true;  ///< until a daemon says otherwise: a stateful request is valid
+                               ///< only on its worker
     };
     struct InFlight {
         std::shared_ptr<WorkerSession> session;
         std::uint64_t request_id;                ///< in that session
         std::optional<Clock::time_point> until;  ///< the caller's deadline
         bool cancelled = false;                  ///< never sent again
-        std::optional<std::uint64_t> lost_with;  ///< the generation that died with it; set once it was sent again
+        std::optional<std::uint64_t> lost_with;  ///< the generation that died with it; set once it
+                                                 ///< was sent again
         std::optional<Error> refused;            ///< why it could not be sent again
     };
 

@@ -28,8 +28,10 @@ struct SlabMemory {
     }
 
     std::uint64_t size_bytes;
-    std::span<std::byte> bytes;         ///< for a GPU slab: device addresses, which the host cannot read
-    std::optional<int> gpu;             ///< the GPU's ordinal in this process; nothing for host memory
+    std::span<std::byte> bytes;         ///< for a GPU slab: device addresses, which the
+                                        ///< host cannot read
+    std::optional<int> gpu;             ///< the GPU's ordinal in this process; nothing
+                                        ///< for host memory
     int fd;                             ///< can be lent to another worker; -1 if the kind has none
     std::optional<Error> why_unusable;  ///< nothing if its bytes are usable
     std::variant<std::monostate, HostSlab, cuda::VmmSlab, cuda::LegacySlab> owner;

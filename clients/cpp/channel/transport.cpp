@@ -54,7 +54,8 @@ Result<> Transport::post(std::span<const std::byte> packet, PacketTransport::Wak
     return sent;
 }
 
-/// The worker may itself be waiting until its answers are read, so an incoming packet also ends the wait.
+/// The worker may itself be waiting until its answers are read, so an incoming packet also
+/// ends the wait.
 Result<bool> Transport::wait_to_send(Clock::time_point until) {
     if (socket_in_child_.in_child()) return in_child();
     if (!packets_.has_rings()) {
@@ -91,7 +92,8 @@ Result<ReceiveOutcome> Transport::receive(Packet& packet, Clock::time_point unti
 
 Result<ReceiveOutcome> Transport::await_packet(Packet& packet, Clock::time_point until) {
     for (;;) {
-        // Without rings, the socket is read only once it is readable; checking a ring costs nothing.
+        // Without rings, the socket is read only once it is readable; checking a ring
+        // costs nothing.
         if (packets_.has_rings()) {
             Result<ReceiveOutcome> outcome = packets_.receive(buffer_, packet);
             if (!outcome || *outcome != ReceiveOutcome::would_block) return outcome;
@@ -135,8 +137,8 @@ Result<bool> Transport::wait(Clock::time_point until, bool for_ring_room) {
     return ready || packets_.readable();
 }
 
-/// Runs at the end of each call if the caller polls: lets the worker ring, and signals packets that have already
-/// arrived.
+/// Runs at the end of each call if the caller polls: lets the worker ring, and signals packets that
+/// have already arrived.
 void Transport::rest() {
     if (polled_ && packets_.has_rings() && !packets_.prepare_to_sleep(false)) packets_.wake_self();
 }

@@ -29,21 +29,25 @@ public:
     /// has gone, but packets that it sent can still be received. Rings report that late: if a
     /// worker dies while busy, the next `receive` reports it
     Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
-    /// A `send` that a `receive` follows, which then reports the worker's end; see `PacketTransport::post`.
+    /// A `send` that a `receive` follows, which then reports the worker's end; see
+    /// `PacketTransport::post`.
     Result<> post(std::span<const std::byte> packet, PacketTransport::Wake wake = PacketTransport::Wake::now);
     /// After `queue_full`, waits until there may be room or a packet to receive. False at `until`.
     Result<bool> wait_to_send(Clock::time_point until);
 
-    /// Waits for one packet, or the end. `would_block`: `until` has passed. The bytes stay valid until the next call.
+    /// Waits for one packet, or the end. `would_block`: `until` has passed. The bytes stay valid
+    /// until the next call.
     Result<ReceiveOutcome> receive(Packet& packet, Clock::time_point until);
     /// Never blocks.
     Result<ReceiveOutcome> receive_now(Packet& packet);
 
-    /// A descriptor for the caller's loop, replaced by `use_rings`; readable when `receive_now` has a packet. After the
-    /// first call, the worker rings at every packet that arrives between calls of this class.
+    /// A descriptor for the caller's loop, replaced by `use_rings`; readable when `receive_now` has
+    /// a packet. After the first call, the worker rings at every packet that arrives between calls
+    /// of this class.
     [[nodiscard]] int fd();
 
-    /// The last call except `fd`, which stays readable. The worker sees the end; the rings are unmapped.
+    /// The last call except `fd`, which stays readable. The worker sees the end; the
+    /// rings are unmapped.
     void hang_up();
 
 private:

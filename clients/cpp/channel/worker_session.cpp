@@ -61,7 +61,8 @@ Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_host_or_ask(std
                                                                              std::span<const std::int64_t> dims,
                                                                              bool& asked) {
     if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(size_bytes, dtype, dims, false)) return lease;
-    if (growing() != nullptr) return nullptr;  // a slab on its way for an earlier call may have room
+    if (growing() != nullptr) return nullptr;  // a slab on its way for an earlier
+                                               // call may have room
     if (auto refused = asked ? refusal_of(growth_) : std::nullopt) return *std::move(refused);
     if (ended_) return ended_->reason;
     // If the slab arrived, other leases have already filled it.
@@ -154,7 +155,8 @@ Clock::time_point WorkerSession::settle() {
     return_idle_inputs();
     flush_releases();
     rests_ = pending_.empty();
-    if (!releases_.empty() || !returns_.empty()) return Clock::now() + limits::rest;  // the socket is full
+    // The socket is full.
+    if (!releases_.empty() || !returns_.empty()) return Clock::now() + limits::rest;
     return returns_inputs() ? slabs_.next_idle_input(Clock::now(), slab_idle_) : deadline_in(limits::call);
 }
 
@@ -233,7 +235,8 @@ Result<Reply> WorkerSession::wait(std::uint64_t request_id, bool in_parts, Clock
         if (request->second.outcome) break;
         const Result<> received = receive_one(std::min(until, request->second.until));
         if (received || request->second.outcome || !parts.empty()) continue;
-        // The worker missed its deadline. It still borrows the inputs, so the entry stays until it answers.
+        // The worker missed its deadline. It still borrows the inputs, so the entry stays
+        // until it answers.
         Error error = Error{received.error()}.during(
             fmt::format("request {} ({}) of {}", request_id, request->second.request.method, welcome_->model));
         request->second.abandoned = true;
@@ -269,7 +272,8 @@ void WorkerSession::give_back(const wire::LeaseRef& lease) {
     if (rests_ || releases_.size() >= limits::release_batch) flush_releases();
 }
 
-/// Packs releases before a request, into its packet: on a socket each packet costs both sides a call. Returns them.
+/// Packs releases before a request, into its packet: on a socket each packet costs both sides a
+/// call. Returns them.
 std::vector<wire::LeaseRef> WorkerSession::pack_releases(std::vector<std::byte>& request) {
     const bool packs = (welcome_->features & wire::feature_packing) != 0 && !transport_.has_rings();
     if (!packs || releases_.empty() || releases_.size() > limits::release_batch) return {};
@@ -302,7 +306,8 @@ Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const 
             worker == PacketTransport::Sleeper::trusted ? transport_.post(packet) : transport_.send(packet, fds);
         if (sent) return {};
         if (sent.error().code == ErrorCode::worker_lost) {
-            // Reads what the worker had sent, up to the end of file, so that no answer is lost with it.
+            // Reads what the worker had sent, up to the end of file, so that no answer
+            // is lost with it.
             const auto drained = deadline_in(limits::drain);
             while (!ended_ && Clock::now() < drained) static_cast<void>(receive_one(drained));
             return ended_ ? ended_->reason : end(lost("it has closed the channel"), !closing_);

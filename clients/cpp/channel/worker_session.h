@@ -1,7 +1,8 @@
 #pragma once
 
-/// The client's side of the protocol with one worker: the order of messages, checks of the worker's
-/// messages, and the fate of requests when it dies. reconnecting_channel.h handles what follows a death.
+/// The client's side of the protocol with one worker: the order of messages, checks of the
+/// worker's messages, and the fate of requests when it dies. reconnecting_channel.h handles what
+/// follows a death.
 
 #include <functional>
 #include <list>
@@ -38,7 +39,8 @@ public:
         bool retry_safe = false;
         bool in_parts = false;
         void* stream = nullptr;  ///< of inputs on the GPU
-        bool awaited = false;    ///< the sender waits for it next, and then learns of the worker's death
+        bool awaited = false;    ///< the sender waits for it next, and then learns of the
+                                 ///< worker's death
     };
 
     /// `channel` is unique in this process.
@@ -48,7 +50,8 @@ public:
     [[nodiscard]] const channel::Welcome& welcome() const noexcept { return *welcome_; }
     /// Readable when `receive_available` has something to do.
     [[nodiscard]] int fd() { return transport_.fd(); }
-    /// Handles what has arrived, without blocking. Errors  what ended the channel; earlier answers remain
+    /// Handles what has arrived, without blocking.
+    /// Errors  what ended the channel; earlier answers remain
     Result<> receive_available();
     /// Whether `wait` for it would return at once.
     [[nodiscard]] bool answered(std::uint64_t request_id) const;
@@ -63,7 +66,8 @@ public:
     Result<std::shared_ptr<Input::Lease>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
                                                           bool on_gpu, bool& asked);
     Result<bool> keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked);
-    /// Copies any channel's GPU output to an input on the same GPU; the copy is queued on the stream.
+    /// Copies any channel's GPU output to an input on the same GPU; the copy is queued
+    /// on the stream.
     /// Errors  input_invalid: this session shares no memory on that GPU; those of `allocate`
     Result<std::shared_ptr<const Input::Lease>> copy_on_gpu(Output::Lease& output, void* stream);
     [[nodiscard]] std::optional<Error> why_no_gpu() const;
@@ -87,15 +91,16 @@ public:
     [[nodiscard]] bool closing() const noexcept { return closing_.has_value(); }
     /// Whether the worker's process ended without a previous `closing` or error.
     [[nodiscard]] bool died() const noexcept { return ended_ && ended_->died; }
-    /// A retry-safe request that died unanswered with its worker. `take_lost` is empty for all others, and a second
-    /// time.
+    /// A retry-safe request that died unanswered with its worker. `take_lost` is empty for all
+    /// others, and a second time.
     [[nodiscard]] bool has_lost(std::uint64_t request_id) const { return lost_.contains(request_id); }
     std::optional<Sending> take_lost(std::uint64_t request_id);
 
     /// Returns unused slabs and leases; until the next request, leases are returned at once. Never
     /// blocks. Returns when to call it next.
     Clock::time_point settle();
-    /// Queues one output lease for the worker; sent with the next request, or when many have gathered.
+    /// Queues one output lease for the worker; sent with the next request, or when many
+    /// have gathered.
     void give_back(const wire::LeaseRef& lease);
     /// Unmaps GPU memory, which waits for all work that this process has queued there, then calls
     /// `then` on the channel's thread.
@@ -127,7 +132,8 @@ private:
     Result<> await_welcome(Clock::time_point until, const ChannelOptions& options);
     Result<std::shared_ptr<Input::Lease>> allocate_on_host_or_ask(std::uint64_t size_bytes, wire::DType dtype,
                                                                   std::span<const std::int64_t> dims, bool& asked);
-    /// Repeats `attempt(asked)` until it fails or is done. In between, waits for the slab that it asked for.
+    /// Repeats `attempt(asked)` until it fails or is done. In between, waits for the slab
+    /// that it asked for.
     template <typename Attempt>
     auto until_done(const Attempt& attempt) -> decltype(attempt(std::declval<bool&>())) {
         for (bool asked = false;;) {
@@ -216,7 +222,8 @@ private:
         std::uint64_t request_id;
         std::shared_ptr<Loan> loan;
     };
-    std::variant<std::monostate, Lending, Error> lending_;  ///< lent and not yet answered; or refused, as above
+    std::variant<std::monostate, Lending, Error> lending_;  ///< lent and not yet answered; or
+                                                            ///< refused, as above
     std::optional<channel::Closing> closing_;
     std::optional<Error> channel_error_;  ///< from request_id 0, with nothing after it
     struct End {

@@ -191,7 +191,8 @@ Result<> WorkerSession::handle(channel::Failure&& failure, std::vector<UniqueFd>
     const auto request = pending_.find(failure.request_id);
     if (request == pending_.end() || request->second.outcome)
         return protocol_violation(fmt::format("an error for request {}, which is not in flight", failure.request_id));
-    // Work that writes its GPU inputs may still be queued, into room that is free for others from now on.
+    // Work that writes its GPU inputs may still be queued, into room that is free for
+    // others from now on.
     const auto ends_here = [](const Sending::Tensor& input) {
         return input.lease && input.lease.use_count() == 1 && input.lease->slab->gpu();
     };
@@ -225,7 +226,8 @@ void WorkerSession::take_part(Requests::iterator request, Reply part) {
                     "take the parts as they come"});
 }
 
-/// Cancels a request that can no longer succeed. The parts that arrived are still delivered, then the reason.
+/// Cancels a request that can no longer succeed. The parts that arrived are still delivered,
+/// then the reason.
 void WorkerSession::spoil(Requests::iterator request, Error reason) {
     if (request->second.spoilt || request->second.abandoned) return;
     request->second.spoilt = std::move(reason);

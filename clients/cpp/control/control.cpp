@@ -90,7 +90,8 @@ Result<std::optional<json::object>> ControlClient::exchange(std::string_view met
         if (!object || !*object) return object;
         const json::value* answered = (*object)->if_contains("id");
         if (answered == nullptr) continue;
-        // An error with a null id answers a request that the daemon could not read: this call's, as the only one.
+        // An error with a null id answers a request that the daemon could not read: this call's,
+        // as the only one.
         if (*answered == id || (answered->is_null() && (*object)->contains("error"))) return object;
     }
 }
@@ -107,7 +108,8 @@ Result<bool> ControlClient::ping(Clock::time_point until) {
     return true;
 }
 
-/// Connects until a supervisor answers. A keeper alone accepts connections too: they wait in its backlog.
+/// Connects until a supervisor answers. A keeper alone accepts connections too: they wait
+/// in its backlog.
 Result<> ControlClient::reconnect(Clock::time_point until) {
     const Clock::time_point start = Clock::now();
     const Clock::time_point patience = std::min(until, deadline_in(limits::absence));
@@ -119,7 +121,8 @@ Result<> ControlClient::reconnect(Clock::time_point until) {
             if (alive && *alive) break;
             connection_.reset();
             if (!alive && alive.error().code != ErrorCode::deadline_exceeded) return alive.error();
-        } else if (connection.error().code != ErrorCode::deadline_exceeded) {  // that means a full backlog
+        } else if (connection.error().code != ErrorCode::deadline_exceeded) {
+            // That means a full backlog.
             return std::move(connection).error();
         }
         if (Clock::now() >= patience) {

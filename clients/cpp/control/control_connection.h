@@ -27,15 +27,18 @@ public:
 
     /// False if the peer has gone: it did not get the whole line, and did nothing.
     Result<bool> send(std::string_view line, Clock::time_point until);
-    /// Returns the next object, or nothing at the end of the connection. Without `until`, waits as long as that lasts.
+    /// Returns the next object, or nothing at the end of the connection. Without `until`, waits as
+    /// long as that lasts.
     Result<std::optional<boost::json::object>> receive(std::optional<Clock::time_point> until);
     /// Takes the descriptors that came with an answer, which announces `count`.
-    /// Errors  resources_exhausted if this process had no room for them, protocol_violation if they did not come
+    /// Errors  resources_exhausted if this process had no room for them, protocol_violation if
+    ///         they did not come
     Result<std::vector<UniqueFd>> take_fds(std::size_t count);
 
     // Non-blocking functions, for callers that wait elsewhere.
 
-    /// Sends as much of a line as the peer takes now, maybe 0 bytes. Returns nothing if the peer has gone.
+    /// Sends as much of a line as the peer takes now, maybe 0 bytes. Returns nothing if the
+    /// peer has gone.
     Result<std::optional<std::size_t>> send_some(std::string_view line);
     /// Receives what has arrived. False at the end of the connection.
     Result<bool> receive_some();

@@ -19,7 +19,8 @@ public:
     void lose();
     /// A new subscription is set up: keeps events from now on, behind the gap.
     void collect() noexcept { dropping_ = false; }
-    /// Passes the answer of `fleet.status` asked after `collect`: a gap, if there is one, can now be reported.
+    /// Passes the answer of `fleet.status` asked after `collect`: a gap, if there is one, can
+    /// now be reported.
     void resume(const boost::json::value& status);
     /// Returns the next event; nothing if there is none, or a gap comes first.
     [[nodiscard]] std::optional<boost::json::object> pop();

@@ -29,8 +29,9 @@ public:
     /// Checks, before room is allocated, that the tensor can be copied for a channel that shares
     /// `gpu`, or shares none because of `why_no_gpu`. Errors  input_invalid
     [[nodiscard]] Result<> can_be_copied(const cuda::Gpu* gpu, const std::optional<Error>& why_no_gpu) const;
-    /// Copies the tensor into room of the same dtype and dims, on the GPU in stream order. `gpu` is the channel's
-    /// shared GPU, where the tensor lies. Errors  those of `room`; input_invalid if the room is not on the GPU
+    /// Copies the tensor into room of the same dtype and dims, on the GPU in stream order. `gpu` is
+    /// the channel's shared GPU, where the tensor lies.
+    /// Errors  those of `room`; input_invalid if the room is not on the GPU
     Result<ImportedInput> copied_into(Result<Input> room, const cuda::Gpu* gpu,
                                       const std::optional<Error>& why_no_gpu) &&;
 

@@ -34,7 +34,8 @@ asio::awaitable<void> run(std::string model, std::string name, int count, std::v
                             [&](bulkhead::Result<bulkhead::Reply> reply) { answered += reply.has_value(); });
     const auto last = co_await channel.async_infer({.inputs = inputs, .retry_safe = true}, use_awaitable);
     answered += last.has_value();
-    while (answered < count) co_await asio::post(use_awaitable);  // answers arrive in the worker's order
+    // Answers arrive in the worker's order.
+    while (answered < count) co_await asio::post(use_awaitable);
     std::printf("%d of %d answered\n", answered, count);
 }
 

@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
         auto control = bulkhead::ControlClient::connect(bulkhead::find_socket()).value();
         auto channel = bulkhead::Channel::open(control, argv[1]).value();
         bulkhead::Input x = channel.allocate(bulkhead::wire::DType::float32, dims).value();
-        std::ranges::fill(x.as<float>(), 1.0f);  // in memory shared with the worker: nothing is copied
+        std::ranges::fill(x.as<float>(), 1.0f);  // in memory shared with the worker:
+                                                 // nothing is copied
 
         const std::array<bulkhead::NamedInput, 1> inputs{{{argv[2], &x}}};
         const bulkhead::Reply reply = channel.infer({.inputs = inputs, .retry_safe = true}).value();

@@ -36,7 +36,8 @@ inline constexpr milliseconds supervisor_read_deadline{10'000};
 /// From SIGHUP to the supervisor's answer, a hand-over or a report; then the service manager is
 /// told that the daemon is ready, unchanged.
 inline constexpr milliseconds reload_deadline{60'000};
-/// For a new release to check the state it would take over; then it is killed, and the old one goes on.
+/// For a new release to check the state it would take over; then it is killed, and the
+/// old one goes on.
 inline constexpr milliseconds state_check_deadline{5'000};
 
 /// Delay before each further start of a supervisor; the last value repeats.

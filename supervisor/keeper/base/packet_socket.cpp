@@ -12,7 +12,8 @@ namespace bulkhead::keeper {
 namespace {
 
 constexpr std::size_t sent_descriptors_max = 3;
-/// More than the one that a request may bring, so that a surplus is noticed; the kernel drops the rest.
+/// More than the one that a request may bring, so that a surplus is noticed; the kernel
+/// drops the rest.
 constexpr std::size_t received_descriptors_max = 4;
 
 /// The longest request, a spawn, plus one byte to notice a longer packet.

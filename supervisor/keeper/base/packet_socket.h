@@ -46,7 +46,8 @@ public:
 
     [[nodiscard]] ReceivedPacket receive() noexcept;
 
-    /// Returns how much the peer has not read, as kernel memory: only zero and a change have a meaning.
+    /// Returns how much the peer has not read, as kernel memory: only zero and a change
+    /// have a meaning.
     [[nodiscard]] int unread_bytes() const noexcept;
 
 private:

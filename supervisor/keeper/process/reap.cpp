@@ -16,8 +16,9 @@
 namespace bulkhead::keeper {
 namespace {
 
-/// Kills orphans, which joined us because we are their subreaper. They have no record, but the kernel lists
-/// them. Each is our unreaped child, so its pid is its own. Without CONFIG_PROC_CHILDREN the list is empty.
+/// Kills orphans, which joined us because we are their subreaper. They have no record, but the
+/// kernel lists them. Each is our unreaped child, so its pid is its own. Without
+/// CONFIG_PROC_CHILDREN the list is empty.
 void kill_listed_children() noexcept {
     std::array<char, 4096> text;
     const UniqueFd list{::open("/proc/thread-self/children", O_RDONLY | O_CLOEXEC)};
@@ -26,7 +27,8 @@ void kill_listed_children() noexcept {
     if (size <= 0) return;
     std::string_view rest{text.data(), static_cast<std::size_t>(size)};
     for (std::size_t space = rest.find(' '); space != std::string_view::npos; space = rest.find(' ')) {
-        pid_t pid = 0;  // a number cut off by the buffer's end has no space: it waits for the next round
+        pid_t pid = 0;  // a number cut off by the buffer's end has no space: it waits for
+                        // the next round
         std::from_chars(rest.data(), rest.data() + space, pid);
         if (pid > 1) signal_child(pid, SIGKILL);
         rest.remove_prefix(space + 1);

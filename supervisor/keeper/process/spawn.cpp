@@ -23,7 +23,8 @@ SpawnStep become(const SpawnRecipe& recipe, pid_t keeper_pid, std::uint64_t core
     if (::setpgid(0, 0) != 0) return SpawnStep::process_group;
 
     if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return SpawnStep::parent_death_signal;
-    if (::getppid() != keeper_pid) ::_exit(1);  // the keeper died before the line above: no death signal comes
+    if (::getppid() != keeper_pid) ::_exit(1);  // the keeper died before the line above: no
+                                                // death signal comes
 
     int next = 0;
     for (const int fd : recipe.descriptors)
@@ -92,7 +93,8 @@ SpawnResult<Child> Spawner::spawn(const SpawnRecipe& recipe) noexcept {
     if (failure_->step == SpawnStep::none) return child;
     const SpawnFailure failure = *failure_;
     siginfo_t ended{};
-    ::waitid(P_PIDFD, static_cast<id_t>(child.pidfd.get()), &ended, WEXITED);  // it is already in _exit()
+    // It is already in _exit().
+    ::waitid(P_PIDFD, static_cast<id_t>(child.pidfd.get()), &ended, WEXITED);
     return failure;
 }
 

@@ -26,7 +26,8 @@ struct SpawnRecipe {
     /// or above all targets, as `reserve_low_descriptors` arranges.
     std::span<const int> descriptors;
     int cgroup_fd = -1;                           ///< the child starts inside it
-    std::optional<std::uint64_t> core_bytes_max;  ///< RLIMIT_CORE, never above the keeper's own hard limit
+    std::optional<std::uint64_t> core_bytes_max;  ///< RLIMIT_CORE, never above the keeper's
+                                                  ///< own hard limit
     int oom_score_adj = 0;
 };
 
@@ -48,8 +49,8 @@ using SpawnResult = boost::system::result<T, SpawnFailure>;
 ///
 /// Uses a plain copy-on-write clone3() of this small process. The keeper waits until the child has
 /// executed its program or failed (CLONE_VFORK), so the outcome is known on return.
-/// Owns    one shared page in which a child reports where it failed; needs no descriptor and, unlike a pipe,
-///         cannot fail
+/// Owns    one shared page in which a child reports where it failed; needs no descriptor and,
+///         unlike a pipe, cannot fail
 /// Thread  the only one: the parent-death signal follows the thread that spawned
 class Spawner {
 public:

@@ -8,7 +8,8 @@
 namespace bulkhead::keeper {
 
 std::optional<SpawnStrings> split_strings(const keeper_link::Spawn& spawn, std::span<const std::byte> bytes) noexcept {
-    static std::array<char*, keeper_link::spawn_bytes_max + 2> pointers;  // a string takes one byte at least
+    // A string takes one byte at least.
+    static std::array<char*, keeper_link::spawn_bytes_max + 2> pointers;
     if (bytes.size() != spawn.bytes || bytes.size() > keeper_link::spawn_bytes_max || spawn.argv_count == 0)
         return std::nullopt;
     const auto* text = reinterpret_cast<const char*>(bytes.data());

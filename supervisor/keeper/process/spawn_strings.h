@@ -15,7 +15,8 @@ struct SpawnStrings {
 };
 
 /// Owns    one table of pointers for the process, valid until the next call
-/// Errors  empty unless `bytes` are exactly the announced number of zero-terminated strings, the program's first
+/// Errors  empty unless `bytes` are exactly the announced number of zero-terminated strings, the
+///         program's first
 [[nodiscard]] std::optional<SpawnStrings> split_strings(const keeper_link::Spawn& spawn,
                                                         std::span<const std::byte> bytes) noexcept;
 

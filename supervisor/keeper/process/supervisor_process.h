@@ -9,9 +9,10 @@
 
 namespace bulkhead::keeper {
 
-/// How to start a supervisor: `bulkhead-supervisor --socket PATH FLEET`, with the keeper's environment and
-/// BULKHEAD_SOCKET. If the supervisor was found beside the keeper, BULKHEAD_KEEPER is the path of the keeper's
-/// program: the supervisor then knows what an upgrade would start. Built once: a restart allocates nothing.
+/// How to start a supervisor: `bulkhead-supervisor --socket PATH FLEET`, with the keeper's
+/// environment and BULKHEAD_SOCKET. If the supervisor was found beside the keeper, BULKHEAD_KEEPER
+/// is the path of the keeper's program: the supervisor then knows what an upgrade would start.
+/// Built once: a restart allocates nothing.
 class SupervisorCommand {
 public:
     /// `beside`: path of the keeper's program; empty if the supervisor was named explicitly.
@@ -38,8 +39,9 @@ public:
     [[nodiscard]] SpawnResult<void> start(Spawner& spawner, const SupervisorCommand& command, int null_fd,
                                           int listening_fd, int oom_score_adj) noexcept;
 
-    /// The supervisor was reaped, or could not be started. Plans the next start after a delay, which grows while
-    /// supervisors die young. After a hand-over the start is due at once, and the next delay stays the same.
+    /// The supervisor was reaped, or could not be started. Plans the next start after a delay,
+    /// which grows while supervisors die young. After a hand-over the start is due at once, and the
+    /// next delay stays the same.
     /// Returns  the delay
     std::chrono::milliseconds ended(bool handed_over = false) noexcept;
 
@@ -53,8 +55,9 @@ public:
     void link_closed() noexcept;
     void must_end_by(Clock::time_point deadline) noexcept { deadline_ = deadline; }
 
-    /// Watches that the supervisor reads its link; called before and after each sending. A deadline runs while
-    /// unread data does not shrink. Before the hello, and once the supervisor is to end, other deadlines apply.
+    /// Watches that the supervisor reads its link; called before and after each sending. A deadline
+    /// runs while unread data does not shrink. Before the hello, and once the supervisor is to end,
+    /// other deadlines apply.
     void note_reading() noexcept;
     void note_sent() noexcept;
     [[nodiscard]] Clock::time_point read_deadline() const noexcept { return read_by_; }

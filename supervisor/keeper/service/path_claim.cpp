@@ -119,7 +119,8 @@ bool PathClaim::take() {
 
 std::optional<pid_t> PathClaim::holder() const {
     const UniqueFd probe{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
-    const timeval patience{0, std::chrono::microseconds{limits::claim_patience}.count()};  // for a full backlog
+    // For a full backlog.
+    const timeval patience{0, std::chrono::microseconds{limits::claim_patience}.count()};
     const AbstractAddress theirs = address_of(name_);
     ucred peer{};
     socklen_t size = sizeof peer;

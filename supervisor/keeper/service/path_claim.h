@@ -22,16 +22,19 @@ public:
     explicit PathClaim(const std::string& directory);
 
     /// Takes the claim if it is free, or becomes free within `claim_patience`.
-    /// Returns  the process that holds it instead; empty: none of this user that sees the same files
+    /// Returns  the process that holds it instead; empty: none of this user that sees
+    ///          the same files
     [[nodiscard]] std::optional<pid_t> insist();
 
     /// Readable when a process asks who holds the claim; -1: this process does not.
     [[nodiscard]] int fd() const noexcept { return socket_.get(); }
-    /// Accepts one such connection, to make room. False: not possible now. Never blocks, allocates nothing.
+    /// Accepts one such connection, to make room. False: not possible now. Never blocks,
+    /// allocates nothing.
     [[nodiscard]] bool answer() noexcept;
 
     /// The socket's name, without the leading zero byte. Each pid namespace has its own names.
-    /// Containers that share it and the network have their own paths: a holder with another root does not count.
+    /// Containers that share it and the network have their own paths: a holder with another root
+    /// does not count.
     [[nodiscard]] static std::string name_of(const std::string& directory);
 
 private:

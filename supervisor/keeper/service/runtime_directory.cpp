@@ -145,7 +145,8 @@ RuntimeDirectory::RuntimeDirectory(PathClaim claim, UniqueFd directory, std::str
 Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) {
     auto path = split(socket_path);
     if (!path) return path.error();
-    PathClaim claim{path->directory};  // before the lock: the kernel closes it first, so no claim outlives its lock
+    PathClaim claim{path->directory};  // before the lock: the kernel closes it first, so no claim
+                                       // outlives its lock
     auto directory = open_directory(path->directory);
     if (!directory) return directory.error();
     if (::flock(directory->get(), LOCK_EX | LOCK_NB) != 0) {

@@ -15,18 +15,21 @@ namespace bulkhead::keeper {
 /// The folder of the control socket, which belongs to one daemon, and the listening socket in it.
 /// The lock is an flock on the directory itself: no lock file, and nothing stale after SIGKILL. A
 /// daemon whose directory was removed is found by its claim.
-/// Owns    directory, lock, claim and socket file; the destructor does not remove the file, `remove_socket` does
+/// Owns    directory, lock, claim and socket file; the destructor does not remove the file,
+///         `remove_socket` does
 class RuntimeDirectory {
 public:
     /// Creates the folder (0700) unless it exists, locks it, replaces a stale socket and listens.
     ///
-    /// Errors  already_running, with the pid if known; not_permitted for a symlink, a foreign owner or
-    ///         a folder that others may write; config_invalid for an impossible path
+    /// Errors  already_running, with the pid if known; not_permitted for a symlink, a foreign owner
+    ///         or a folder that others may write; config_invalid for an impossible path
     static Result<RuntimeDirectory> open(const std::string& socket_path);
 
-    /// Takes what a former program of this process kept open across execve; lock and socket are unchanged.
+    /// Takes what a former program of this process kept open across execve; lock and socket
+    /// are unchanged.
     ///
-    /// Errors  protocol_violation if the descriptors are not a locked directory and a listening socket
+    /// Errors  protocol_violation if the descriptors are not a locked directory and a
+    ///         listening socket
     static Result<RuntimeDirectory> resume(const std::string& socket_path, UniqueFd directory, UniqueFd listening);
 
     [[nodiscard]] int directory_fd() const noexcept { return directory_.get(); }

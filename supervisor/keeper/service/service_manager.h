@@ -17,17 +17,20 @@ namespace bulkhead::keeper {
 /// Variables of the service manager's protocol: for the keeper alone, not passed on to children.
 [[nodiscard]] bool is_for_the_keeper_alone(std::string_view variable) noexcept;
 
-/// Tells the service manager (systemd, or the process that set $NOTIFY_SOCKET) the daemon's state, as sd_notify() does.
+/// Tells the service manager (systemd, or the process that set $NOTIFY_SOCKET) the daemon's state,
+/// as sd_notify() does.
 ///
 /// Only the latest state and status count: an unsent one is retried or replaced, never waited for.
 /// Without $NOTIFY_SOCKET all functions do nothing.
 /// Owns    one datagram socket
 class ServiceManager {
 public:
-    /// Reads $NOTIFY_SOCKET (a path, or @name of an abstract socket), $WATCHDOG_USEC and $WATCHDOG_PID.
+    /// Reads $NOTIFY_SOCKET (a path, or @name of an abstract socket), $WATCHDOG_USEC and
+    /// $WATCHDOG_PID.
     static ServiceManager from_environment() noexcept;
 
-    /// Call when a supervisor has said hello: its configuration is valid, and connections are answered.
+    /// Call when a supervisor has said hello: its configuration is valid, and
+    /// connections are answered.
     void ready(const char* status) noexcept { tell("READY=1\n", status); }
     void reloading() noexcept;
     void stopping() noexcept { tell("STOPPING=1\n", "unloading everything"); }

@@ -13,7 +13,8 @@ std::array<int, 3> descriptors_of(const Worker& worker) noexcept {
     return {worker.pidfd.get(), worker.link.get(), worker.log.get()};
 }
 
-/// Selects what a record brings: for a dead worker link and log, unless its end was reported before.
+/// Selects what a record brings: for a dead worker link and log, unless its end was
+/// reported before.
 std::span<const int> shared_with_record(const Worker& worker, const std::array<int, 3>& descriptors) noexcept {
     if (worker.state != Worker::State::dead) return descriptors;
     return worker.exit_due ? std::span{descriptors}.subspan(1) : std::span<const int>{};

@@ -122,7 +122,8 @@ void adopt_workers(const SavedState& state, WorkerTable& table) noexcept {
         for (const int fd : {fixed.pidfd, fixed.link, fixed.log})
             if (fd >= 0) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 
-        Worker& worker = *table.free_slot();  // there are no more workers than slots: checked before
+        Worker& worker = *table.free_slot();  // there are no more workers than slots:
+                                              // checked before
         worker.state = static_cast<Worker::State>(fixed.state);
         worker.exit_due = fixed.exit_due == 1;
         worker.group_empty = fixed.group_empty == 1;

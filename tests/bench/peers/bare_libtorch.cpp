@@ -1,6 +1,7 @@
-// bare_libtorch load|throughput|hold torchscript|aoti FILE [TOKENS COUNT]: the baseline of several benches. Loads the
-// demo's models as a plain LibTorch program does, and runs one inference, or COUNT of them, of which it prints so many
-// a second, or as many as it is asked for (tests/bench/peers/rounds.h) until it is killed.
+// bare_libtorch load|throughput|hold torchscript|aoti FILE [TOKENS COUNT]: the baseline of several
+// benches. Loads the demo's models as a plain LibTorch program does, and runs one inference, or
+// COUNT of them, of which it prints so many a second, or as many as it is asked for
+// (tests/bench/peers/rounds.h) until it is killed.
 
 #include <chrono>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// channel_client SOCKET MODEL BYTES rings|seqpacket: a C++ client of the channel bench. Its payload is filled once and
-// sent again and again; each answer is looked at and given back.
+// channel_client SOCKET MODEL BYTES rings|seqpacket: a C++ client of the channel bench. Its payload
+// is filled once and sent again and again; each answer is looked at and given back.
 
 #include <cstring>
 

@@ -1,5 +1,6 @@
-// generate_in_process PACKAGE CACHE NEW_TOKENS ID,ID,…: a baseline of the bench "generation". The worker's own engine in
-// a plain program: no daemon, no channel, no batcher. Serves tests/bench/peers/rounds.h; a request is one greedy sequence.
+// generate_in_process PACKAGE CACHE NEW_TOKENS ID,ID,…: a baseline of the bench "generation". The
+// worker's own engine in a plain program: no daemon, no channel, no batcher. Serves
+// tests/bench/peers/rounds.h; a request is one greedy sequence.
 
 #include <algorithm>
 #include <cstdio>

@@ -1,5 +1,6 @@
-// grpc_echo server SOCKET | client SOCKET BYTES ANSWER_BYTES: gRPC's unary call over a Unix socket, a baseline of the
-// channel bench. The client's payload is made once and sent again and again, as the others do.
+// grpc_echo server SOCKET | client SOCKET BYTES ANSWER_BYTES: gRPC's unary call over a Unix socket,
+// a baseline of the channel bench. The client's payload is made once and sent again and again, as
+// the others do.
 
 #include <algorithm>
 #include <string>

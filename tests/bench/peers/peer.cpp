@@ -24,7 +24,8 @@ namespace {
 /// The longest that any of them may be silent: a gigabyte through gRPC takes seconds.
 constexpr int patience_ms = 120'000;
 constexpr int orderly_end_ms = 1'000;
-constexpr int terminated_end_ms = 10'000;  ///< Triton's server ends its own processes, and removes their names
+constexpr int terminated_end_ms = 10'000;  ///< Triton's server ends its own processes, and
+                                           ///< removes their names
 
 std::pair<UniqueFd, UniqueFd> pipe_ends() {
     std::array<int, 2> ends{};

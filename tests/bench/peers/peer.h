@@ -20,7 +20,8 @@ public:
 
 /// A program of a bench: a client that speaks `rounds.h`, or a server.
 ///
-/// Owns    the process: the destructor ends it by the end of file on its stdin, then by SIGTERM, then by SIGKILL
+/// Owns    the process: the destructor ends it by the end of file on its stdin, then by SIGTERM,
+///         then by SIGKILL
 /// Errors  PeerLost, once it was ready
 class Peer {
 public:
@@ -34,7 +35,8 @@ public:
     /// It, its children, theirs.
     [[nodiscard]] std::vector<pid_t> family() const;
 
-    /// Waits for the end of its warm-up. Returns  why it cannot take part, did not start or ended early; empty: it can
+    /// Waits for the end of its warm-up.
+    /// Returns  why it cannot take part, did not start or ended early; empty: it can
     [[nodiscard]] std::string await_ready();
     void start_round(std::uint64_t budget_us);
     struct Round {
@@ -57,7 +59,8 @@ private:
     UniqueFd from_;
 };
 
-/// Starts a peer and, once it is ready, has it used. Returns why it takes no part, or not to the end; empty: it did
+/// Starts a peer and, once it is ready, has it used. Returns why it takes no part, or not to the
+/// end; empty: it did
 [[nodiscard]] std::string take_part(std::vector<std::string> argv, const std::function<void(Peer&)>& use,
                                     const std::vector<std::string>& environment = {});
 

@@ -1,12 +1,14 @@
 #pragma once
 
-/// A client process of the channel bench. On stdin come rounds, on stdout go their measurements; all numbers are
-/// little-endian and of 8 bytes; rounds.py is the same in Python.
+/// A client process of the channel bench. On stdin come rounds, on stdout go their measurements;
+/// all numbers are little-endian and of 8 bytes; rounds.py is the same in Python.
 ///
 ///   once       ->  u64 0 after a warm-up of its own, or u64 N and N bytes: why it cannot
-///   u64 budget ->  u64 count, then count doubles: microseconds of each request, one after the other, until so many
+///   u64 budget ->  u64 count, then count doubles: microseconds of each request, one after the
+///                  other, until so many
 ///   have
-///                  passed; then begin and end on CLOCK_MONOTONIC, and the processor time of this process meanwhile, in
+///                  passed; then begin and end on CLOCK_MONOTONIC, and the processor time of this
+///                      process meanwhile, in
 ///                  us
 ///   end of file: the process ends
 
@@ -43,7 +45,8 @@ inline int refuse_rounds(const std::string& why) {
     return 1;
 }
 
-/// `request` returns why it failed; empty: it did not. A failure later than the warm-up ends the process.
+/// `request` returns why it failed; empty: it did not. A failure later than the warm-up
+/// ends the process.
 inline int serve_rounds(int warm_up, const std::function<std::string()>& request) {
     for (int i = 0; i < warm_up; ++i)
         if (const std::string why = request(); !why.empty()) return refuse_rounds(why);

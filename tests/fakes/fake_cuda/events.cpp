@@ -15,11 +15,13 @@
 
 namespace {
 
-/// In a memfd, so that every process that opens the event sees it move. Who waits for one recording is not let go by the
-/// next, whoever makes that. Only every 256th shares a word: more than a test leaves unreached.
+/// In a memfd, so that every process that opens the event sees it move. Who waits for one recording
+/// is not let go by the next, whoever makes that. Only every 256th shares a word: more than a test
+/// leaves unreached.
 struct Counters {
     std::atomic<std::uint32_t> recorded;
-    std::array<std::atomic<std::uint32_t>, 256> reached;  ///< futex words; of recording N modulo their number
+    std::array<std::atomic<std::uint32_t>, 256> reached;  ///< futex words; of recording N
+                                                          ///< modulo their number
 
     void reach(std::uint32_t recording) {
         std::atomic<std::uint32_t>& word = reached[recording % reached.size()];

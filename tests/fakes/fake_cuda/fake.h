@@ -1,6 +1,7 @@
 #pragma once
 
-/// What the parts of the fake driver share. State of the process is never destroyed: streams may run until the end.
+/// What the parts of the fake driver share. State of the process is never destroyed: streams may
+/// run until the end.
 
 #include <atomic>
 #include <cstdint>

@@ -47,7 +47,8 @@ struct Entry {
     }
 };
 
-/// cudaErrorStreamCaptureUnsupported, as of what waits, or allocates, under a capture of this thread.
+/// cudaErrorStreamCaptureUnsupported, as of what waits, or allocates, under a capture
+/// of this thread.
 cudaError_t forbidden_in_capture(bool where_relaxed_too = true) {
     if (capturing == nullptr || (!where_relaxed_too && mode == cudaStreamCaptureModeRelaxed)) return cudaSuccess;
     broken = true;
@@ -66,7 +67,8 @@ const char* direction(cudaMemcpyKind kind) {
 }
 
 cudaError_t allocate(void** memory, std::size_t bytes) {
-    // All ones, in bytes: what no kernel has written reads as true, so that comparisons on the device agree.
+    // All ones, in bytes: what no kernel has written reads as true, so that comparisons on
+    // the device agree.
     *memory = ::operator new(std::max<std::size_t>(bytes, 1), std::align_val_t{512});
     std::memset(*memory, 1, bytes);
     return cudaSuccess;

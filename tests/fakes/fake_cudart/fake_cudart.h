@@ -7,7 +7,8 @@
 namespace fake_cudart {
 
 struct Call {
-    std::string name;     ///< "cudaMemcpyAsync"; of a copy with its direction: "cudaMemcpyAsync D2D"
+    std::string name;     ///< "cudaMemcpyAsync"; of a copy with its direction:
+                          ///< "cudaMemcpyAsync D2D"
     bool ours = false;    ///< called from worker/cuda, not from LibTorch
     void* stream = nullptr;
     void* event = nullptr;

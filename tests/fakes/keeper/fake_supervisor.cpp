@@ -1,6 +1,7 @@
-/// fake_supervisor --socket PATH FLEET: lends its place to a test. FLEET is a socket of the test, which gets
-/// the link and the listening socket and speaks for this process; one packet back says with which status to
-/// end. A FLEET that is missing is an invalid configuration, as it is for the real one.
+/// fake_supervisor --socket PATH FLEET: lends its place to a test. FLEET is a socket of the test,
+/// which gets the link and the listening socket and speaks for this process; one packet back says
+/// with which status to end. A FLEET that is missing is an invalid configuration, as it is for the
+/// real one.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -34,6 +35,7 @@ int main(int argc, char** argv) {
     if (::sendmsg(test, &message, MSG_NOSIGNAL) != 1) return 1;
 
     char status[16] = {};
-    if (::recv(test, status, sizeof status - 1, 0) <= 0) ::pause();  // the test has gone: wait to be killed
+    // The test has gone: wait to be killed.
+    if (::recv(test, status, sizeof status - 1, 0) <= 0) ::pause();
     return std::atoi(status);
 }

@@ -1,7 +1,8 @@
-/// A worker that does what the packets on its link say: `exit N`, `abort`, `print TEXT`, and, each answered
-/// by a packet, `echo TEXT`, `threads` (three more, all waiting), `fork` and `setsid` (a child that waits, in
-/// this process group or in a session of its own; the answer is its pid), `leave` (the first thread ends, a
-/// second one goes on reading). Outlives its link, so that a test sees who ends it.
+/// A worker that does what the packets on its link say: `exit N`, `abort`, `print TEXT`, and, each
+/// answered by a packet, `echo TEXT`, `threads` (three more, all waiting), `fork` and `setsid` (a
+/// child that waits, in this process group or in a session of its own; the answer is its pid),
+/// `leave` (the first thread ends, a second one goes on reading). Outlives its link, so that a test
+/// sees who ends it.
 
 #include <pthread.h>
 #include <sys/socket.h>

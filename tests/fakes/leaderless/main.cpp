@@ -1,5 +1,6 @@
-/// A process whose first thread has ended while another goes on: the kernel then shows nothing of its memory under the
-/// process' own number. So looks a worker that was sent SIGKILL while another of its threads hangs in a driver.
+/// A process whose first thread has ended while another goes on: the kernel then shows nothing of
+/// its memory under the process' own number. So looks a worker that was sent SIGKILL while another
+/// of its threads hangs in a driver.
 ///
 /// The other thread waits for the end of standard input.
 

@@ -9,8 +9,8 @@
 
 namespace bulkhead::worker {
 
-/// The device of a model that gives its inputs back: copies on one stream, by the driver alone, so it runs on the fake
-/// driver and on a GPU alike. `MINIMAL_GPU_SLABS` asks for it.
+/// The device of a model that gives its inputs back: copies on one stream, by the driver alone, so
+/// it runs on the fake driver and on a GPU alike. `MINIMAL_GPU_SLABS` asks for it.
 ///
 /// Thread  the executor; `graphs` on any
 class GpuEcho {

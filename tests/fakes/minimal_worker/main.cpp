@@ -1,23 +1,28 @@
-/// A worker without LibTorch: the real event loop, and a model that gives its inputs back as its outputs, or their first
-/// elements where an output's shape is declared with numbers alone. It starts in milliseconds, so that thousands of its
-/// deaths can be measured and endured.
+/// A worker without LibTorch: the real event loop, and a model that gives its inputs back as its
+/// outputs, or their first elements where an output's shape is declared with numbers alone. It
+/// starts in milliseconds, so that thousands of its deaths can be measured and endured.
 ///
 ///   MINIMAL_BALLAST_BYTES  resident memory it fills at load
 ///   MINIMAL_RUN_MS         how long each request runs
 ///   MINIMAL_RUN_GATE       a FIFO: a request ends once somebody has it open for writing
 ///   MINIMAL_LOAD_STEPS     how many steps its load reports, a tenth of a second apart
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
-///   MINIMAL_GENERATES      not empty: it generates too, by the tests' fake engine, each step as long as MINIMAL_RUN_MS
-///   MINIMAL_CAPTURE        how many steps of a capture its load reports after that, unless graphs are off
+///   MINIMAL_GENERATES      not empty: it generates too, by the tests' fake engine, each step as
+///                          long as MINIMAL_RUN_MS
+///   MINIMAL_CAPTURE        how many steps of a capture its load reports after that, unless
+///                          graphs are off
 ///   MINIMAL_CAPTURE_HANGS  not empty: after those the capture never ends
-///   MINIMAL_STARTED        a file to which it appends a line when it is executed: CLOCK_MONOTONIC in ns, and its pid
+///   MINIMAL_STARTED        a file to which it appends a line when it is executed: CLOCK_MONOTONIC
+///                          in ns, and its pid
 ///   MINIMAL_GPU_FILE, MINIMAL_GPU_HELD_IN, MINIMAL_GPU_BYTES, MINIMAL_GPU_CONTEXT,
 ///   MINIMAL_CHILD          see mischief.h
 ///   MINIMAL_GPU_SLABS      not empty: it echoes on the GPU, see gpu_echo.h
 ///   MINIMAL_ENV_NAME       becomes NAME, which a fleet may not set: for what the fake driver reads
-///   EVIL_LOAD, EVIL_RUN    what its load, and a request whose first float is positive, do: see misbehave.h
+///   EVIL_LOAD, EVIL_RUN    what its load, and a request whose first float is positive, do:
+///                          see misbehave.h
 ///
-/// `bulkhead-worker --stamp FILE` does only the last and then waits to be killed: a daemon for other supervisors.
+/// `bulkhead-worker --stamp FILE` does only the last and then waits to be killed: a daemon for
+/// other supervisors.
 
 #include <fcntl.h>
 #include <signal.h>

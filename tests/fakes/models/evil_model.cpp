@@ -1,5 +1,6 @@
-/// A compiled model that misbehaves as told, in the shape of an AOTInductor library: the C functions that LibTorch's
-/// runner looks up (torch/csrc/inductor/aoti_runtime/interface.h), written by hand and linked to nothing.
+/// A compiled model that misbehaves as told, in the shape of an AOTInductor library: the C
+/// functions that LibTorch's runner looks up (torch/csrc/inductor/aoti_runtime/interface.h),
+/// written by hand and linked to nothing.
 ///
 /// EVIL_LOAD and EVIL_RUN say what creating and running it do: misbehave.h has the words.
 ///

@@ -86,7 +86,8 @@ bool misbehave(std::string_view what) {
     if (what == "ignore_sigterm") evil_ignore_sigterm();
     if (what == "setsid_child") evil_setsid_child();
     if (what == "throw") {
-        std::cerr << "Error: the evil model throws\n";  // as generated code does, which lets no exception out
+        std::cerr << "Error: the evil model throws\n";  // as generated code does, which lets
+                                                        // no exception out
         return false;
     }
     if (what == "print100mb") {

@@ -2,13 +2,17 @@
 
 #include <string_view>
 
-/// Model code that goes wrong as it is told, for the hand-made AOTInductor library and for the minimal worker:
+/// Model code that goes wrong as it is told, for the hand-made AOTInductor library and for the
+/// minimal worker:
 ///
 ///   ok              nothing
-///   abort exit segv fpe stack_overflow   the process ends so; `segv` writes to an address that is not there
+///   abort exit segv fpe stack_overflow   the process ends so; `segv` writes to an address
+///                                        that is not there
 ///   loop, spin      computes for ever; `deadlock` waits for a lock that it holds
-///   ignore_sigterm  SIGTERM is ignored from now on, a thread takes no signal and never ends, and neither does the call
-///   setsid_child    leaves a grandchild, in a session of its own and with every descriptor, that sleeps for ever
+///   ignore_sigterm  SIGTERM is ignored from now on, a thread takes no signal and never ends, and
+///                   neither does the call
+///   setsid_child    leaves a grandchild, in a session of its own and with every descriptor, that
+///                   sleeps for ever
 ///   leak            takes memory until it is ended
 ///   throw           fails, with a word on std::cerr
 ///   print100mb      prints that much

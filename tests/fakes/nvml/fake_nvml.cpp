@@ -1,7 +1,7 @@
 /// A fake libnvidia-ml.so: GPUs whose memory is occupied by processes of a test.
 ///
-/// `$BULKHEAD_FAKE_NVML` names a text file, read again by each call, so that a test changes the machine by
-/// writing to it:
+/// `$BULKHEAD_FAKE_NVML` names a text file, read again by each call, so that a test changes the
+/// machine by writing to it:
 ///     gpu UUID TOTAL_BYTES NAME…
 ///     process GPU_INDEX PID BYTES [na] [ghost | late_ms=N | late_reads=N] [unlisted]
 ///     held_in GPU_INDEX FOLDER
@@ -9,11 +9,12 @@
 ///     xid GPU_INDEX NUMBER
 ///     sensors GPU_INDEX CLOCK_MHZ POWER_MW CELSIUS USED_PERCENT THROTTLE_REASONS
 ///     driver unknown | timeout | lost | slow MILLISECONDS | hangs
-/// A process occupies its bytes for as long as it lives, as with a real driver; PID 0 always does. Dead, a `ghost`
-/// keeps them for ever, and one that is late for N ms or N readings of memory after its death was first seen;
-/// `unlisted` ones are then in no list of processes. In FOLDER each file is a process: its name the PID, its text the
-/// bytes, for as long as that lives; a dead one's is removed. `na`: the driver does not tell its figure. Each line `xid` is an
-/// event, told to every set that was registered before it was written. A driver that `hangs` answers when the file is
+/// A process occupies its bytes for as long as it lives, as with a real driver; PID 0 always does.
+/// Dead, a `ghost` keeps them for ever, and one that is late for N ms or N readings of memory after
+/// its death was first seen; `unlisted` ones are then in no list of processes. In FOLDER each file
+/// is a process: its name the PID, its text the bytes, for as long as that lives; a dead one's is
+/// removed. `na`: the driver does not tell its figure. Each line `xid` is an event, told to every
+/// set that was registered before it was written. A driver that `hangs` answers when the file is
 /// removed.
 
 #include <cstring>

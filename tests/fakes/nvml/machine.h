@@ -44,7 +44,8 @@ struct Machine {
     std::vector<Gpu> gpus;
 };
 
-/// The machine as the file describes it now. Waits as long as the file says the driver is slow. Safe in any thread.
+/// The machine as the file describes it now. Waits as long as the file says the driver is slow.
+/// Safe in any thread.
 Machine read_machine();
 
 /// A reading of memory: what `late_reads` counts.

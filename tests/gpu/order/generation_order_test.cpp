@@ -1,5 +1,5 @@
-/// Captured steps of a generating model: what is captured and replayed, and what is waited for, in the order in which the
-/// runtime is asked for it.
+/// Captured steps of a generating model: what is captured and replayed, and what is waited for, in
+/// the order in which the runtime is asked for it.
 
 #include <ATen/Functions.h>
 

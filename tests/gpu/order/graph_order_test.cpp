@@ -1,4 +1,5 @@
-/// Warm-up, capture, replay, copies and events of a model's graphs, in the order in which the runtime is asked for them.
+/// Warm-up, capture, replay, copies and events of a model's graphs, in the order in which the
+/// runtime is asked for them.
 
 #include <array>
 #include <functional>
@@ -182,11 +183,12 @@ TEST_F(GraphOrder, SoManyRequestsMayBeUnfinishedAndTheNextOneWaitsForTheOldest) 
 TEST_F(GraphOrder, ARequestFromTheHostGoesThroughPinnedBuffersAndIsAnsweredWhenAllIsRead) {
     ASSERT_TRUE(prepare());
     Room room{false};
-    for (std::size_t i = 0; i < worker::cuda::ring_slots; i += 2) request(false, room);  // pin two buffers each
+    // Pin two buffers each.
+    for (std::size_t i = 0; i < worker::cuda::ring_slots; i += 2) request(false, room);
     const Calls calls = request(false, room);
 
-    // A free buffer, the copy in, its event; the graph; a free buffer, the copy out, its event and the wait for it; the
-    // request's own event and the wait for that.
+    // A free buffer, the copy in, its event; the graph; a free buffer, the copy out, its event and
+    // the wait for it; the request's own event and the wait for that.
     EXPECT_THAT(names(calls), ElementsAre("cudaEventSynchronize", "cudaEventSynchronize", "cudaMemcpyAsync H2D",
                                           "cudaEventRecord", "cudaGraphLaunch", "cudaEventSynchronize",
                                           "cudaMemcpyAsync D2H", "cudaEventRecord", "cudaEventSynchronize",

@@ -1,7 +1,8 @@
 #pragma once
 
-/// What the tests of the order of calls have alike: worker/cuda as the worker loads it, LibTorch's own CUDA, and under both
-/// the runtime of tests/fakes/fake_cudart, which computes nothing and writes down what it is asked.
+/// What the tests of the order of calls have alike: worker/cuda as the worker loads it, LibTorch's
+/// own CUDA, and under both the runtime of tests/fakes/fake_cudart, which computes nothing and
+/// writes down what it is asked.
 
 #include <algorithm>
 #include <memory>
@@ -61,8 +62,8 @@ protected:
         return found == calls.end() ? Calls{} : Calls{found + 1, calls.end()};
     }
 
-    /// What a capture allows, of LibTorch's calls and of ours: work on the captured stream, and, of the allocator in the
-    /// relaxed mode that it asks for, memory.
+    /// What a capture allows, of LibTorch's calls and of ours: work on the captured stream, and, of
+    /// the allocator in the relaxed mode that it asks for, memory.
     static void expect_legal_captures(const Calls& calls) {
         const void* stream = nullptr;
         for (const Call& call : calls) {

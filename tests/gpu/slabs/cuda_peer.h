@@ -1,6 +1,7 @@
 #pragma once
 
-/// A second process that shares device memory with the test: this very program, started again (CUDA bears no fork).
+/// A second process that shares device memory with the test: this very program, started again (CUDA
+/// bears no fork).
 
 #include <sys/types.h>
 

@@ -1,4 +1,5 @@
-// cuda.h and our declarations of it, compared while compiling. In a file of its own, where both may be seen.
+// cuda.h and our declarations of it, compared while compiling. In a file of its own, where
+// both may be seen.
 #if __has_include(<cuda.h>)
 #include <cuda.h>
 #endif

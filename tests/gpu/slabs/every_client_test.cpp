@@ -1,5 +1,5 @@
-/// What both C++ clients promise of tensors, wherever these lie: on the host, or on a GPU or the fake driver. Real daemon; the
-/// worker echoes.
+/// What both C++ clients promise of tensors, wherever these lie: on the host, or on a GPU or the
+/// fake driver. Real daemon; the worker echoes.
 
 #include <signal.h>
 
@@ -202,7 +202,8 @@ TYPED_TEST(EveryClient, AForeignTensorIsCopiedByItsStridesBehindWhatWritesItAndD
         if (TypeParam::on_gpu) {
             const PinnedFloats& source = this->pin(numbers);
             this->hold(held);
-            this->copy(foreign.data(), source.data(), source.size_bytes());  // nothing of it has happened yet
+            // Nothing of it has happened yet.
+            this->copy(foreign.data(), source.data(), source.size_bytes());
         } else {
             this->write(foreign.data(), numbers);
         }

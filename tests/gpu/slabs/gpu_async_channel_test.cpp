@@ -1,5 +1,5 @@
-/// `AsyncChannel` with tensors on the GPU: real daemon, a worker that echoes by the driver's own copies. On a GPU, or on
-/// the fake driver.
+/// `AsyncChannel` with tensors on the GPU: real daemon, a worker that echoes by the driver's own
+/// copies. On a GPU, or on the fake driver.
 
 #include <array>
 #include <atomic>
@@ -130,7 +130,8 @@ TEST_F(GpuAsyncChannel, WhoWaitsForASlabOfAWorkerThatDrainsAsksTheNext) {
     EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
     channel.reset();
     control.reset();
-    loop.context.restart(), loop.context.poll();  // closes what the two had, and lets the scripts end
+    loop.context.restart(), loop.context.poll();  // closes what the two had, and lets
+                                                  // the scripts end
 }
 
 TEST_F(GpuAsyncChannel, AtRestItLetsGoWhenItsWorkerIsToEnd) {

@@ -18,7 +18,8 @@ namespace bulkhead::test {
 
 using cuda::Gpu;
 
-/// A daemon with the model "m", a worker that echoes tensors on the GPU, and this process as its client.
+/// A daemon with the model "m", a worker that echoes tensors on the GPU, and this process
+/// as its client.
 class GpuChannel : public OnGpu {
 protected:
     static constexpr std::int64_t count = 1024;  ///< floats of a tensor
@@ -65,7 +66,8 @@ protected:
         std::iota(list.begin(), list.end(), first);
         return list;
     }
-    /// Kept until the test's end. To be called before a stream is held: it may wait for all that is queued.
+    /// Kept until the test's end. To be called before a stream is held: it may wait for all
+    /// that is queued.
     [[nodiscard]] const PinnedFloats& pin(const std::vector<float>& data) { return pinned.emplace_back(gpu, data); }
     /// Queues the write of an input, and sends it: nobody waits for anything.
     template <typename C>

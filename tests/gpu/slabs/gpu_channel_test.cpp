@@ -1,5 +1,6 @@
-/// A channel whose tensors lie on the GPU: real daemon, a worker that echoes by the driver's own copies, and this
-/// process as its client. On a GPU, or on the fake driver ($BULKHEAD_LIBCUDA) and the fake NVML.
+/// A channel whose tensors lie on the GPU: real daemon, a worker that echoes by the driver's own
+/// copies, and this process as its client. On a GPU, or on the fake driver ($BULKHEAD_LIBCUDA) and
+/// the fake NVML.
 
 #include <poll.h>
 #include <signal.h>
@@ -42,7 +43,8 @@ const json::object* holds_gpu_slab(const json::object& receipt) {
     return nullptr;
 }
 
-/// Unloads "m" while the client reads what comes when its descriptor is readable, as a program with a loop does.
+/// Unloads "m" while the client reads what comes when its descriptor is readable, as a program
+/// with a loop does.
 void expect_let_go_at_unload(Daemon& daemon, Channel& channel) {
     auto asked = std::async(std::launch::async, [&] { return daemon.unload("m"); });
     pollfd readable{channel.fd(), POLLIN, 0};
@@ -160,7 +162,8 @@ TEST_F(GpuChannel, AResultComesBeforeItsInputIsWrittenAndIsRightOnceItIs) {
     StreamGate gate;
     hold(gate);
 
-    auto reply = echo(channel, input, source);  // the stream is held: nothing of it has happened yet
+    auto reply = echo(channel, input, source);  // the stream is held: nothing of it
+                                                // has happened yet
 
     ASSERT_TRUE(reply) << "neither side waited for the GPU: " << reply.error().text();
     gate.let_pass();
@@ -180,7 +183,8 @@ TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
     ASSERT_TRUE(seen) << seen.error().text();
     auto reply = echo(channel, input, first);
     ASSERT_TRUE(reply) << reply.error().text();
-    ASSERT_TRUE(reply->outputs.at(0).read_on(stream));  // the input is written again below: behind its first use
+    ASSERT_TRUE(reply->outputs.at(0).read_on(stream));  // the input is written again below:
+                                                        // behind its first use
     synchronize();
     std::optional<Output> output{std::move(reply->outputs.at(0))};
     const std::byte* const room = output->bytes().data();
@@ -225,7 +229,8 @@ TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
     StreamGate gate;
     hold(gate);
 
-    const auto before = echo(channel, held, source);  // from here on, the worker's stream waits for the gate
+    const auto before = echo(channel, held, source);  // from here on, the worker's stream
+                                                      // waits for the gate
     ASSERT_TRUE(before) << before.error().text();
 
     auto answered = std::async(std::launch::async, [&] {
@@ -234,7 +239,8 @@ TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
         std::ranges::fill(on_host.as<float>(), -1.0F);  // as its owner may, once it is answered
         return reply;
     });
-    // However long this is, a worker that waits for its copies does not answer; one that errs has the time to.
+    // However long this is, a worker that waits for its copies does not answer; one that errs
+    // has the time to.
     EXPECT_EQ(answered.wait_for(std::chrono::milliseconds{300}), std::future_status::timeout);
     gate.let_pass();
 
@@ -261,7 +267,8 @@ TEST_F(GpuChannel, AnUnloadNamesTheClientThatHoldsOn) {
     Input input = input_on_gpu(channel);
     ASSERT_EQ(input.gpu(), gpu->device());
 
-    const auto receipt = daemon->unload("m");  // this thread is the client, and reads nothing meanwhile
+    const auto receipt = daemon->unload("m");  // this thread is the client, and reads
+                                               // nothing meanwhile
 
     ASSERT_TRUE(receipt) << receipt.error().text();
     const json::object* held = holds_gpu_slab(*receipt);
@@ -324,7 +331,8 @@ TEST_F(GpuChannel, AClientThatDiesLetsGoByDying) {
     const auto hold = [&] {
         CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
         EXPECT_EQ(client.ask("channel hold m"), "ok");
-        EXPECT_EQ(client.ask("stream synchronize"), "ok");  // else the worker waits for its event for ever
+        EXPECT_EQ(client.ask("stream synchronize"), "ok");  // else the worker waits for its
+                                                            // event for ever
         EXPECT_GT(memfds_mapped(worker), mapped);
         client.kill();
     };
@@ -340,7 +348,8 @@ TEST_F(GpuChannel, AClientThatDiesLetsGoByDying) {
     };
     hold();
     await_given_up(std::numeric_limits<std::ptrdiff_t>::max());
-    const std::ptrdiff_t after_one = descriptors(worker);  // with what the driver keeps from its first use
+    const std::ptrdiff_t after_one = descriptors(worker);  // with what the driver keeps
+                                                           // from its first use
 
     for (int i = 0; i < 3; ++i) hold();
 
@@ -376,7 +385,8 @@ TEST_F(GpuChannel, AResultInASlabThatCannotBeImportedFailsItsRequestAlone) {
     Result<Reply> reply = echo(channel, input, data);
     for (; reply && held.size() < 8; reply = echo(channel, input, data)) held.push_back(std::move(*reply));
 
-    for (int i = 0; i < 10; ++i, reply = echo(channel, input, data)) {  // it takes their leases back
+    // It takes their leases back.
+    for (int i = 0; i < 10; ++i, reply = echo(channel, input, data)) {
         ASSERT_FALSE(reply);
         EXPECT_EQ(reply.error().code, ErrorCode::out_of_memory) << reply.error().text();
         EXPECT_THAT(reply.error().attempt, HasSubstr("cuMemMap"));

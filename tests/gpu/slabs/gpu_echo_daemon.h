@@ -16,8 +16,8 @@ namespace bulkhead::test {
 /// Of the fake driver's machine, beside the one that is used.
 inline constexpr const char* other_gpu = "GPU-0badf00d-0000-4000-8000-000000000002";
 
-/// How a daemon is started whose worker echoes on `gpu` by the driver's own copies: on the fake driver with the fake NVML
-/// beside it, which reports two GPUs.
+/// How a daemon is started whose worker echoes on `gpu` by the driver's own copies: on the fake
+/// driver with the fake NVML beside it, which reports two GPUs.
 struct GpuEchoDaemon {
     explicit GpuEchoDaemon(const cuda::Gpu& gpu) : uuid{cuda::to_string(gpu.uuid())} {
         options.programs = minimal_programs();

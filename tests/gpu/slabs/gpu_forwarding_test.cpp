@@ -1,5 +1,5 @@
-/// Results on the GPU as inputs of another model there: copied on the request's stream, and nobody waits for the GPU but where
-/// a copy would outlive its room.
+/// Results on the GPU as inputs of another model there: copied on the request's stream, and nobody
+/// waits for the GPU but where a copy would outlive its room.
 
 #include <array>
 #include <chrono>
@@ -53,7 +53,8 @@ TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
     hold(gate);
 
     auto held_up = forward(second, given[0].outputs.at(0), stream);
-    ASSERT_TRUE(held_up) << held_up.error().text();  // so its room is free, though nothing has been copied there yet
+    ASSERT_TRUE(held_up) << held_up.error().text();  // so its room is free, though nothing has been
+                                                     // copied there yet
     auto next = forward(second, given[1].outputs.at(0), other);
     ASSERT_TRUE(next) << next.error().text();
     std::promise<void> copied;
@@ -62,7 +63,8 @@ TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
         const auto tell = [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); };
         ASSERT_EQ(gpu->driver().cuLaunchHostFunc(other, tell, &copied), cuda::CUDA_SUCCESS);
     }
-    // However long this is, a copy that waits for its turn is not made; one that does not has the time to.
+    // However long this is, a copy that waits for its turn is not made; one that does not
+    // has the time to.
     EXPECT_EQ(copied.get_future().wait_for(std::chrono::milliseconds{300}), std::future_status::timeout);
     gate.let_pass();
 
@@ -97,7 +99,8 @@ TEST_F(GpuForwarding, WhatIsRefusedHereAnywayIsNotCopiedForNorWaitedFor) {
     ASSERT_FALSE(submitted);
     ASSERT_EQ(submitted.error().code, ErrorCode::queue_full) << submitted.error().text();
 
-    const auto refused = submit({"x", &given->outputs.at(0)});  // returns, though nothing has passed the gate
+    // Returns, though nothing has passed the gate.
+    const auto refused = submit({"x", &given->outputs.at(0)});
 
     EXPECT_EQ(refused.error().code, ErrorCode::queue_full);
     gate.let_pass();
@@ -123,7 +126,8 @@ TEST_F(GpuForwarding, ACopyForARequestThatTheWorkerRefusesIsWaitedFor) {
         request.stream = stream;
         return second.infer(request);
     });
-    // However long this is, one that waits for the copy is not done; one that does not has the time to be.
+    // However long this is, one that waits for the copy is not done; one that does not has
+    // the time to be.
     EXPECT_EQ(refused.wait_for(std::chrono::milliseconds{300}), std::future_status::timeout);
     gate.let_pass();
 

@@ -1,5 +1,5 @@
-/// What messages may say of a GPU, spoken by hand: a client to a worker's event loop, a worker to the C++ client, and a
-/// client that dies between any two of its steps.
+/// What messages may say of a GPU, spoken by hand: a client to a worker's event loop, a worker to
+/// the C++ client, and a client that dies between any two of its steps.
 
 #include <limits>
 #include <optional>
@@ -161,7 +161,8 @@ TEST_F(GpuMessages, DeathBetweenAnyTwoStepsLeavesNothingOnTheGpu) {
     die_after_each(steps);
 }
 
-/// The worker's stream waits for a client that lives and stalls. What another client then asks for waits for the GPU.
+/// The worker's stream waits for a client that lives and stalls. What another client then asks for
+/// waits for the GPU.
 class GpuBehindAStalledClient : public GpuMessages {
 protected:
     GpuBehindAStalledClient() {
@@ -277,7 +278,8 @@ TEST_F(GpuEventOffers, ThatAreWrongEndTheChannel) {
         SCOPED_TRACE("for both directions");
         expect_broken_off(gpu_features, {offer(1, 0), offer(1, 1)});
     }
-    if (bulkhead::test::is_fake_cuda()) {  // no GPU has told yet whether it opens one event so often
+    if (bulkhead::test::is_fake_cuda()) {  // no GPU has told yet whether it opens one
+                                           // event so often
         SCOPED_TRACE("too many");
         std::vector<std::vector<std::byte>> offers;
         for (std::uint32_t id = 1; id <= bulkhead::limits::gpu_events_max + 1; ++id)

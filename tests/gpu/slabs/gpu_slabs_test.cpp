@@ -1,4 +1,5 @@
-/// Device memory and events between two processes, on a GPU or on the fake driver ($BULKHEAD_LIBCUDA).
+/// Device memory and events between two processes, on a GPU or on the fake driver
+/// ($BULKHEAD_LIBCUDA).
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -188,7 +189,8 @@ TEST_F(GpuSlabs, TheProcessThatMadeALegacyHandleCannotOpenIt) {
     EXPECT_FALSE(LegacySlab::import(gpu, slab->handle().value(), slab_bytes));
 }
 
-// What an importer sees of legacy memory whose exporter died is not defined, so nobody looks: it only must not hurt.
+// What an importer sees of legacy memory whose exporter died is not defined, so nobody looks: it
+// only must not hurt.
 TEST_F(GpuSlabs, AnImporterOfALegacySlabSurvivesTheDeathOfItsCreator) {
     CudaPeer creator;
     const std::string made = creator.ask(fmt::format("legacy create {}", slab_bytes));
@@ -221,7 +223,8 @@ TEST_F(GpuSlabs, Fault12AStaleHandleOfADeadExporterIsAnErrorThatHurtsNobody) {
     ASSERT_FALSE(slab);
     EXPECT_THAT(slab.error().attempt, HasSubstr("cuIpcOpenMemHandle"));
     EXPECT_THAT(slab.error().attempt, HasSubstr(cuda::to_string(gpu->uuid())));
-    ASSERT_TRUE(opened) << opened.error().text();  // driver 580 opens it: what nobody has recorded holds no stream
+    ASSERT_TRUE(opened) << opened.error().text();  // driver 580 opens it: what nobody has recorded
+                                                   // holds no stream
     ASSERT_TRUE(opened->make_wait(stream));
     synchronize();
     auto other = VmmSlab::create(gpu, slab_bytes);
@@ -248,7 +251,8 @@ TEST_F(GpuSlabs, AStreamOfAnotherProcessWaitsForTheWorkBeforeARecordedEvent) {
     auto slab = VmmSlab::create(gpu, slab_bytes);
     ASSERT_TRUE(slab) << slab.error().text();
     write(slab->pointer(), 1);
-    auto seen = VmmSlab::create(gpu, slab_bytes);  // on the GPU: a copy to pageable memory would hold up this thread
+    auto seen = VmmSlab::create(gpu, slab_bytes);  // on the GPU: a copy to pageable memory would
+                                                   // hold up this thread
     ASSERT_TRUE(seen) << seen.error().text();
     auto done = InterprocessEvent::create(gpu);
     ASSERT_TRUE(done) << done.error().text();
@@ -256,7 +260,8 @@ TEST_F(GpuSlabs, AStreamOfAnotherProcessWaitsForTheWorkBeforeARecordedEvent) {
     ASSERT_EQ(peer.ask(import_command("rw"), slab->export_fd()->get()), "ok");
     ASSERT_EQ(peer.ask("event import " + test::to_text(done->handle().value())), "ok");
 
-    // The peer's stream is held before its write: the write and the event behind it are queued, and have not happened.
+    // The peer's stream is held before its write: the write and the event behind it are queued, and
+    // have not happened.
     ASSERT_EQ(peer.ask("stream block"), "ok");
     ASSERT_EQ(peer.ask("fill 0 2"), "ok");
     ASSERT_EQ(peer.ask("event record"), "ok");

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What the tests of GPU slabs have alike: GPU 0, of the machine or of the fake driver ($BULKHEAD_LIBCUDA), and a
-/// stream.
+/// What the tests of GPU slabs have alike: GPU 0, of the machine or of the fake driver
+/// ($BULKHEAD_LIBCUDA), and a stream.
 
 #include <dlfcn.h>
 #include <time.h>
@@ -30,20 +30,23 @@ inline bool is_fake_cuda() {
     return library != nullptr && std::string_view{library}.find("fake") != std::string_view::npos;
 }
 
-/// Holds a stream until it is told to go on. One that nobody opens opens itself and fails the test: a call that waits for
-/// the stream it holds then ends as a failure of that test.
+/// Holds a stream until it is told to go on. One that nobody opens opens itself and fails the test:
+/// a call that waits for the stream it holds then ends as a failure of that test.
 class StreamGate {
 public:
-    static constexpr std::chrono::seconds bound{10};  ///< a third of what tests/gpu/first gives a test
+    static constexpr std::chrono::seconds bound{10};  ///< a third of what
+                                                      ///< tests/gpu/first gives a test
 
     StreamGate() = default;
     StreamGate(const StreamGate&) = delete;
     StreamGate& operator=(const StreamGate&) = delete;
-    /// A test that fails leaves while the stream stands here: opens it, and waits until it has passed.
+    /// A test that fails leaves while the stream stands here: opens it, and waits until
+    /// it has passed.
     ~StreamGate() {
         let_pass();
         std::unique_lock lock{mutex_};
-        changed_.wait_for(lock, bound, [&] { return held_ == 0; });  // a lost context runs nothing more
+        // A lost context runs nothing more.
+        changed_.wait_for(lock, bound, [&] { return held_ == 0; });
     }
     /// The next thing on the stream waits for `let_pass`.
     [[nodiscard]] cuda::CUresult hold(const cuda::Gpu& gpu, cuda::CUstream stream) {
@@ -75,7 +78,8 @@ private:
     int held_ = 0;  ///< streams that have not passed it
 };
 
-/// Floats in pinned host memory, which the GPU reads by itself: a copy queued from pageable memory may wait for the stream.
+/// Floats in pinned host memory, which the GPU reads by itself: a copy queued from pageable memory
+/// may wait for the stream.
 class PinnedFloats {
 public:
     PinnedFloats(std::shared_ptr<const cuda::Gpu> gpu, std::span<const float> values)
@@ -140,7 +144,8 @@ protected:
         (void)gpu->driver().cuStreamDestroy(stream);
     }
 
-    /// Until all that was queued on the stream is done: from then on nothing reads the test's memory.
+    /// Until all that was queued on the stream is done: from then on nothing reads the
+    /// test's memory.
     void synchronize() const {
         const cuda::Gpu::Current current{*gpu};
         ASSERT_EQ(gpu->driver().cuStreamSynchronize(stream), cuda::CUDA_SUCCESS);

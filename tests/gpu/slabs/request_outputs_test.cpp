@@ -1,5 +1,6 @@
-/// Results of one request in slabs on the GPU, while the client gives leases and slabs back. The calls that a worker's
-/// event loop makes beside the executor are made here in between, so their order is certain.
+/// Results of one request in slabs on the GPU, while the client gives leases and slabs back. The
+/// calls that a worker's event loop makes beside the executor are made here in between, so their
+/// order is certain.
 
 #include <array>
 #include <chrono>
@@ -82,7 +83,8 @@ TEST_F(GpuOutputs, ANewSlabIsOfferedOnlyOnceItIsCleared) {
     bulkhead::test::StreamGate gate;
     ASSERT_EQ(gate.hold(*gpu, nullptr), cuda::CUDA_SUCCESS);
     auto added = std::async(std::launch::async, [this] { return add_on_gpu(1); });
-    // However long this is, one that is cleared behind the gate is not there yet; one that errs has the time to.
+    // However long this is, one that is cleared behind the gate is not there yet; one that errs
+    // has the time to.
     EXPECT_EQ(added.wait_for(std::chrono::milliseconds{100}), std::future_status::timeout);
     gate.let_pass();
     EXPECT_NE(added.get(), 0U);

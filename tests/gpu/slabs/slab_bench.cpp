@@ -1,9 +1,10 @@
-// gpu_slab_bench [--rehearse]: what a tensor on the GPU costs between two processes. How long work takes from one
-// process' stream to the other's, how often a request's tensors are copied, and how long it is under way, by slabs of
-// both kinds and, for comparison, through host memory.
+// gpu_slab_bench [--rehearse]: what a tensor on the GPU costs between two processes. How long work
+// takes from one process' stream to the other's, how often a request's tensors are copied, and how
+// long it is under way, by slabs of both kinds and, for comparison, through host memory.
 //
-// The fake driver (tests/fakes/fake_cuda) goes the same way with the same checks, by --rehearse alone: it prints what was
-// counted and no time, for there time means nothing. Exit status 77: there is no GPU.
+// The fake driver (tests/fakes/fake_cuda) goes the same way with the same checks, by --rehearse
+// alone: it prints what was counted and no time, for there time means nothing. Exit status 77:
+// there is no GPU.
 
 #include <algorithm>
 #include <array>
@@ -76,8 +77,8 @@ private:
     }
 };
 
-/// Microseconds from the end of one stream's work to the begin of that of another, which waits for it by an interprocess
-/// event, as host functions at both places see it.
+/// Microseconds from the end of one stream's work to the begin of that of another, which waits for
+/// it by an interprocess event, as host functions at both places see it.
 class HandOver {
 public:
     explicit HandOver(const Device& device)
@@ -130,7 +131,8 @@ private:
     CudaPeer peer_;
 };
 
-/// A tensor in this process' GPU memory goes to an echoing worker, and its result is there for this process' GPU.
+/// A tensor in this process' GPU memory goes to an echoing worker, and its result is there for
+/// this process' GPU.
 class Way {
 public:
     virtual ~Way() = default;
@@ -179,7 +181,8 @@ private:
     std::optional<Reply> reply_;
 };
 
-/// What is left to do where no GPU memory is shared. The worker registers these slabs with CUDA, this process does not.
+/// What is left to do where no GPU memory is shared. The worker registers these slabs with CUDA,
+/// this process does not.
 class ByHost final : public Way {
 public:
     ByHost(const Device& device, const Daemon& daemon, const std::string& model, const std::vector<float>& data)

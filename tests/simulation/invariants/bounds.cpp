@@ -34,9 +34,10 @@ const ReplicaId* ended_by(const Event& event) {
 
 }  // namespace
 
-/// What the fleet holds of a device that is over its limit never grows, but by what one process was measured to hold
-/// beyond its figure, or lacked. So only three things bring a device over its limit: such a measurement; other programs, also one
-/// that takes what was just freed; and a limit that was lowered, or a total.
+/// What the fleet holds of a device that is over its limit never grows, but by what one process was
+/// measured to hold beyond its figure, or lacked. So only three things bring a device over its
+/// limit: such a measurement; other programs, also one that takes what was just freed; and a limit
+/// that was lowered, or a total.
 void Invariants::check_use(const Event& event) {
     const std::vector<Holding> before = std::exchange(holdings_, world_.holdings());
     const ReplicaId* measured = measured_by(event);
@@ -61,16 +62,18 @@ void Invariants::check_use(const Event& event) {
     }
 }
 
-/// The bound on thrash. Who is ready stays for `min_resident`, and while he is in use for his turn, unless the caller
-/// has a higher rank: `check_evictions`. Who goes for room goes for somebody who has a place by that. And one wait
-/// places each replica once: again only after the machine or a person has ended it, or has changed what there is.
-/// So there are at most as many swaps as waits and such events, and of models that are always in use and of one rank
-/// each swap is followed by a turn of 4 times its length, or of a minute.
+/// The bound on thrash. Who is ready stays for `min_resident`, and while he is in use for his turn,
+/// unless the caller has a higher rank: `check_evictions`. Who goes for room goes for somebody who
+/// has a place by that. And one wait places each replica once: again only after the machine or a
+/// person has ended it, or has changed what there is. So there are at most as many swaps as waits
+/// and such events, and of models that are always in use and of one rank each swap is followed by a
+/// turn of 4 times its length, or of a minute.
 void Invariants::check_thrash(const Event& event, const Actions& actions) {
     const bool changed = measured_more_ || std::holds_alternative<event::Foreign>(event) ||
                          std::holds_alternative<event::Device>(event) ||
                          std::holds_alternative<event::Declared>(event) ||
-                         std::holds_alternative<event::ReclaimAsked>(event);  // with the margin it may take a place
+                         // With the margin it may take a place.
+                         std::holds_alternative<event::ReclaimAsked>(event);
     const auto is_asked_for = [&](const std::vector<std::string>& unit) {
         return std::ranges::any_of(world_.tickets, [&](const auto& ticket) {
             return std::ranges::find(unit, ticket.second) != unit.end();
@@ -96,7 +99,8 @@ void Invariants::check_thrash(const Event& event, const Actions& actions) {
         went_.insert(evict->who);
         if (evict->cause != EvictCause::room || world_.withdrew) continue;
         const auto unit = unit_of(evict->for_whom);
-        if (std::holds_alternative<event::RanOut>(event)) continue;  // for one that is ready, and lacks memory
+        // For one that is ready, and lacks memory.
+        if (std::holds_alternative<event::RanOut>(event)) continue;
         const bool has_place = std::ranges::any_of(world_.processes, [&](const auto& one) {
             return (one.second.state == At::placed || one.second.state == At::loading) &&
                    std::ranges::find(unit, one.first.model) != unit.end();

@@ -10,7 +10,8 @@ namespace bulkhead::simulation {
 
 using At = Process::State;
 
-/// Whoever went for another member of its exclusive group was beside it, and its turn was over or its priority lower.
+/// Whoever went for another member of its exclusive group was beside it, and its turn was over or
+/// its priority lower.
 void Invariants::check_parted(const action::Evict& evict, const Victim& victim) {
     const std::string name = evict.who.text();
     const auto& group = world_.declared.at(evict.who.model).group;
@@ -28,7 +29,8 @@ void Invariants::check_parted(const action::Evict& evict, const Victim& victim) 
 
 /// Of several members of an exclusive group on a device none stays that could go.
 void Invariants::check_exclusive() {
-    std::map<std::pair<std::string, DeviceId>, std::map<std::string, bool>> members;  // may all of it go?
+    // May all of it go?
+    std::map<std::pair<std::string, DeviceId>, std::map<std::string, bool>> members;
     for (const auto& [who, one] : world_.processes) {
         const auto known = world_.declared.find(who.model);
         if (known == world_.declared.end() || !known->second.group) continue;
@@ -58,7 +60,8 @@ bool Invariants::waits_for_more(const std::string& model) const {
 /// A preload that was refused had no room beside what it may not evict and what others wait for.
 void Invariants::check_preload(const std::string& model, const std::vector<std::string>& unit,
                                const std::vector<Piece>& pieces, const Actions& actions) {
-    // What went for other reasons went after it was refused, or a load of unknown size may have started.
+    // What went for other reasons went after it was refused, or a load of unknown size
+    // may have started.
     if (std::ranges::any_of(actions, [](const Action& one) { return std::holds_alternative<action::Evict>(one); }))
         return;
     const auto is_starting = [](const auto& one) {

@@ -88,7 +88,8 @@ std::vector<DeviceLedger> Invariants::shadow() const {
     return all;
 }
 
-/// Every figure equals the sum of what the machine's processes hold; what is promised is the policy's own word.
+/// Every figure equals the sum of what the machine's processes hold; what is promised is the
+/// policy's own word.
 void Invariants::check_ledger() {
     for (const DeviceLedger& mine : shadow()) {
         const auto found = std::ranges::find(ledger_, mine.id, &DeviceLedger::id);
@@ -121,8 +122,8 @@ void Invariants::check_grants(const Actions& actions) {
     }
 }
 
-/// After every event: where a device is over its limit, or in what half of the margin others need, no worker stays
-/// that could go at once.
+/// After every event: where a device is over its limit, or in what half of the margin others need,
+/// no worker stays that could go at once.
 void Invariants::check_limits() {
     const std::vector<Victim> all = victims();
     for (const DeviceLedger& books : ledger_) {
@@ -294,7 +295,8 @@ bool Invariants::is_lone_load_placed() const {
 
 /// Whoever goes was allowed to go, and without any one of them there would be too little room.
 void Invariants::check_evictions(const Event& event, const Actions& actions) {
-    bool several = world_.withdrew;  // loads, or one that gave up: what one freed may have served the other
+    bool several = world_.withdrew;  // loads, or one that gave up: what one freed may have
+                                     // served the other
     for (const Action& one : actions) {
         if (const auto* first = std::get_if<action::Evict>(&one))
             for (const Action& other : actions)
@@ -317,7 +319,8 @@ void Invariants::check_evictions(const Event& event, const Actions& actions) {
         const Victim victim = victim_of(members);
         const std::string name = evict->who.text();
         const bool surplus = evict->cause == EvictCause::surplus;
-        const auto known = world_.declared.find(evict->who.model);  // not of a model that a reload took away
+        // Not of a model that a reload took away.
+        const auto known = world_.declared.find(evict->who.model);
         if (surplus && known != world_.declared.end() && evict->who.replica < std::max(known->second.replicas_min, 1U))
             return fail(name + " is one of the minimum, and was evicted as surplus");
         if (victim.pinned && !surplus) return fail(name + " is pinned, and was evicted");
@@ -441,7 +444,8 @@ bool Invariants::fits(const std::vector<Piece>& pieces, const std::vector<std::s
     const std::function<bool(std::size_t, std::size_t)> deal = [&](std::size_t at, std::size_t from) {
         if (at == all.size()) return true;
         const auto& [piece, devices, most] = all[at];
-        const bool same = at > 0 && all[at - 1].piece->model == piece->model;  // in the order of their devices
+        // In the order of their devices.
+        const bool same = at > 0 && all[at - 1].piece->model == piece->model;
         for (std::size_t i = same ? from : 0; i < devices.size() && ++steps < 20'000; ++i) {
             const std::int64_t bytes = bytes_on(*piece, devices[i]);
             const auto beside = static_cast<std::int64_t>(piece->need(devices[i]).host);

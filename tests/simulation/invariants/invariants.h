@@ -12,8 +12,8 @@
 
 namespace bulkhead::simulation {
 
-/// What must hold after every event whatever happened before: written from the rules of docs/operations.md and the
-/// simulated machine, not from the policy's own books.
+/// What must hold after every event whatever happened before: written from the rules of
+/// docs/operations.md and the simulated machine, not from the policy's own books.
 class Invariants {
 public:
     Invariants(World& world, OurPolicy& ours);
@@ -89,7 +89,8 @@ private:
     [[nodiscard]] Piece piece_of(const std::string& model) const;
     [[nodiscard]] bool is_unknown(const Piece& piece) const;
     [[nodiscard]] std::vector<Piece> missing(const std::vector<std::string>& unit, bool& ending) const;
-    /// Whether some way to place them exists, if whoever `may_go` does, on devices that are not `closed`.
+    /// Whether some way to place them exists, if whoever `may_go` does, on devices that
+    /// are not `closed`.
     /// `once_ready`  and loads of unknown size are over
     [[nodiscard]] bool fits(const std::vector<Piece>& pieces, const std::vector<std::string>& unit,
                             const std::function<bool(const Victim&)>& may_go, const std::vector<DeviceId>& closed,
@@ -109,7 +110,8 @@ private:
     std::map<Ticket, Bound> bounds_;  ///< of those who gave a deadline
     std::vector<DeviceLedger> ledger_;  ///< after the present event
     std::vector<Holding> holdings_;     ///< after the event before
-    bool measured_more_ = false;        ///< the present event told of more than a process was held to have
+    bool measured_more_ = false;        ///< the present event told of more than a process
+                                        ///< was held to have
     std::set<ReplicaId> places_;        ///< that got one since somebody waits for them
     std::set<ReplicaId> went_;          ///< for others, and their process has not ended yet
     std::string broken_;

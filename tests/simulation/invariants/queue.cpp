@@ -151,7 +151,8 @@ void Invariants::check_nobody_waits_in_vain() {
     }
 }
 
-/// Nobody waits for longer than his deadline, unless it bounds only the wait for room, and he has that.
+/// Nobody waits for longer than his deadline, unless it bounds only the wait for room,
+/// and he has that.
 void Invariants::check_deadlines(const Event& event) {
     if (const auto* asked = std::get_if<event::LoadAsked>(&event); asked != nullptr && asked->deadline)
         bounds_[asked->ticket] = {*asked->deadline, asked->for_room};
@@ -165,7 +166,8 @@ void Invariants::check_deadlines(const Event& event) {
         if (bound.deadline > world_.now) continue;
         const std::string& model = world_.tickets.at(ticket);
         bool all = true;
-        // Of its own model any is enough for a channel, also one that is beyond the count since a reload.
+        // Of its own model any is enough for a channel, also one that is beyond the count
+        // since a reload.
         const bool any = std::ranges::any_of(
             world_.processes, [&](const auto& one) { return one.first.model == model && has_room(one.first); });
         for (const std::string& member : unit_of(model))

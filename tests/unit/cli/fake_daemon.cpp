@@ -1,4 +1,5 @@
-/// What `up` starts in its tests: answers daemon.info and daemon.stop on the socket it is given, then ends.
+/// What `up` starts in its tests: answers daemon.info and daemon.stop on the socket it is
+/// given, then ends.
 ///
 ///     fake_daemon --socket PATH WHAT
 ///
@@ -54,7 +55,8 @@ int main(int argc, char** argv) {
     if (what == "crash") std::abort();
 
     std::signal(SIGPIPE, SIG_IGN);
-    const std::string unheard = std::string{argv[2]} + "~";  // until it listens: a file there means that it answers
+    // Until it listens: a file there means that it answers.
+    const std::string unheard = std::string{argv[2]} + "~";
     const bulkhead::UniqueFd listening = bulkhead::test::unix_listener(unheard);
     if (!listening || ::rename(unheard.c_str(), argv[2]) != 0) return 1;
     ::alarm(60);  // no test leaves it behind

@@ -148,7 +148,8 @@ private:
 template <typename C>
 C opened(const std::filesystem::path& socket, const std::string& model, const ChannelOptions& options) {
     if constexpr (std::is_same_v<C, Channel>) {
-        ControlClient control = ControlClient::connect(socket).value();  // the channel asks for the next one by itself
+        // The channel asks for the next one by itself.
+        ControlClient control = ControlClient::connect(socket).value();
         return Channel::open(control, model, options).value();
     } else {
         return SteppedChannel::open(socket, model, options).value();

@@ -16,7 +16,8 @@
 
 namespace bulkhead::test {
 
-/// An `AsyncControl` with the calls of a `ControlClient` and an `EventStream`: each runs the loop until it is done.
+/// An `AsyncControl` with the calls of a `ControlClient` and an `EventStream`: each runs the loop
+/// until it is done.
 class SteppedControl {
 public:
     explicit SteppedControl(const std::filesystem::path& socket, std::vector<std::string> models = {})

@@ -20,8 +20,9 @@
 
 namespace bulkhead::test {
 
-/// A control socket that answers by hand: a script on a thread of its own speaks to one connection after another, as
-/// supervisors do that follow one another under a keeper. At the script's end it stops listening.
+/// A control socket that answers by hand: a script on a thread of its own speaks to one connection
+/// after another, as supervisors do that follow one another under a keeper. At the script's end it
+/// stops listening.
 class FakeDaemon {
 public:
     using Script = std::function<void(FakeDaemon&)>;

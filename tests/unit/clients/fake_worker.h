@@ -19,8 +19,8 @@
 
 namespace bulkhead::test {
 
-/// The worker's end of a channel, spoken by hand: a script on a thread of its own says what it does, right
-/// or wrong. A failed expectation in the script fails the test.
+/// The worker's end of a channel, spoken by hand: a script on a thread of its own says what it
+/// does, right or wrong. A failed expectation in the script fails the test.
 class FakeWorker {
 public:
     using Script = std::function<void(FakeWorker&)>;

@@ -11,7 +11,8 @@
 
 namespace bulkhead::test {
 
-/// Answers the next channel.open with a worker's end, whichever connection it comes on, after a load of `load`.
+/// Answers the next channel.open with a worker's end, whichever connection it comes on, after a
+/// load of `load`.
 inline void introduce(FakeDaemon& daemon, FakeWorker& worker, bool stateful = false,
                       std::chrono::milliseconds load = {}) {
     const boost::json::object asked = daemon.next_request("channel.open");

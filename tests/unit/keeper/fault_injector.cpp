@@ -84,7 +84,8 @@ void FaultInjector::answer_all() {
         ::poll(sources.data(), sources.size(), -1);
         if (sources[1].revents != 0 || (sources[0].revents & POLLIN) == 0) return;
         seccomp_notif asked{};
-        if (::ioctl(listener_.get(), SECCOMP_IOCTL_NOTIF_RECV, &asked) != 0) continue;  // killed meanwhile
+        // Killed meanwhile.
+        if (::ioctl(listener_.get(), SECCOMP_IOCTL_NOTIF_RECV, &asked) != 0) continue;
         seccomp_notif_resp answer{};
         answer.id = asked.id;
         answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;

@@ -18,10 +18,13 @@ inline constexpr long system_call_of_dup2 = SYS_dup2;
 inline constexpr long system_call_of_dup2 = SYS_dup3;  // newer architectures have no other
 #endif
 
-/// Makes a system call of a running keeper, or of a child that it is starting, fail as if the system had no room.
+/// Makes a system call of a running keeper, or of a child that it is starting, fail as if the
+/// system had no room.
 ///
-/// A seccomp filter stops those calls and asks the test (SECCOMP_RET_USER_NOTIF): nothing in the keeper knows of it.
-/// Owns    the filter's listener and a thread that answers; made before the keeper, and gone after it
+/// A seccomp filter stops those calls and asks the test (SECCOMP_RET_USER_NOTIF): nothing in the
+/// keeper knows of it.
+/// Owns    the filter's listener and a thread that answers; made before the keeper,
+///         and gone after it
 class FaultInjector {
 public:
     enum class Who : std::uint8_t { keeper, child };
@@ -30,7 +33,8 @@ public:
     ~FaultInjector();
     FaultInjector(const FaultInjector&) = delete;
 
-    /// In the keeper's process, before its exec. Only system calls named in fault_injector.cpp can fail later.
+    /// In the keeper's process, before its exec. Only system calls named in fault_injector.cpp
+    /// can fail later.
     void install_in_child();
     /// Lets the keeper run. Returns  false where filters of this kind are not permitted
     bool attach(pid_t keeper);

@@ -101,18 +101,20 @@ private:
 };
 
 struct KeeperOptions {
-    std::vector<std::string> arguments = {};         ///< instead of --socket, --supervisor and FLEET
+    std::vector<std::string> arguments = {};         ///< instead of --socket,
+                                                     ///< --supervisor and FLEET
     std::vector<std::string> environment = {};       ///< added to the test's own
     std::function<void()> in_child = {};             ///< before exec
-    std::vector<std::string> command = {BULKHEADD};  ///< what runs it: another copy, or a program that executes it
+    std::vector<std::string> command = {BULKHEADD};  ///< what runs it: another copy, or a program
+                                                     ///< that executes it
 };
 
 struct Folder : TemporaryFolder {
     [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return path() / name; }
 };
 
-/// A running bulkheadd whose supervisors are Seats; one at a time. Its destructor kills it, and with it every
-/// child of the test, which is the subreaper of all that a dead keeper leaves.
+/// A running bulkheadd whose supervisors are Seats; one at a time. Its destructor kills it, and
+/// with it every child of the test, which is the subreaper of all that a dead keeper leaves.
 class KeeperProcess {
 public:
     explicit KeeperProcess(KeeperOptions options = {});

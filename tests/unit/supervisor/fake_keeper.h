@@ -98,8 +98,8 @@ struct FakeWorker {
     }
 };
 
-/// A keeper whose workers are played by the test. Its pids lie beyond the kernel's greatest one, so that
-/// nothing real is ever looked at or hit.
+/// A keeper whose workers are played by the test. Its pids lie beyond the kernel's greatest one, so
+/// that nothing real is ever looked at or hit.
 class FakeKeeper : public Keeper {
 public:
     explicit FakeKeeper(boost::asio::io_context& io) : io_{io} {}
@@ -165,7 +165,8 @@ public:
         worker.ended = exit;
     }
 
-    /// The supervisor has died: what the next one finds. The dead one hears of no further start or end.
+    /// The supervisor has died: what the next one finds. The dead one hears of no
+    /// further start or end.
     std::vector<FoundWorker> hand_over() {
         ++supervisors_;
         exits_.clear();
@@ -194,7 +195,8 @@ public:
     std::map<std::uint64_t, std::string> ledgers;  ///< by generation
     std::optional<Error> spawn_error;
     std::function<bool(int)> obeys;   ///< whether a signal ends a worker
-    std::function<UniqueFd()> pidfd;  ///< of a process that stands for the next worker; none without it
+    std::function<UniqueFd()> pidfd;  ///< of a process that stands for the next worker;
+                                      ///< none without it
 
 private:
     static UniqueFd duplicate(const UniqueFd& fd) { return UniqueFd{::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)}; }

@@ -14,7 +14,8 @@ inline bool run_until(boost::asio::io_context& io, const std::function<bool()>& 
     while (!done()) {
         if (Clock::now() >= hang) return false;
         io.restart();
-        io.run_one_for(std::chrono::milliseconds{5});  // what a peer outside the loop does is looked at this often
+        io.run_one_for(std::chrono::milliseconds{5});  // what a peer outside the loop does is
+                                                       // looked at this often
     }
     return true;
 }

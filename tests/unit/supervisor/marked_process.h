@@ -22,7 +22,8 @@ public:
         std::vector<char*> variables;
         for (auto& variable : environment) variables.push_back(variable.data());
         variables.push_back(nullptr);
-        // It waits for its input, which ends with this process: nothing is left of a test that dies.
+        // It waits for its input, which ends with this process: nothing is left of a
+        // test that dies.
         int ends[2];
         if (::pipe2(ends, O_CLOEXEC) != 0) std::abort();
         posix_spawn_file_actions_t actions;

@@ -60,8 +60,8 @@ private:
     worker_page::Page* page_ = nullptr;
 };
 
-/// A thread that holds the word of a page until the test lets it end: what the kernel does with a robust mutex it does
-/// for each thread.
+/// A thread that holds the word of a page until the test lets it end: what the kernel does with a
+/// robust mutex it does for each thread.
 class PageOwner {
 public:
     PageOwner() {

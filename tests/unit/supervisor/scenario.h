@@ -17,28 +17,31 @@ namespace bulkhead::supervisor::test {
 
 using bulkhead::test::TemporaryFolder;
 
-/// A script of what a person, a worker, the keeper and supervisors do to one replica, and of what must
-/// then hold.
+/// A script of what a person, a worker, the keeper and supervisors do to one replica, and of what
+/// must then hold.
 ///
-/// Steps are separated by ';' or the end of a line, their words by blanks; 'quoted' text is one word.
-/// An expected text that begins with '~' is a part of the text. PATH is "a.b" for a member of a member,
-/// "a.size" for the size of an array.
-///   a person     load [when_due|MILLISECONDSms], unload, preload, opens CODE|ok, gpu_quarantined UUID
-///   the file     declare KEY VALUE, gpu [TEXT] (on the GPU of a fake NVML, which says TEXT besides)
-///   the worker   ready (loads it first), spawned|loading|ready N (the Nth process), worker N (is meant
-///                from now on), says TYPE [KEY=VALUE]…, overruns, prints TEXT, closes (its link),
-///                pages (says hello with a page), paged (ready, with a page), runs TEXT, page_dies
-///   the keeper   exits SIGNAL|STATUS [remains] (something of it may still run), obeys [SIGNAL…] (which
-///                end a worker), spawn_fails
+/// Steps are separated by ';' or the end of a line, their words by blanks; 'quoted' text is one
+/// word. An expected text that begins with '~' is a part of the text. PATH is "a.b" for a member of
+/// a member, "a.size" for the size of an array.
+///   a person     load [when_due|MILLISECONDSms], unload, preload, opens CODE|ok,
+///                gpu_quarantined UUID
+///   the file     declare KEY VALUE, gpu [TEXT] (on the GPU of a fake NVML, which
+///                says TEXT besides)
+///   the worker   ready (loads it first), spawned|loading|ready N (the Nth process), worker N (is
+///                meant from now on), says TYPE [KEY=VALUE]…, overruns, prints TEXT, closes (its
+///                link), pages (says hello with a page), paged (ready, with a page), runs TEXT,
+///                page_dies
+///   the keeper   exits SIGNAL|STATUS [remains] (something of it may still run), obeys [SIGNAL…]
+///                (which end a worker), spawn_fails
 ///   supervisors  dies, record KEY VALUE (in what it left), adopts, answers PHASE [KEY=VALUE]…,
 ///                receipt_told, hold and go_on (what is done off the loop), turns (of the loop)
-///   waits        state S, phase P, got TYPE, gets SIGNAL, channels N, unloads N, reports N, hung_up,
-///                overdue, settled (off the loop), declared (the process is known, and what it is of),
-///                loads N [CODE|ok|* [ATTEMPT [REMEDY]]], receipt none|ENDED [PATH=VALUE]…,
-///                forgotten GENERATION…
-///   checks       is S, lacks TYPE, signals [SIGNAL…] (to its group: SIGNAL*), workers N, adopted N,
-///                loads N now, forgotten, replaced, found, reaped, kept_receipt none|ENDED,
-///                told PATH TEXT (in its configuration), environment TEXT, sentence TEXT, logged TEXT,
+///   waits        state S, phase P, got TYPE, gets SIGNAL, channels N, unloads N, reports N,
+///                hung_up, overdue, settled (off the loop), declared (the process is known, and
+///                what it is of), loads N [CODE|ok|* [ATTEMPT [REMEDY]]], receipt none|ENDED
+///                [PATH=VALUE]…, forgotten GENERATION…
+///   checks       is S, lacks TYPE, signals [SIGNAL…] (to its group: SIGNAL*), workers N, adopted
+///                N, loads N now, forgotten, replaced, found, reaped, kept_receipt none|ENDED, told
+///                PATH TEXT (in its configuration), environment TEXT, sentence TEXT, logged TEXT,
 ///                row|why|graphs|ledger|report PATH TEXT, log GENERATION TEXT
 class Scenario : public AdoptionTest {
 public:

@@ -6,7 +6,8 @@
 
 namespace bulkhead::worker::test {
 
-/// Clients of one worker that die after each of their steps. This process is both: what it has is what the worker has.
+/// Clients of one worker that die after each of their steps. This process is both: what it has is
+/// what the worker has.
 class DeathTest : public SlabTest {
 protected:
     struct Step {
@@ -32,7 +33,8 @@ protected:
         return steps;
     }
 
-    /// One client for each number of steps. The neighbour is served after each, and nothing of the dead one is left.
+    /// One client for each number of steps. The neighbour is served after each, and nothing of the
+    /// dead one is left.
     void die_after_each(const std::vector<Step>& steps) {
         TestClient neighbour = open_channel();
         const std::size_t slabs_before = slabs_mapped();
@@ -45,7 +47,8 @@ protected:
 
                 client.close();
 
-                if (taken > 0 && steps[taken - 1].runs) log->gate.let_one_pass();  // the worker ends what it has begun
+                // The worker ends what it has begun.
+                if (taken > 0 && steps[taken - 1].runs) log->gate.let_one_pass();
                 EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
             }
             neighbour.infer(taken + 1, "echo", {neighbour.tensor({7})});

@@ -1,7 +1,7 @@
 #pragma once
 
-/// An engine whose KV is the tokens themselves: what it gives next is a hash of all that lies below a position, so that
-/// any KV in the wrong place shows in the tokens.
+/// An engine whose KV is the tokens themselves: what it gives next is a hash of all that lies below
+/// a position, so that any KV in the wrong place shows in the tokens.
 
 #include <algorithm>
 #include <bit>

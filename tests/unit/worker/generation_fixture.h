@@ -44,7 +44,8 @@ struct Wish {
     std::uint32_t chunk = 0;  ///< positions of one prefill; 0: all
 };
 
-/// Resets and prefills `slot`. The last prompt token is what the first step reads, also where prefill could give a token.
+/// Resets and prefills `slot`. The last prompt token is what the first step reads, also where
+/// prefill could give a token.
 inline void begin(Engine& engine, std::uint32_t slot, const Wish& wish) {
     Start start;
     start.keep = wish.keep;
@@ -105,8 +106,9 @@ inline Sampling sampled(std::uint64_t seed, float temperature = 1) {
     return sampling;
 }
 
-/// Whether after `prompt` both tokens are drawn from among those whose logits are within `gap` of the greatest: then
-/// which of them is the greatest is a matter of the last bits, and of how many sequences ran together.
+/// Whether after `prompt` both tokens are drawn from among those whose logits are within `gap` of
+/// the greatest: then which of them is the greatest is a matter of the last bits, and of how many
+/// sequences ran together.
 inline bool near_tie(Engine& engine, const Tokens& prompt, std::int32_t a, std::int32_t b, float gap) {
     bool seen_a = false;
     bool seen_b = false;

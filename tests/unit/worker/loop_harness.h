@@ -1,7 +1,7 @@
 #pragma once
 
-/// A worker's event loop in a thread of the test, with a fake model, spoken to over real sockets: the test holds the
-/// daemon's end of the link and the clients' ends of the channels.
+/// A worker's event loop in a thread of the test, with a fake model, spoken to over real sockets:
+/// the test holds the daemon's end of the link and the clients' ends of the channels.
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -87,8 +87,8 @@ struct ModelLog {
     }
 };
 
-/// Methods: echo (x → y), wait (x → y, after the gate), fill (bytes → y of so many), fail (allocates, then errs),
-/// throw (does so).
+/// Methods: echo (x → y), wait (x → y, after the gate), fill (bytes → y of so many), fail
+/// (allocates, then errs), throw (does so).
 class FakeModel : public Model {
 public:
     explicit FakeModel(std::shared_ptr<ModelLog> log) : log_{std::move(log)} {
@@ -243,7 +243,8 @@ public:
     void send(std::span<const std::byte> bytes, int fd) { ASSERT_TRUE(end_->send_patiently(bytes, {&fd, 1})); }
     [[nodiscard]] Result<> try_send(std::span<const std::byte> bytes) { return end_->send_patiently(bytes); }
 
-    /// The next message; empty at the end of file. Slabs that it offers are mapped, but for those on a GPU.
+    /// The next message; empty at the end of file. Slabs that it offers are mapped, but for
+    /// those on a GPU.
     std::optional<channel::WorkerMessage> receive() {
         Packet packet;
         if (end_->receive(packet) != ReceiveOutcome::packet) return std::nullopt;

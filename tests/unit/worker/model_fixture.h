@@ -1,6 +1,7 @@
 #pragma once
 
-/// What the tests of the runtimes share: declarations, tensors on the heap, a folder that goes away.
+/// What the tests of the runtimes share: declarations, tensors on the heap, a folder
+/// that goes away.
 
 #include <cstring>
 #include <filesystem>

@@ -59,7 +59,8 @@ std::uint64_t cgroup_room(std::string_view mountinfo, std::string_view cgroup) {
     for (const Version& version : versions)
         if (const auto own = own_cgroup(mountinfo, cgroup, version.controller))
             for (fs::path folder = *own; folder.has_relative_path(); folder = folder.parent_path())
-                room = std::min(room, room_in(folder, version));  // above the mount the file is missing
+                // Above the mount the file is missing.
+                room = std::min(room, room_in(folder, version));
     return room;
 }
 

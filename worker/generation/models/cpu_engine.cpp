@@ -19,8 +19,10 @@ namespace {
 /// A slot's contents. A sequence starts by assigning `start` as a whole.
 struct Slot {
     SlotStart start;
-    std::uint32_t filled = 0;  ///< positions written since the slot's KV was last known to be all numbers
-    bool tainted = false;      ///< the last sequence's KV holds a NaN, or no step has shown yet that it does not
+    std::uint32_t filled = 0;  ///< positions written since the slot's KV was last known to
+                               ///< be all numbers
+    bool tainted = false;      ///< the last sequence's KV holds a NaN, or no step has shown yet
+                               ///< that it does not
 };
 
 class CpuEngine final : public Engine {
@@ -136,7 +138,8 @@ private:
         return parts_.shape.prefill_gives ? checked(result, parts_.shape.rows) : result;
     }
 
-    /// Computes a prompt position by position, without a prefill function. Uses only the last logits.
+    /// Computes a prompt position by position, without a prefill function. Uses only
+    /// the last logits.
     at::Tensor decode_prompt(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count) {
         at::Tensor logits;
         for (std::uint32_t i = first; i < first + count; ++i)
@@ -207,7 +210,8 @@ private:
         } else {
             advance(start.state, parts_.manifest.draw, nullptr, nullptr, nullptr, wrote_kv, given);
         }
-        slots_[slot].tainted = start.state.not_finite;  // finite logits: all the KV that produced them is finite
+        slots_[slot].tainted = start.state.not_finite;  // finite logits: all the KV that produced
+                                                        // them is finite
         return {slot, {given, parts_.shape.codebooks}, start.state.stopped, start.state.not_finite};
     }
 

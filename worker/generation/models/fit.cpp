@@ -15,7 +15,8 @@
 namespace bulkhead::worker::generation {
 namespace {
 
-/// Minimum for logits, intermediate results and LibTorch's own memory, which else is a share of the KV.
+/// Minimum for logits, intermediate results and LibTorch's own memory, which else is a
+/// share of the KV.
 constexpr std::uint64_t step_bytes = 64ULL << 20;
 
 std::string contents(const char* path) {

@@ -10,9 +10,10 @@ namespace bulkhead::worker::generation {
 /// Bytes of the KV of all slots.
 [[nodiscard]] std::uint64_t kv_bytes(const Manifest& manifest, const Shape& shape);
 
-/// Checks that weights (0 if they need no memory of their own), KV and a small reserve for the step fit into
-/// `free_bytes`.
-/// Errors  out_of_memory: needed and free bytes; the remedy names slots, lengths and dtypes that would fit
+/// Checks that weights (0 if they need no memory of their own), KV and a small reserve for the step
+/// fit into `free_bytes`.
+/// Errors  out_of_memory: needed and free bytes; the remedy names slots, lengths and dtypes
+///         that would fit
 [[nodiscard]] Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes,
                                  std::uint64_t free_bytes, const std::string& where);
 
@@ -22,7 +23,8 @@ namespace bulkhead::worker::generation {
 [[nodiscard]] Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& shape,
                                          std::uint64_t weights_bytes, std::uint64_t free_bytes);
 
-/// Host memory that this process may still take: the lesser of what the system and its cgroups leave.
+/// Host memory that this process may still take: the lesser of what the system and its
+/// cgroups leave.
 [[nodiscard]] std::uint64_t free_host_bytes();
 
 }  // namespace bulkhead::worker::generation

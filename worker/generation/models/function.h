@@ -35,7 +35,8 @@ public:
     virtual void use(std::unordered_map<std::string, at::Tensor> tensors) = 0;
 };
 
-/// A LibTorch runner that reports what it takes; the compiled model checks neither inputs nor constants.
+/// A LibTorch runner that reports what it takes; the compiled model checks neither inputs
+/// nor constants.
 template <typename Runner>
 class TellingRunner final : public Runner {
 public:
@@ -72,7 +73,8 @@ public:
     }
 
 private:
-    /// Calls the loaded library's function of that name, not this program's. The declaration only gives the type.
+    /// Calls the loaded library's function of that name, not this program's. The declaration only
+    /// gives the type.
     template <typename F, typename... Arguments>
     void ask(const char* symbol, F* /*type*/, Arguments... arguments) {
         const auto function = reinterpret_cast<F*>(this->model_so_->sym(symbol));

@@ -26,7 +26,8 @@ std::optional<HugePages> HugePages::reserve(std::uint64_t bytes) {
     Mapping mapping{reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE};
     const std::span<std::byte> all = mapping.bytes();
     if (!mapping || ::madvise(all.data(), all.size(), MADV_HUGEPAGE) != 0) return {};
-    (void)::madvise(all.data(), all.size(), MADV_DONTDUMP);  // if refused, core files include the weights
+    // If refused, core files include the weights.
+    (void)::madvise(all.data(), all.size(), MADV_DONTDUMP);
     const std::uint64_t past = reinterpret_cast<std::uintptr_t>(all.data()) % page_bytes;
     return HugePages{std::move(mapping), all.subspan(past == 0 ? 0 : page_bytes - past, bytes)};
 }

@@ -10,8 +10,9 @@
 
 namespace bulkhead::worker::generation {
 
-/// Anonymous memory in huge pages of 2 MiB, if the kernel provides any. Memory that each step reads as a
-/// whole, such as weights, reads 1.1 to 1.5 times as fast as in 4 KiB pages (docs/decisions.md).
+/// Anonymous memory in huge pages of 2 MiB, if the kernel provides any. Memory that each step reads
+/// as a whole, such as weights, reads 1.1 to 1.5 times as fast as in 4 KiB pages
+/// (docs/decisions.md).
 ///
 /// Owns  the memory
 class HugePages {

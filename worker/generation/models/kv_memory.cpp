@@ -21,7 +21,8 @@ KvMemory::KvMemory(const Manifest& manifest, const Shape& shape)
         throw ErrorException{{ErrorCode::out_of_memory, fmt::format("mapping {} MiB of KV", bytes >> 20),
                               "lower `generate.slots` or `generate.length`"}};
     std::byte* const address = mapping_.bytes().data();
-    (void)::madvise(address, bytes, MADV_DONTDUMP);  // if refused, core files are larger and show more
+    (void)::madvise(address, bytes, MADV_DONTDUMP);  // if refused, core files are
+                                                     // larger and show more
 
     std::vector<at::Tensor> whole;
     const std::int64_t rows = manifest.rows;

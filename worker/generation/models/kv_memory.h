@@ -33,7 +33,8 @@ public:
     void clear(std::uint32_t slot, std::uint32_t first, std::uint32_t end);
 
 private:
-    /// Calls `f(bytes of positions [first, end) of one head of one row)` for all heads of a slot, in a fixed order.
+    /// Calls `f(bytes of positions [first, end) of one head of one row)` for all heads of a slot,
+    /// in a fixed order.
     template <typename F>
     void each_head(std::uint32_t slot, std::uint32_t first, std::uint32_t end, const F& f);
 

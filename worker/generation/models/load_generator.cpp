@@ -62,7 +62,8 @@ private:
     Package package_;
     std::vector<std::unique_ptr<Runtime>> runtimes_;  ///< of `methods_`
     std::unique_ptr<Engine> engine_;                  ///< uses the package's weights
-    bool writes_inputs_ = false;                      ///< a function may write to its inputs, apart from KV
+    bool writes_inputs_ = false;                      ///< a function may write to its
+                                                      ///< inputs, apart from KV
 };
 
 Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
@@ -88,7 +89,8 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
 
 Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
     const Manifest& manifest = package_.manifest();
-    // A copy of the weights is faster to read; a model that fits only with the file mapped still runs.
+    // A copy of the weights is faster to read; a model that fits only with the file
+    // mapped still runs.
     const auto has_room = [&](std::uint64_t bytes) {
         return check_fit(manifest, shape, bytes, device_->free_bytes(), device_->name()).has_value();
     };
@@ -101,7 +103,8 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
     const auto load = [&](const std::string& file, std::size_t inputs, std::size_t buffers) {
         if (context.progress) context.progress("loading", loaded, functions, "functions", file);
         ++loaded;
-        if (!context.cuda && package_.may_write(file, inputs)) writes_inputs_ = true;  // a GPU works on copies
+        // A GPU works on copies.
+        if (!context.cuda && package_.may_write(file, inputs)) writes_inputs_ = true;
         return package_.load(*device_, file, inputs + buffers);
     };
     for (const Manifest::Decode& decode : manifest.decode) {

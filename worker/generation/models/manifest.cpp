@@ -152,7 +152,8 @@ Manifest::RopeDelta read_rope_delta(const Field& from) {
     from.refuse("false, \"rope\" or \"prompt\"");
 }
 
-/// Reads a method. The manifest spells methods as the fleet file does, so the same reader parses them.
+/// Reads a method. The manifest spells methods as the fleet file does, so the same
+/// reader parses them.
 config::MethodSpec read_method(const Field& from, const fs::path& folder) {
     json::object method = from.value().as_object();
     method.erase("name");
@@ -321,7 +322,8 @@ constexpr std::uint64_t aligned_bytes = 16;
 /// for its kernels on a GPU, and what they write to the copy is lost.
 Result<> check_slots_aligned(const Manifest& manifest, const Shape& shape) {
     const std::uint64_t position = std::uint64_t{manifest.rows} * manifest.heads * manifest.dim *
-                                   element_size(manifest.kv_dtype);  // of one layer's keys, or values
+                                   // Of one layer's keys, or values.
+                                   element_size(manifest.kv_dtype);
     const std::uint64_t slot = position * shape.length;
     if (shape.slots == 1 || slot % aligned_bytes == 0) return {};
 

@@ -1,6 +1,7 @@
 #pragma once
 
-/// `manifest.json` of a generation package, as `python -m bulkhead.export` writes it (docs/generation.md).
+/// `manifest.json` of a generation package, as `python -m bulkhead.export` writes it
+/// (docs/generation.md).
 
 #include <cstdint>
 #include <filesystem>
@@ -31,7 +32,8 @@ struct Manifest {
     struct Extra {
         std::string name;
         wire::DType dtype{};
-        std::vector<std::int64_t> dims;  ///< `prompt_dim` for the dimension of the prompt's positions
+        std::vector<std::int64_t> dims;  ///< `prompt_dim` for the dimension of the
+                                         ///< prompt's positions
     };
     static constexpr std::int64_t prompt_dim = -1;
     struct Prefill {
@@ -85,8 +87,10 @@ struct Manifest {
     std::vector<Method> methods;
     std::string weights_file;
     std::uint64_t weights_bytes = 0;
-    std::map<std::string, std::string> sha256;  ///< of weights and functions by file, if the manifest has them
-    std::map<std::string, std::map<std::string, std::string>> constants;  ///< file → name in the code → in the weights
+    std::map<std::string, std::string> sha256;  ///< of weights and functions by file, if the
+                                                ///< manifest has them
+    /// File → name in the code → in the weights.
+    std::map<std::string, std::map<std::string, std::string>> constants;
 
     /// Bytes of the KV of one position of one sequence, all layers.
     [[nodiscard]] std::uint64_t kv_bytes_per_position() const;

@@ -1,6 +1,7 @@
 #pragma once
 
-/// An opened generation package: checks it before any of its code runs, and loads its functions with their weights.
+/// An opened generation package: checks it before any of its code runs, and loads its functions
+/// with their weights.
 
 #include <functional>
 #include <map>
@@ -17,7 +18,8 @@
 
 namespace bulkhead::worker::generation {
 
-/// What an engine needs for a step. The `Package` owns the functions' weights and must outlive this.
+/// What an engine needs for a step. The `Package` owns the functions' weights and
+/// must outlive this.
 struct Parts {
     Manifest manifest;
     Shape shape;
@@ -52,8 +54,8 @@ public:
                        const LoadContext& context);
 
     /// Loads one of the manifest's files and gives it its weights.
-    /// Errors  package_incompatible: a constant is missing or has another dtype or size, or the number of inputs
-    ///         differs
+    /// Errors  package_incompatible: a constant is missing or has another dtype or size, or the
+    ///         number of inputs differs
     /// Throws  what LibTorch throws
     [[nodiscard]] Result<std::unique_ptr<Function>> load(Device& device, const std::string& file,
                                                          std::size_t inputs) const;

@@ -103,7 +103,8 @@ void WeightsFile::copy_to_huge_pages(int threads, const std::function<bool(std::
 }
 
 Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expected_bytes) {
-    const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO would wait for its writer
+    // A FIFO would wait for its writer.
+    const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     struct stat status {};
     if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode))
         return Error{

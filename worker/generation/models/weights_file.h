@@ -31,13 +31,15 @@ struct WeightTensor {
 /// Owns  the mapping or the copy; tensors made from it must not outlive it
 class WeightsFile {
 public:
-    /// Opens the file and checks its header: length, JSON, and that each tensor lies inside the file, has
-    /// the size of dtype and shape, and is aligned to its element.
-    /// Errors  load_failed (missing, unreadable), package_incompatible (truncated, or a wrong header)
+    /// Opens the file and checks its header: length, JSON, and that each tensor lies inside the
+    /// file, has the size of dtype and shape, and is aligned to its element.
+    /// Errors  load_failed (missing, unreadable), package_incompatible (truncated, or
+    ///         a wrong header)
     static Result<WeightsFile> open(const std::filesystem::path& path, std::uint64_t expected_bytes);
 
-    /// Copies all tensors to huge pages and unmaps the file: pointers obtained before become invalid. Does nothing
-    /// without huge pages, or if `go_on`, called before each part and at the end with the bytes done, returns false.
+    /// Copies all tensors to huge pages and unmaps the file: pointers obtained before become
+    /// invalid. Does nothing without huge pages, or if `go_on`, called before each part and at the
+    /// end with the bytes done, returns false.
     /// Thread  the caller's and `threads` - 1 of its own
     void copy_to_huge_pages(int threads, const std::function<bool(std::uint64_t done)>& go_on);
 

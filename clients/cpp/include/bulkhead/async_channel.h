@@ -53,19 +53,22 @@ private:
     std::uint64_t operation_;
 };
 
-/// `Channel` for programs with an Asio loop. Runs any number of requests at a time, up to the worker's
-/// limit. Each has its own completion token, which gets a `Result`. If the worker dies, retry-safe requests
-/// are sent once more, to the next worker, as with `Channel`; the loop keeps running.
+/// `Channel` for programs with an Asio loop. Runs any number of requests at a time, up to the
+/// worker's limit. Each has its own completion token, which gets a `Result`. If the worker dies,
+/// retry-safe requests are sent once more, to the next worker, as with `Channel`; the loop keeps
+/// running.
 ///
-/// Cancelling an inference through its token's cancellation slot cancels the request. It ends with `cancelled`, or with
-/// its answer if that arrives first. Cancelling any other operation only ends the wait.
+/// Cancelling an inference through its token's cancellation slot cancels the request. It ends
+/// with `cancelled`, or with its answer if that arrives first. Cancelling any other operation
+/// only ends the wait.
 ///
 /// With no operation under way, the channel still reads from its worker and returns idle slabs
 /// while the loop runs. It does not keep the loop running.
 ///
 /// The channel blocks the loop only if the worker does not read, or when it first lends a forwarded
-/// output's slab to a worker; clients/cpp/base/limits.h bounds both. Unmapping GPU slabs waits for the GPU
-/// without a bound, so another thread does it. Dropping the channel, or a tensor after it, unmaps in place.
+/// output's slab to a worker; clients/cpp/base/limits.h bounds both. Unmapping GPU slabs waits for
+/// the GPU without a bound, so another thread does it. Dropping the channel, or a tensor after it,
+/// unmaps in place.
 ///
 /// Owns    its connections. Requests in flight when it is dropped end with `cancelled`
 /// Thread  the executor's: one thread or a strand. Start operations and drop tensors and replies
@@ -131,10 +134,12 @@ public:
             token, std::move(request));
     }
 
-    /// Sends a request and streams its answer. Keep what the request points to until the first part.
+    /// Sends a request and streams its answer. Keep what the request points to until
+    /// the first part.
     [[nodiscard]] AsyncStream stream(Request request);
 
-    /// Reopens the channel if its worker died or was unloaded; otherwise does nothing. Completes with
+    /// Reopens the channel if its worker died or was unloaded; otherwise does nothing.
+    /// Completes with
     /// Result<void>. Errors  as `Channel::reopen`
     template <typename Token>
     auto async_reopen(std::optional<std::chrono::milliseconds> deadline, Token&& token) {

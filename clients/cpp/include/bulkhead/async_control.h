@@ -20,10 +20,11 @@ namespace bulkhead {
 
 class AsyncControlState;
 
-/// `ControlClient` for programs with an Asio loop. Runs any number of calls at a time, each with its own
-/// completion token (a callback, `use_awaitable`, `use_future`, `deferred`, …), which gets a `Result`. It
-/// survives supervisor restarts by the rules of docs/control.md. A cancelled operation ends with
-/// `cancelled`; if the daemon has already read the request, it still executes it.
+/// `ControlClient` for programs with an Asio loop. Runs any number of calls at a time, each with
+/// its own completion token (a callback, `use_awaitable`, `use_future`, `deferred`, …), which gets
+/// a `Result`. It survives supervisor restarts by the rules of docs/control.md. A cancelled
+/// operation ends with `cancelled`; if the daemon has already read the request, it still executes
+/// it.
 ///
 /// Owns    the connection, opened by the first call. Dropping it ends open operations with
 ///         `cancelled`

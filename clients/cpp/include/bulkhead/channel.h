@@ -100,15 +100,16 @@ struct Reply {
     boost::container::small_vector<Output, 8> outputs;  ///< more than 8 go to the heap
     std::chrono::microseconds queued{};                 ///< in the worker, before it started
     std::chrono::microseconds run{};                    ///< in the model
-    boost::json::object values;                         ///< results that are not tensors; usually empty
+    boost::json::object values;                         ///< results that are not
+                                                        ///< tensors; usually empty
     bool more = false;                                  ///< further parts of this answer follow
     [[nodiscard]] const Output* find(std::string_view name) const noexcept;
 };
 
-/// An input allocated on this channel, or an output of any channel. The worker borrows the output's slab
-/// once and reads the output in place; if it cannot, it gets a copy. A GPU output is copied on the GPU, in
-/// the order of `Request::stream`, as if `read_on` were called with it, and only to a channel that shares this
-/// GPU: else `input_invalid`.
+/// An input allocated on this channel, or an output of any channel. The worker borrows the output's
+/// slab once and reads the output in place; if it cannot, it gets a copy. A GPU output is copied on
+/// the GPU, in the order of `Request::stream`, as if `read_on` were called with it, and only to a
+/// channel that shares this GPU: else `input_invalid`.
 /// Thread  channels that forward outputs to one another must all be used by one thread at a time
 struct NamedInput {
     NamedInput(std::string_view named, const Input* tensor) : name{named}, input{tensor} {}
@@ -126,8 +127,9 @@ struct Request {
     /// Running the request twice does no harm. If the worker dies before it answers, the request is
     /// sent once more, to the next worker. Loading that worker counts against the deadline.
     bool retry_safe = false;
-    /// The model may answer in parts, for example one per token; read them with `Channel::next`. If false,
-    /// parts are dropped and the last one is the answer. After its first part a request is not sent again.
+    /// The model may answer in parts, for example one per token; read them with `Channel::next`. If
+    /// false, parts are dropped and the last one is the answer. After its first part a request is
+    /// not sent again.
     bool in_parts = false;
     /// The stream (a CUstream; null: the default one) that wrote the GPU inputs. The worker reads
     /// them after the work queued on it now. Before you write such an input again, queue behind
@@ -140,7 +142,8 @@ struct Request {
 struct ChannelOptions {
     std::string client = "bulkhead-cpp";                ///< at most 47 bytes, for logs and receipts
     std::optional<std::chrono::milliseconds> deadline;  ///< for opening, including a load
-    /// Ask for rings in shared memory, which wake faster than the socket. BULKHEAD_RINGS=0 disables them.
+    /// Ask for rings in shared memory, which wake faster than the socket. BULKHEAD_RINGS=0
+    /// disables them.
     bool rings = true;
     std::chrono::microseconds spin{0};  ///< ignored; kept for programs that set it
     /// An added input slab is returned after being empty for this long: by an `AsyncChannel` on its
@@ -154,16 +157,18 @@ struct ChannelOptions {
 
 /// A direct connection to one worker. The supervisor only introduces the two; it may die meanwhile.
 ///
-/// If the worker dies, the channel and its requests fail with `worker_lost` until `reopen`, or a retry-safe
-/// request, connects to the next worker. Retry-safe requests are sent once more, all together; their inputs
-/// are copied from the old slab, which stays mapped here. Not sent again: requests of a stateful model,
-/// cancelled or answered ones, those that an unload ended, and any on an adopted channel. Inputs and
-/// outputs in the dead worker's slabs stay usable; such an input is copied each time it is sent.
+/// If the worker dies, the channel and its requests fail with `worker_lost` until `reopen`, or a
+/// retry-safe request, connects to the next worker. Retry-safe requests are sent once more, all
+/// together; their inputs are copied from the old slab, which stays mapped here. Not sent again:
+/// requests of a stateful model, cancelled or answered ones, those that an unload ended, and any on
+/// an adopted channel. Inputs and outputs in the dead worker's slabs stay usable; such an input is
+/// copied each time it is sent.
 ///
 /// Thread  one at a time; different channels may run on different threads
 class Channel {
 public:
-    /// Loads the model if need be. Errors  as `channel.open`, and `busy` for a stateful model in use
+    /// Loads the model if need be.
+    /// Errors  as `channel.open`, and `busy` for a stateful model in use
     static Result<Channel> open(ControlClient& control, std::string_view model, const ChannelOptions& options = {});
 
     /// Opens a channel on a descriptor from another source. It ends with its worker, because it
@@ -192,8 +197,9 @@ public:
     /// Errors  resources_exhausted naming the channel's bound, shape_mismatch (negative, overflow)
     [[nodiscard]] Result<Input> allocate(wire::DType dtype, std::span<const std::int64_t> dims);
 
-    /// Allocates in memory of the GPU that worker and client share. If they share none, or this process cannot import
-    /// it (another container), the input lies in host memory; `Input::gpu` tells, `why_no_gpu` gives the reason.
+    /// Allocates in memory of the GPU that worker and client share. If they share none, or this
+    /// process cannot import it (another container), the input lies in host memory; `Input::gpu`
+    /// tells, `why_no_gpu` gives the reason.
     /// Errors  as `allocate`; out_of_memory of the GPU
     [[nodiscard]] Result<Input> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims);
     /// Places later results on the GPU, in a slab of at least `size_bytes` at first. Does nothing
@@ -216,14 +222,16 @@ public:
     /// Errors  queue_full (first wait for an earlier one), the code of the worker's `closing`,
     ///         worker_lost, input_invalid for another channel's input
     [[nodiscard]] Result<std::uint64_t> submit(const Request& request);
-    /// Waits for the answer, until the request's deadline at most (`deadline_exceeded`). Returns an answer
-    /// that arrived before the worker died. Sends a lost retry-safe request once more. If that fails, the
-    /// error says why; it is `worker_lost` if the next worker died of the request too.
+    /// Waits for the answer, until the request's deadline at most (`deadline_exceeded`). Returns an
+    /// answer that arrived before the worker died. Sends a lost retry-safe request once more. If
+    /// that fails, the error says why; it is `worker_lost` if the next worker died of the request
+    /// too.
     [[nodiscard]] Result<Reply> wait(std::uint64_t request_id);
-    /// Returns the next part of an `in_parts` request, waiting as `wait` does. A part without `more` is the
-    /// last and ends the request. Returns parts that have arrived before it reports an error.
-    /// Errors  as `wait`; worker_lost tells how many tokens or parts had come; resources_exhausted if
-    ///         thousands were not taken
+    /// Returns the next part of an `in_parts` request, waiting as `wait` does. A part without
+    /// `more` is the last and ends the request. Returns parts that have arrived before it
+    /// reports an error.
+    /// Errors  as `wait`; worker_lost tells how many tokens or parts had come; resources_exhausted
+    ///         if thousands were not taken
     [[nodiscard]] Result<Reply> next(std::uint64_t request_id);
     /// Cancels the request. It ends with `cancelled` unless it has finished.
     [[nodiscard]] Result<> cancel(std::uint64_t request_id);

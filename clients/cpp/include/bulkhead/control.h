@@ -19,7 +19,8 @@ namespace bulkhead {
 class ControlConnection;
 
 /// Returns the daemon's socket path: `given`, else $BULKHEAD_SOCKET, else
-/// $XDG_RUNTIME_DIR/bulkhead/control.sock if XDG_RUNTIME_DIR is set, else /run/bulkhead/control.sock.
+/// $XDG_RUNTIME_DIR/bulkhead/control.sock if XDG_RUNTIME_DIR is set, else
+/// /run/bulkhead/control.sock.
 [[nodiscard]] std::filesystem::path find_socket(const std::optional<std::filesystem::path>& given = {});
 
 /// The result of one call.
@@ -30,10 +31,11 @@ struct Answer {
 
 /// A client of the control socket. Blocking; one thread at a time.
 ///
-/// It survives supervisor restarts: the keeper holds the socket, so a new connection waits for the next
-/// supervisor. If a supervisor dies before it answers, the call is sent again (docs/control.md, "A
-/// supervisor that dies", lists which calls). Notifications are not repeated: subscribe again in
-/// `on_reconnect`, or when `wait_notification` reports that the connection has ended.
+/// It survives supervisor restarts: the keeper holds the socket, so a new connection waits for the
+/// next supervisor. If a supervisor dies before it answers, the call is sent again
+/// (docs/control.md, "A supervisor that dies", lists which calls). Notifications are not repeated:
+/// subscribe again in `on_reconnect`, or when `wait_notification` reports that the connection has
+/// ended.
 class ControlClient {
 public:
     using Notify = std::function<void(std::string_view method, const boost::json::object& params)>;
@@ -52,14 +54,16 @@ public:
     void on_reconnect(std::function<void()> reconnected) { reconnected_ = std::move(reconnected); }
 
     /// Calls one method and waits for its answer, across supervisor restarts if need be.
-    /// Errors  the daemon's own, spelled as `error.data`; not_running if the daemon has gone, or if the answer to a
-    ///         method that is not repeated was lost; deadline_exceeded if `deadline` passed or no supervisor answered
-    ///         for `limits::absence`; resources_exhausted without room for its descriptors
+    /// Errors  the daemon's own, spelled as `error.data`; not_running if the daemon has gone, or if
+    ///         the answer to a method that is not repeated was lost; deadline_exceeded if
+    ///         `deadline` passed or no supervisor answered for `limits::absence`;
+    ///         resources_exhausted without room for its descriptors
     [[nodiscard]] Result<Answer> call(std::string_view method, boost::json::object params = {},
                                       std::optional<std::chrono::milliseconds> deadline = {});
 
     /// Waits until the handler has received one notification.
-    /// Errors  as `call`; not_running if the connection, and so the subscription, has ended; the next call reconnects
+    /// Errors  as `call`; not_running if the connection, and so the subscription, has ended; the
+    ///         next call reconnects
     [[nodiscard]] Result<> wait_notification(std::optional<std::chrono::milliseconds> deadline = {});
 
     /// `error.data` of the last call that failed: members that an `Error` does not carry.

@@ -1,4 +1,5 @@
-/// The program as a shell sees it: arguments in, exit status and text out, against a daemon of canned answers.
+/// The program as a shell sees it: arguments in, exit status and text out, against a daemon of
+/// canned answers.
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -28,8 +29,8 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::StartsWith;
 
-/// Answers one connection after the other, from a table; the last line of an entry is the answer's member
-/// `result` or `error`, lines before it are sent first as they are.
+/// Answers one connection after the other, from a table; the last line of an entry is the answer's
+/// member `result` or `error`, lines before it are sent first as they are.
 class CannedDaemon {
 public:
     CannedDaemon() {

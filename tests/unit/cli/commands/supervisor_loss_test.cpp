@@ -101,7 +101,8 @@ TEST(SupervisorLoss, FollowedLogsRepeatNoLine) {
         d.next_connection();
         d.pong();
         d.pong();
-        d.answer(d.request("logs.tail"), {{"lines", {line(5, "e")}}});  // one that remembers nothing
+        // One that remembers nothing.
+        d.answer(d.request("logs.tail"), {{"lines", {line(5, "e")}}});
     }};
 
     const Ran logs = ran_on(daemon, {"logs", "m", "-f", "-n", "2", "--json"});
@@ -138,7 +139,8 @@ TEST(FirstNewLine, FollowsTheLastOneOfItsKind) {
 
 TEST(SupervisorLoss, ADownWhoseReceiptsWereLostIsDone) {
     FakeDaemon daemon{[](FakeDaemon& d) {
-        d.answer(d.request("daemon.info"), {{"keeper_pid", 1 << 22}});  // nobody's: beyond the largest pid
+        // nobody's: beyond the largest pid.
+        d.answer(d.request("daemon.info"), {{"keeper_pid", 1 << 22}});
         d.request("daemon.stop");
     }};
 

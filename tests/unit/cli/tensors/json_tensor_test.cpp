@@ -105,7 +105,8 @@ TEST(Half, RoundsToNearestTiesToEven) {
     EXPECT_EQ(from_float16(to_float16(2051)), 2052);
     EXPECT_EQ(from_float16(to_float16(65519)), 65504);
     EXPECT_TRUE(std::isinf(from_float16(to_float16(65520))));
-    EXPECT_EQ(from_float16(to_float16(std::ldexp(1.0F, -25))), 0);  // a tie with the least subnormal
+    // A tie with the least subnormal.
+    EXPECT_EQ(from_float16(to_float16(std::ldexp(1.0F, -25))), 0);
     EXPECT_EQ(from_float16(to_float16(std::ldexp(1.5F, -25))), std::ldexp(1.0F, -24));
     EXPECT_EQ(from_bfloat16(to_bfloat16(1.00390625F)), 1.0F);
 }

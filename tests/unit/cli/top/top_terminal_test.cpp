@@ -71,7 +71,8 @@ public:
                 for (const int standard : {0, 1, 2}) ::dup2(slave, standard);
                 ::close(slave);
             }
-            for (const int number : {SIGHUP, SIGINT, SIGQUIT}) ::signal(number, SIG_DFL);  // nohup ignores them
+            // Nohup ignores them.
+            for (const int number : {SIGHUP, SIGINT, SIGQUIT}) ::signal(number, SIG_DFL);
             ::setenv("TERM", "xterm-256color", 1);
             ::setenv("LC_ALL", "C.UTF-8", 1);
             ::execl(BULKHEAD_PROGRAM, "bulkhead", "--socket", socket.c_str(), "top", nullptr);

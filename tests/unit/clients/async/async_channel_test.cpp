@@ -28,7 +28,8 @@ TEST(AsyncChannel, EveryKindOfTokenGetsItsReply) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         for (int i = 1; i <= 4; ++i) {
-            if (i > 1) w.expect<channel::Release>();  // of the reply before, which its handler dropped
+            if (i > 1) w.expect<channel::Release>();  // of the reply before, which its
+                                                      // handler dropped
             const auto request = w.expect<channel::Infer>();
             w.answer(request.request_id, {w.output("p", {float(i)})});
         }
@@ -155,7 +156,8 @@ TEST(AsyncChannel, WhatIsStartedWhileTheNextWorkerLoadsWaitsForItAndMayBeCancell
     int answered = 0;
     std::optional<ErrorCode> given_up, refused;
     channel.async_infer({.retry_safe = true}, [&](Result<Reply> reply) { answered += reply.has_value(); });
-    channel.async_reopen(std::nullopt, [&](Result<> done) { EXPECT_TRUE(done); });  // no other loop tells of the death
+    // No other loop tells of the death.
+    channel.async_reopen(std::nullopt, [&](Result<> done) { EXPECT_TRUE(done); });
     first.finish();
     channel.async_infer({}, [&](Result<Reply> reply) {
         refused = reply.error().code;

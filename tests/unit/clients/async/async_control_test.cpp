@@ -1,4 +1,5 @@
-/// The control socket with an Asio loop: tokens, many calls at a time, cancellation, and supervisors that die.
+/// The control socket with an Asio loop: tokens, many calls at a time, cancellation, and
+/// supervisors that die.
 
 #include <future>
 

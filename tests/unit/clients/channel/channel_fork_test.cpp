@@ -27,7 +27,8 @@ int in_child(const std::function<int()>& check) {
 TEST(ChannelFork, TheChildsChannelIsLostAndTheParentsServes) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
-        w.answer(w.expect<channel::Infer>().request_id, {});  // the parent's: nothing of the child's came
+        // The parent's: nothing of the child's came.
+        w.answer(w.expect<channel::Infer>().request_id, {});
         w.await_hang_up();
     }};
     std::optional<Channel> channel = adopt(worker).value();

@@ -188,7 +188,8 @@ TYPED_TEST(ChannelRetry, WhatTwoWorkersDiedOfIsNotSentToAThirdEither) {
     const Input poison = filled(channel, {1}), harmless = filled(channel, {2});
     const std::uint64_t deadly = channel.submit(retry_safe(only(poison))).value();
     first.finish();
-    const std::uint64_t other = channel.submit(retry_safe(only(harmless))).value();  // finds the death, and sends both
+    // Finds the death, and sends both.
+    const std::uint64_t other = channel.submit(retry_safe(only(harmless))).value();
 
     EXPECT_TRUE(channel.wait(other));
     EXPECT_EQ(channel.wait(deadly).error().code, ErrorCode::worker_lost);
@@ -232,7 +233,8 @@ TYPED_TEST(ChannelRetry, AnAnswerThatHadArrivedIsHandedOutAndItsRequestNotSentAg
     EXPECT_EQ(old.outputs.at(0).as<float>()[0], 42) << "readable after its worker, and after the channel's reopening";
 }
 
-/// Submits one retry-safe request to a worker that runs `script`, and expects that no other worker is asked for.
+/// Submits one retry-safe request to a worker that runs `script`, and expects that no other
+/// worker is asked for.
 template <typename C>
 Error never_sent_again(const FakeWorker::Script& script, bool stateful = false, bool cancel = false) {
     FakeWorker worker{script};
@@ -404,7 +406,8 @@ TYPED_TEST(ChannelRetry, AWorkerThatIsDeadWhenItIsIntroducedIsAskedForOnceMore) 
     }};
     FakeDaemon daemon{[&](FakeDaemon& d) {
         introduce(d, first);
-        // The asynchronous client asks for all requests that wait, and so without the deadline of one.
+        // The asynchronous client asks for all requests that wait, and so without the
+        // deadline of one.
         constexpr bool has_deadline = std::is_same_v<TypeParam, Channel>;
         const auto left = [](const boost::json::object& asked) {
             return has_deadline ? asked.at("params").at("deadline_ms").as_int64() : 0;

@@ -1,5 +1,5 @@
-// Outputs of one worker as inputs of another, and slabs that are given back: docs/channel.md, "Lending" and
-// "Returning".
+// Outputs of one worker as inputs of another, and slabs that are given back: docs/channel.md,
+// "Lending" and "Returning".
 
 #include <gtest/gtest.h>
 
@@ -47,7 +47,8 @@ TEST(Forwarding, TheEndOfTheFirstWorkerEndsTheLoanAndLeavesTheBytesToWhoReadsThe
         EXPECT_EQ(std::memcmp(slab.bytes().data() + request.tensors.at(0).lease.offset_bytes, given.data(), 12), 0);
         w.answer(request.request_id, {});
         EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, lend.slab_id);
-        const auto again = w.expect<channel::SlabLend>();  // the output is there still, and may be sent again
+        const auto again = w.expect<channel::SlabLend>();  // the output is there still, and
+                                                           // may be sent again
         EXPECT_GT(again.slab_id, lend.slab_id);
         w.send(channel::encode(channel::SlabAccepted{again.request_id, again.slab_id}));
         w.answer(w.expect<channel::Infer>().request_id, {});

@@ -69,7 +69,8 @@ TEST_F(AsyncChannelAtRest, GivesBackAnInputSlabThatABurstHasLeftEmpty) {
     }};
     AsyncChannel channel = adopt(worker);
     const Input first = allocate(channel, half[0]);
-    static_cast<void>(allocate(channel, more_than_is_left[0]));  // dropped, and the channel is not used again
+    // Dropped, and the channel is not used again.
+    static_cast<void>(allocate(channel, more_than_is_left[0]));
 
     run_until_the_script_ends(channel);
 }
@@ -148,7 +149,8 @@ TEST_F(AsyncChannelAtRest, AWithdrawalThatCrossesAReturnIsAnsweredByItOnce) {
         greet(w);
         grow(w, 2);
         EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, 2U);
-        w.send(channel::encode(channel::SlabWithdraw{2}));  // as from a worker that has not read that yet
+        w.send(channel::encode(channel::SlabWithdraw{2}));  // as from a worker that has
+                                                            // not read that yet
         w.answer(w.expect<channel::Infer>().request_id, {});
         ended = true;
         again.wait();

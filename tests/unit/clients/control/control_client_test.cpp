@@ -105,7 +105,8 @@ TEST(ControlClient, DescriptorsGoToTheAnswerThatAnnouncesThem) {
         const PacketPair pair = PacketPair::make().value();
         const auto request = d.request();
         const std::array<int, 1> fds{pair.first.get()};
-        // A notification and the answer in one piece: one recvmsg returns two lines and one descriptor.
+        // A notification and the answer in one piece: one recvmsg returns two lines and
+        // one descriptor.
         d.send(R"({"jsonrpc":"2.0","method":"event","params":{}})"
                "\n"
                R"({"jsonrpc":"2.0","id":1,"result":{"fds":1}})"

@@ -116,7 +116,8 @@ TYPED_TEST(ControlReconnect, TheDescriptorOfALostAnswerIsAskedForAgain) {
         FakeDaemon daemon{[&](FakeDaemon& d) {
             const std::array<int, 1> first{lost.first.get()}, second{kept.first.get()};
             const std::string line = FakeDaemon::line_of(d.request("channel.open"), {{"fds", 1}});
-            d.send(std::string_view{line}.substr(0, line.size() - 1), first);  // the descriptor came, the newline not
+            // The descriptor came, the newline not.
+            d.send(std::string_view{line}.substr(0, line.size() - 1), first);
             d.next_connection();
             d.pong();
             d.answer(d.request("channel.open"), {{"fds", 1}}, second);

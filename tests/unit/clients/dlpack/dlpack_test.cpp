@@ -1,4 +1,5 @@
-/// Tensors in and out by DLPack: who owns what, when the worker gets its lease back, and what is copied.
+/// Tensors in and out by DLPack: who owns what, when the worker gets its lease back, and
+/// what is copied.
 
 #include <numeric>
 

@@ -104,7 +104,8 @@ TEST(ClosedInChild, WithoutAFreeNumberItsNumberStaysTaken) {
                       }
                       int found = 0;
                       while (::dup(0) >= 0) ++found;
-                      return found == free ? 0 : 4;  // what the child opens takes no number of an owner's
+                      return found == free ? 0 : 4;  // what the child opens takes no
+                                                     // number of an owner's
                   }),
                   0)
             << free << " numbers free";
@@ -156,7 +157,8 @@ TEST(ClosedInChild, AChildHoldsNoSlabAndUnmapsNothingOfItsOwn) {
                   struct stat status {};
                   if (::fstat(slab->fd(), &status) != 0 || S_ISREG(status.st_mode)) return 1;
                   std::byte* place = slab->bytes().data();
-                  // Taken: nothing that the child allocates can come to lie where the slab's owner will unmap.
+                  // Taken: nothing that the child allocates can come to lie where the slab's
+                  // owner will unmap.
                   void* wanted =
                       ::mmap(place, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
                   if (wanted != MAP_FAILED || errno != EEXIST) return 2;

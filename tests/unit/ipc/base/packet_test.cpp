@@ -111,7 +111,8 @@ TEST_F(PacketTest, APacketWithTooManyDescriptorsIsRefusedAndLeaksNone) {
     fds.fill(pair.first.get());
     EXPECT_EQ(send_packet(pair.first.get(), "many", fds).error().code, ErrorCode::internal);
 
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fds)> control{};  // a peer without our check
+    // A peer without our check.
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fds)> control{};
     char byte = 'x';
     iovec part{&byte, 1};
     msghdr message{};

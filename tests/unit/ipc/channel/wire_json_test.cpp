@@ -1,4 +1,5 @@
-// The rings' memory is of atomics, so ipc/ring/ring.h is not made from wire.json: it must be the same, member by member.
+// The rings' memory is of atomics, so ipc/ring/ring.h is not made from wire.json: it must be the
+// same, member by member.
 
 #include "ipc/channel/wire.h"
 

@@ -1,5 +1,5 @@
-// Workers in other languages are written from worker_link.json: what one side writes, the other reads, member by
-// member.
+// Workers in other languages are written from worker_link.json: what one side writes, the other
+// reads, member by member.
 
 #include "ipc/links/worker_link.h"
 

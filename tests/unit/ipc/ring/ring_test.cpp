@@ -267,7 +267,8 @@ TEST_F(RingTest, APostToAPeerThatIsAwakeMakesNoSystemCall) {
     EXPECT_EQ(client.get<std::uint64_t>(LyingClient::cell_at(cells - 1) + cells * 64), cells) << "all were written";
 }
 
-/// Peers of former releases set their word to 1, issued membarriers, and skipped their fence where ours was 1.
+/// Peers of former releases set their word to 1, issued membarriers, and skipped their fence
+/// where ours was 1.
 TEST_F(RingTest, PromisesNoBarriersWhateverItsPeerSays) {
     constexpr std::size_t worker_reserved_at = 4, client_reserved_at = 132;
     client.put<std::uint32_t>(client_reserved_at, 1);

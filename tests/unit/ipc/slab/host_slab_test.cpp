@@ -39,7 +39,8 @@ int signal_of_child(const std::function<void()>& body) {
     if (child == 0) {
         const rlimit no_core{0, 0};
         ::setrlimit(RLIMIT_CORE, &no_core);
-        for (const int number : {SIGSEGV, SIGBUS, SIGXFSZ}) ::signal(number, SIG_DFL);  // sanitizers handle them
+        // Sanitizers handle them.
+        for (const int number : {SIGSEGV, SIGBUS, SIGXFSZ}) ::signal(number, SIG_DFL);
         body();
         ::_exit(0);
     }

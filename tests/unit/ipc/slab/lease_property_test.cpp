@@ -1,5 +1,5 @@
-// Leases of one slab, taken, given back, given back wrongly and lost with their holders, in random order, beside a
-// plain model: the bytes themselves, each marked by the lease it belongs to.
+// Leases of one slab, taken, given back, given back wrongly and lost with their holders, in random
+// order, beside a plain model: the bytes themselves, each marked by the lease it belongs to.
 
 #include <algorithm>
 #include <array>
@@ -120,7 +120,8 @@ private:
     void expect_as_counted() { ASSERT_EQ(allocator_.leases(), held_.size()); }
 
     SlabAllocator allocator_{units * wire::tensor_alignment};
-    std::array<std::uint64_t, units> owner_{};  ///< generation of the lease that each aligned unit belongs to; 0: none
+    std::array<std::uint64_t, units> owner_{};  ///< generation of the lease that each aligned unit
+                                                ///< belongs to; 0: none
     std::vector<Held> held_;
     std::array<SlabAllocator::Block, 64> gone_{};  ///< some of those given back
     std::uint64_t last_generation_ = 0;

@@ -23,8 +23,8 @@ bool pid_namespaces_are_permitted() {
     return status == 0 && ::access("/usr/bin/unshare", X_OK) == 0;
 }
 
-/// A keeper that is process 1 of a pid namespace, as in a container. Pids that it tells are the namespace's; those
-/// that the test sees are its own.
+/// A keeper that is process 1 of a pid namespace, as in a container. Pids that it tells are the
+/// namespace's; those that the test sees are its own.
 struct ProcessOne : ::testing::Test {
     std::optional<KeeperProcess> unshare;
     std::optional<Seat> seat;
@@ -79,7 +79,8 @@ TEST_F(ProcessOne, IsStoppedBySigtermFromInsideAndOutside) {
     seat->take_over();
     (void)seat->spawn(key_of("docker-stop", 1), {"/bin/sh", "-c", "kill -TERM 1"});
     bool asked = false;
-    for (int i = 0; i < 2; ++i) asked = seat->hear().is(Type::stop_asked) || asked;  // and the shell's end
+    // And the shell's end.
+    for (int i = 0; i < 2; ++i) asked = seat->hear().is(Type::stop_asked) || asked;
     EXPECT_TRUE(asked);
 
     ::kill(keeper, SIGTERM);

@@ -167,7 +167,8 @@ INSTANTIATE_TEST_SUITE_P(Start, Fault22Supervisor,
 
 struct Fault22Upgrade : Faulty, ::testing::WithParamInterface<std::tuple<Step, int>> {};
 
-/// What an upgrade needs beside a spawn: the state's memfd, its bytes, and the execve of the keeper itself.
+/// What an upgrade needs beside a spawn: the state's memfd, its bytes, and the execve of the
+/// keeper itself.
 TEST_P(Fault22Upgrade, LetsTheOldProgramGoOnWithEveryWorker) {
     const auto& [step, error_number] = GetParam();
     injector.fail(step.who, step.system_call, error_number);

@@ -78,7 +78,8 @@ TEST_F(RunningSupervisor, ThatIsKilledIsRestartedAndGetsTheSameWorkersAsTheyAre)
 TEST_F(RunningSupervisor, ThatRanForASecondIsSucceededAtOnceThoughOthersEndedBeforeIt) {
     seat = kill_and_succeed(keeper, std::move(seat));
     seat.take_over();
-    const WorkerSeen worker = seat.spawn(key_of("m", 1), {"/bin/sleep", "1"});  // the supervisor lives longer
+    // The supervisor lives longer.
+    const WorkerSeen worker = seat.spawn(key_of("m", 1), {"/bin/sleep", "1"});
     (void)seat.hear<Exited>(Type::exited);
 
     (void)kill_and_succeed(keeper, std::move(seat));

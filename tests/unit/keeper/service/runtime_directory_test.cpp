@@ -194,7 +194,8 @@ UniqueFd claim_socket() { return UniqueFd{::socket(AF_UNIX, SOCK_SEQPACKET | SOC
 /// A process that has taken a claim when the constructor returns.
 class ClaimHolder {
 public:
-    /// `prepare`  returns, in the new process, whether to go on; it ends once it was connected to, unless it `stays`
+    /// `prepare`  returns, in the new process, whether to go on; it ends once it was connected to,
+    ///            unless it `stays`
     ClaimHolder(const ClaimAddress& claim, bool stays, bool (*prepare)(const Folder&), const Folder& folder) {
         const UniqueFd done{::eventfd(0, EFD_CLOEXEC)};
         std::uint64_t word = 0;
@@ -289,7 +290,8 @@ TEST(RuntimeDirectory, AStaleSocketIsReplaced) {
 
     const Ended next = start_at(keeper.socket());
 
-    EXPECT_THAT(next.errors, HasSubstr("starting /nonexistent"));  // it lacked a supervisor, not a socket
+    // It lacked a supervisor, not a socket.
+    EXPECT_THAT(next.errors, HasSubstr("starting /nonexistent"));
     EXPECT_FALSE(fs::exists(keeper.socket()));
 }
 

@@ -26,7 +26,8 @@ Bytes read_all(int memfd) {
     return bytes;
 }
 
-/// One running worker, one that is ending, one dead and told of, one dead and not; descriptors that nobody opened.
+/// One running worker, one that is ending, one dead and told of, one dead and not; descriptors that
+/// nobody opened.
 struct State : ::testing::Test {
     std::unique_ptr<WorkerTable> table = std::make_unique<WorkerTable>();
     SavedKeeper saved{};
@@ -126,7 +127,8 @@ TEST_F(State, CutOffAnywhereIsRefused) {
     for (std::size_t size = 0; size < bytes.size(); ++size) {
         EXPECT_FALSE(parse_state(std::span{bytes}.first(size))) << size;
         if (size < sizeof(StateHeader)) continue;
-        Bytes cut{bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)};  // and says so itself
+        // And says so itself.
+        Bytes cut{bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)};
         const std::uint64_t told = size;
         std::memcpy(cut.data() + offsetof(StateHeader, size_bytes), &told, sizeof told);
         EXPECT_FALSE(parse_state(cut)) << size;

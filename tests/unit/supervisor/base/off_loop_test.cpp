@@ -18,7 +18,8 @@ namespace bulkhead::supervisor {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto deadline = 500ms;  ///< a job that waits for nothing is done long before, on a busy machine too
+constexpr auto deadline = 500ms;  ///< a job that waits for nothing is done long before, on a
+                                  ///< busy machine too
 
 using testing::AllOf;
 using testing::ElementsAre;

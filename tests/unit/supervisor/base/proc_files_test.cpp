@@ -39,7 +39,8 @@ TEST(HostBytes, OfThisProcessGrowWithItsMemory) {
     EXPECT_EQ(read_host_memory(5'000'000), std::nullopt);
 }
 
-/// An engine that forks: what its children take is its own, and what they share with it counts once.
+/// An engine that forks: what its children take is its own, and what they share with
+/// it counts once.
 TEST(HostBytes, OfAProcessContainThoseOfItsDescendants) {
     constexpr std::size_t own = 64 << 20;
     std::array<int, 2> grown{};
@@ -172,8 +173,9 @@ TEST(KillProcessIf, EndsTheOneThatIsMeantAndTellsWhenItIsGone) {
 }
 
 TEST(KillProcessIf, NeverHitsAStrangerThatGotTheNumber) {
-    // The one that was meant ends, and a stranger gets its number, after it was chosen and before it is signalled: as
-    // close to that as a test can come, the number is the stranger's when the question is asked.
+    // The one that was meant ends, and a stranger gets its number, after it was chosen and before
+    // it is signalled: as close to that as a test can come, the number is the stranger's when the
+    // question is asked.
     test::MarkedProcess stranger{{"BULKHEAD_WORKER=other"}};
     std::vector<pid_t> asked;
     const UniqueFd pidfd = kill_process_if(stranger.pid(), [&](pid_t pid) {
@@ -187,7 +189,8 @@ TEST(KillProcessIf, NeverHitsAStrangerThatGotTheNumber) {
 }
 
 TEST(KillProcessIf, WhatEndedWhileItWasLookedAtTakesItsSignalWithIt) {
-    // The pidfd was opened before the question: the number is free for others now, the signal is not theirs.
+    // The pidfd was opened before the question: the number is free for others now, the signal
+    // is not theirs.
     test::MarkedProcess meant{{}};
     EXPECT_FALSE(kill_process_if(meant.pid(), [&](pid_t) {
         meant.kill();

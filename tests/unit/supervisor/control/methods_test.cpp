@@ -261,7 +261,8 @@ TEST_F(MethodsTest, SubscribersSeeStatesProgressAndReceiptsOfTheirModels) {
     EXPECT_TRUE(
         client.call("events.subscribe", {{"models", json::array{"a"}}}).at("result").at("subscribed").as_bool());
     client.call("events.subscribe", {{"models", json::array{"b"}}});
-    client.call("events.subscribe", {{"models", json::array{"a"}}});  // in the place of the former two
+    // In the place of the former two.
+    client.call("events.subscribe", {{"models", json::array{"a"}}});
 
     auto other = connect();
     send(other, 1, "model.load", {{"all", true}});

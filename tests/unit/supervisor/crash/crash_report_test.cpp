@@ -198,7 +198,8 @@ TEST(CrashReport, FramesBecomeReadable) {
 }
 
 TEST(CrashReport, WhatASymbolStandsForIsBounded) {
-    std::string symbol = "_Z1f1tI1xS0_E";  // f(t<t<…>, t<…>>): each level has the one before it twice
+    std::string symbol = "_Z1f1tI1xS0_E";  // f(t<t<…>, t<…>>): each level has the one
+                                           // before it twice
     for (const char level : std::string{"123456789A"}) symbol += fmt::format("S_IS{0}_S{0}_E", level);
     ASSERT_GT(symbol.size(), limits::crash_demangled_bytes_max);
     EXPECT_EQ(readable_frame("x.so(" + symbol + "+0x1)"), symbol + "+0x1 (x.so)");

@@ -264,7 +264,8 @@ protected:
         worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
         return worker;
     }
-    /// Everything that was on its way has been done: a worker that is granted nothing by then waits.
+    /// Everything that was on its way has been done: a worker that is granted nothing
+    /// by then waits.
     void settle() {
         bool done = false;
         off_loop_.run("letting the jobs before pass", [] { return true; }, [&](const auto&) { done = true; });

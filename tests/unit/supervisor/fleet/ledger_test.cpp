@@ -37,7 +37,8 @@ protected:
         for (json::value& device : all) device.as_object().erase("foreign");
         return all;
     }
-    /// What other programs use of the GPUs, after a look. That of the host is read from this machine.
+    /// What other programs use of the GPUs, after a look. That of the host is read
+    /// from this machine.
     std::vector<std::uint64_t> foreign() {
         fleet_->admission().leave(fleet_->admission().make_room("cuda:0", 0, "game", {}, [](const auto&) {}));
         settle();
@@ -209,7 +210,8 @@ TEST_F(LedgerTest, BlanksOfTheNextSupervisorTakeThePlaceOfThoseThatItEnds) {
     EXPECT_EQ(foreign()[0], 0U);
 }
 
-/// Loads, unloads, crashes, requests, memory that runs out, and supervisors that die at any of these moments.
+/// Loads, unloads, crashes, requests, memory that runs out, and supervisors that die at any of
+/// these moments.
 class LedgerHistory : public LedgerTest {
 protected:
     struct Life {
@@ -337,7 +339,8 @@ protected:
         return all;
     }
 
-    /// Each reservation is one of a process. One whose process was not asked for yet dies with the supervisor.
+    /// Each reservation is one of a process. One whose process was not asked for yet dies with
+    /// the supervisor.
     bool is_spawned(const json::array& ledger) {
         for (const json::value& device : ledger)
             for (const json::value& one : device.at("workers").as_array()) {

@@ -125,7 +125,8 @@ TEST_F(StaleProcessWatchTest, HoldsBackOnlyTheGpuThatItUsesUntilItsMemoryIsBack)
 
     process_.kill();
     process_.wait();
-    bool ran_on = false;  // the driver still accounts for it: several looks later nothing is granted
+    bool ran_on = false;  // the driver still accounts for it: several looks later
+                          // nothing is granted
     for (int looks = 0; looks < 3; ++looks) {
         ran_on = false;
         off_loop_.run(

@@ -158,7 +158,8 @@ TEST(LogFile, OnAFullDiskWholeLinesAreLost) {
     rlimit full = former;
     full.rlim_cur = 16;
     const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
-    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);  // no file may grow beyond that, as on a disk that is full there
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);  // no file may grow beyond that, as on a disk
+                                                     // that is full there
     file.append("second\nthird\n");
     ::setrlimit(RLIMIT_FSIZE, &former);
     std::signal(SIGXFSZ, ignored);

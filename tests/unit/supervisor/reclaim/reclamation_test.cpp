@@ -1,5 +1,5 @@
-/// What a GPU's driver says of the memory of a worker that is gone, and what is waited for. How processes and slabs are
-/// found: proc_files_test.cpp.
+/// What a GPU's driver says of the memory of a worker that is gone, and what is waited for. How
+/// processes and slabs are found: proc_files_test.cpp.
 
 #include "supervisor/reclaim/reclamation.h"
 

@@ -1,4 +1,5 @@
-/// A replica's process dies: what its clients, its successor and its report get, and in which order.
+/// A replica's process dies: what its clients, its successor and its report get, and
+/// in which order.
 
 #include <signal.h>
 
@@ -75,7 +76,8 @@ protected:
         return worker;
     }
 
-    /// The next process, as far as it gets while nothing is done off the loop: it is not told its configuration.
+    /// The next process, as far as it gets while nothing is done off the loop: it is not told its
+    /// configuration.
     FakeWorker& successor() {
         FakeWorker& worker = this->spawned(2);
         worker.hello();

@@ -203,7 +203,8 @@ TEST_F(GpuHang, AFirstLoadThatItsGpuRefusesIsAnsweredAndStaysStopped) {
     ASSERT_TRUE(wait([&] { return loads_.size() == 1; }));
     EXPECT_EQ(loads_[0].error().code, ErrorCode::resources_exhausted);
     wait_for(WorkerState::stopped);
-    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));  // a job answers a moment before it ends
+    // A job answers a moment before it ends.
+    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
     context_.gpu_quarantine.lift("GPU-a");
     EXPECT_EQ(off_loop_.waiting(), 0U) << "nobody waits for it";
     EXPECT_EQ(replica().state(), WorkerState::stopped);

@@ -1,4 +1,5 @@
-/// Hangs: judged on a virtual clock, and what a replica does about them; budgets of loads; GPUs that are to blame.
+/// Hangs: judged on a virtual clock, and what a replica does about them; budgets of loads; GPUs
+/// that are to blame.
 
 #include "supervisor/states/hang_watch.h"
 
@@ -183,7 +184,8 @@ TEST_F(Hang, AnAnswerInTheSocketCountsThoughNobodyHasReadIt) {
     replica().ask_statistics([] {});
     ASSERT_TRUE(worker.got("statistics_asked"));
     worker.say({{"type", "statistics"}});
-    std::this_thread::sleep_for(limits::answer_deadline + 500ms);  // the loop itself stands still, by less than a sleep
+    // The loop itself stands still, by less than a sleep.
+    std::this_thread::sleep_for(limits::answer_deadline + 500ms);
     ASSERT_TRUE(wait([&] { return replica().process()->watch.unanswered_for(Deadline::Clock::now()) == 0s; }));
     EXPECT_EQ(replica().state(), WorkerState::ready);
     EXPECT_TRUE(worker.signals.empty());

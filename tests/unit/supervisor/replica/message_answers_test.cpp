@@ -29,21 +29,24 @@ constexpr std::array<const char*, worker_state_count> ways{
     "ready; says busy; state busy",
     "ready; unload; got drain",
     "obeys; ready; unload; got drain; says drained; state stopping",
-    "obeys; ready; unload; got drain; says drained; state stopping; hold",  // then it exits: see Cell
+    // Then it exits: see Cell.
+    "obeys; ready; unload; got drain; says drained; state stopping; hold",
     "obeys; ready; overruns; state crashed",
     "ready; exits SIGSEGV; ready 2; exits SIGSEGV; state backoff",
     "load; loading; says failed code=package_incompatible; exits 78; state quarantined"};
 
 struct Row {
     std::string_view packet;
-    /// For each state: '.' ignored, '!' complained about, '+' taken, or the initial of the state it leads to.
+    /// For each state: '.' ignored, '!' complained about, '+' taken, or the initial of the
+    /// state it leads to.
     std::string_view in_state;
 };
 
 constexpr std::size_t row_count = std::size(message_answers);
 // clang-format off
 constexpr std::array<Row, row_count> rows{{
-    // stopped, adopting, spawning, loading, capturing, ready, busy, draining, stopping, reclaiming, crashed, ...
+    // stopped, adopting, spawning, loading, capturing, ready, busy, draining, stopping,
+    // reclaiming, crashed, ...
     //                                                                  saslcrbdsrcbq
     {R"({"type": "hello"})",                                           ".RL!!!!!!!!.."},  // its members: see Cell
     {R"({"type": "progress", "done": 77})",                            "...++........"},

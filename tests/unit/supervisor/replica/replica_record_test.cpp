@@ -179,7 +179,8 @@ TEST(ReplicaRecord, ReadsAndWritesTheKeysOfEveryRelease) {
     same(R"({"v":1,"due_ms":1700000000000})", EndAsked::no, Settled::backoff, 1'700'000'000'000);
 }
 
-/// Of bytes that no supervisor has written, too, the next one has a record that the keeper takes and that reads back.
+/// Of bytes that no supervisor has written, too, the next one has a record that the keeper takes
+/// and that reads back.
 TEST(ReplicaRecord, IsBoundedAndMeansTheSameWhateverItWasReadFrom) {
     const std::string far = std::to_string((std::int64_t{1} << 59) - 1);
     const std::string max = std::to_string(INT64_MAX);

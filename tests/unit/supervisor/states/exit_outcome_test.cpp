@@ -68,7 +68,8 @@ Text text_of(EndMeaning meaning) {
     return names.at(static_cast<std::size_t>(meaning));
 }
 
-/// "lost crashed load_failed fails-loads": the meaning, for the receipt, for the policy, then what else follows.
+/// "lost crashed load_failed fails-loads": the meaning, for the receipt, for the policy, then
+/// what else follows.
 Text text_of(const ExitOutcome& outcome) {
     static constexpr std::array endings{"asked", "crashed", "load_failed", "hopeless", "gpu_failed", "gpu_refused"};
     Text text = text_of(outcome.meaning) + " " + Text{to_string(outcome.ended)} + " " +

@@ -1,5 +1,6 @@
-/// The restart policy and the state machine together, on a virtual clock, through random lives: what must hold in each
-/// of them whatever happens when. The expected numbers are a plain model written from the design, not the code's own.
+/// The restart policy and the state machine together, on a virtual clock, through random lives:
+/// what must hold in each of them whatever happens when. The expected numbers are a plain model
+/// written from the design, not the code's own.
 
 #include <array>
 #include <random>
@@ -24,7 +25,8 @@ using Time = RestartPolicy::Time;
 constexpr std::uint32_t lives = 100'000;
 constexpr int steps_per_life = 60;
 
-/// What the design says, as simply as it can be said: crashes that count, readiness that pays for them.
+/// What the design says, as simply as it can be said: crashes that count, readiness that
+/// pays for them.
 struct Plain {
     struct Crash {
         Millis ready_before;
@@ -34,7 +36,8 @@ struct Plain {
     std::vector<Crash> crashes;
     Millis ready_since{};  ///< before crashes that were taken back: readiness all the same
 
-    /// By the second: each second of readiness is credit, 300 of which forgive a crash, if there is one.
+    /// By the second: each second of readiness is credit, 300 of which forgive a crash,
+    /// if there is one.
     [[nodiscard]] std::uint32_t unforgiven() const {
         std::uint32_t count = 0;
         Millis credit{};
@@ -152,7 +155,8 @@ private:
         if (is_live(state_)) go(E::lost);
         go(E::exited);
         --processes_;
-        if (failed_ || !crash_in_capture_) awaited_ = awaited_ && unload_asked_;  // the others were answered
+        // The others were answered.
+        if (failed_ || !crash_in_capture_) awaited_ = awaited_ && unload_asked_;
         crash_in_capture_ = false;
     }
     /// The GPU that it needs is quarantined: no process is started, and whoever waited is answered.
@@ -368,7 +372,8 @@ private:
         if (!wrong_.empty()) return;
         crash_loop();
     }
-    /// A model that crashes whenever it is ready ends in quarantine, after the crashes that are left to it.
+    /// A model that crashes whenever it is ready ends in quarantine, after the crashes that
+    /// are left to it.
     void crash_loop() {
         if (!restarts_) return;
         std::uint32_t crashes = 0;

@@ -23,7 +23,8 @@ TEST_F(ChannelTest, RefusesAnUnknownMethodByNamingTheKnownOnes) {
 TEST_F(ChannelTest, TakesBackTheOutputsOfAFailedInference) {
     spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
     TestClient client = first_channel();
-    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));  // most of the output slab
+    // Most of the output slab.
+    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));
 
     for (std::uint64_t id = 1; id <= 5; ++id) {
         client.infer(id, "fail", {input});
@@ -183,7 +184,8 @@ TEST_F(ChannelTest, KeepsTheSlabsOfAClientThatIsGoneUntilItsRequestHasEnded) {
     log->gate.await_arrivals(1);
 
     client.close();
-    TestClient other = open_channel();  // the loop has seen the end of file by the time it serves another
+    TestClient other = open_channel();  // the loop has seen the end of file by the time it
+                                        // serves another
     other.infer(1, "echo", {other.tensor({3})});
     {
         const std::lock_guard lock{log->mutex};

@@ -121,7 +121,8 @@ TEST(FatalSignal, IsToldByOneThreadWhenSeveralFail) {
     EXPECT_EQ(words.signal, SIGSEGV);
 }
 
-/// The backtrace of a child that another process, this one, aborts once it has said that it is ready.
+/// The backtrace of a child that another process, this one, aborts once it has said
+/// that it is ready.
 boost::json::object backtrace_asked_of(void (*live)(int link)) {
     auto [parent_end, child_end] = PacketPair::make().value();
     const pid_t child = ::fork();
@@ -175,7 +176,8 @@ TEST(FatalSignal, AHangReportWithoutASuspectIsAboutWhoeverReceivesIt) {
 TEST(FatalSignal, AHangReportWithoutASuspectIsNotAboutAThreadThatHappensToReceiveIt) {
     const boost::json::object backtrace = backtrace_asked_of([](int link) {
         sigset_t
-            it;  // the main thread does not take it until the other one has: the kernel chooses who does not block it
+            it;  // the main thread does not take it until the other one has: the kernel chooses who
+                 // does not block it
         ::sigemptyset(&it);
         ::sigaddset(&it, SIGABRT);
         ::pthread_sigmask(SIG_BLOCK, &it, nullptr);

@@ -5,7 +5,8 @@
 namespace bulkhead::worker::generation {
 namespace {
 
-/// Whatever joins, leaves, is removed or shares a prefix with whatever else: each gives what it would give alone.
+/// Whatever joins, leaves, is removed or shares a prefix with whatever else: each gives what it
+/// would give alone.
 class BatcherHistories : public BatcherTest, public testing::WithParamInterface<std::uint32_t> {
 protected:
     void live(std::uint32_t seed, Shape with, std::uint32_t ahead) {

@@ -128,7 +128,8 @@ TEST_F(BatcherTest, RemovesOneWhosePromptIsNotComputed) {
     const auto next = add(counting(0, 40), ask(2));
     run();
     expect_right(next);
-    EXPECT_EQ(ending_of(next).reused_tokens, 0U);  // no token has shown that the computed chunk holds numbers
+    EXPECT_EQ(ending_of(next).reused_tokens, 0U);  // no token has shown that the computed
+                                                   // chunk holds numbers
 }
 
 TEST_F(BatcherTest, ReusesThePrefixThatASlotHolds) {
@@ -209,7 +210,8 @@ TEST_F(BatcherTest, ThrowsAwayTheStepThatRanAheadOfAStop) {
     const auto next = add(again, ask(4));
     run();
     expect_right(next);
-    EXPECT_EQ(ending_of(next).reused_tokens, again.size() - 1);  // the stop token itself was never fed
+    // The stop token itself was never fed.
+    EXPECT_EQ(ending_of(next).reused_tokens, again.size() - 1);
 }
 
 TEST_F(BatcherTest, CollectsTheStepThatRanAheadAtOnceAndDoesNotTimeIt) {

@@ -128,7 +128,8 @@ TEST_P(DrawBlock, DrawsWhatTheHostDraws) {
 }
 
 TEST_P(DrawBlock, SumsOfAHistogramAreExact) {
-    std::vector<generation::draw::Share> shares(3'000);  // each of three bins overflows 32 bits many times
+    std::vector<generation::draw::Share> shares(3'000);  // each of three bins overflows 32
+                                                         // bits many times
     generation::HostBlock<> host;
     for (std::uint32_t i = 0; i < shares.size(); ++i) shares[i] = {700 * (i % 3), random_() * std::uint64_t{255}};
     host.histogram(static_cast<std::uint32_t>(shares.size()), [&](std::uint32_t i) { return shares[i]; });
@@ -174,7 +175,8 @@ TEST_P(DrawBlock, DrawsWhatTheHostDrawsOfManyCodebooksWithGuidanceDelayAndRepeti
         state.sampling = sampled(0.1F, 20, 0.9F);
         state.sampling.seed = 3;
         state.step = 2;  // codebook 2 has no choice yet
-        rows.logits[rows.row * 2 * slot + 100] = 9;  // the likeliest by far at this temperature, not without
+        rows.logits[rows.row * 2 * slot + 100] = 9;  // the likeliest by far at this
+                                                     // temperature, not without
         rows.flags[rows.row * slot + 100] = 0;
         state.sampling.ras_repeats = slot == 0 ? 2 : 0;  // it is drawn again, or not
         state.history = 2;
@@ -196,7 +198,8 @@ TEST_P(DrawBlock, DrawsWhatTheHostDrawsOfWhatIsNoNumberOrImpossible) {
         float* const logits = rows.logits.data() + slot * rows.row;
         if (slot == 0) logits[2'999] = std::numeric_limits<float>::quiet_NaN();
         if (slot == 1) std::fill_n(logits, 3'000, -infinity);
-        if (slot >= 2) std::fill_n(logits, 2'990, -infinity);  // fewer are possible than top-k keeps
+        // Fewer are possible than top-k keeps.
+        if (slot >= 2) std::fill_n(logits, 2'990, -infinity);
     }
     rows.states[3].stopped = true;
     rows.active = 3;

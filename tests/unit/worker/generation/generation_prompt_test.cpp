@@ -1,4 +1,5 @@
-/// Prompts that are more than tokens below the vocabulary: pictures beside tokens, text among audio codes.
+/// Prompts that are more than tokens below the vocabulary: pictures beside tokens, text
+/// among audio codes.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +14,8 @@ using ::testing::HasSubstr;
 config::DimRange fixed(std::int64_t size) { return {size, size, ""}; }
 const config::DimRange along{1, 32, "T"};
 
-/// As the manifest of a model that sees gives it: two numbers for each position, and where positions stand.
+/// As the manifest of a model that sees gives it: two numbers for each position, and where
+/// positions stand.
 Shape seeing() {
     Shape shape;
     shape.length = 32;

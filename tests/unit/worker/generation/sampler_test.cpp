@@ -66,8 +66,9 @@ Row random_row(std::size_t vocabulary, std::mt19937& random, float spread = 4) {
     return row;
 }
 
-/// The same filters in double precision, by sorting. `slack`: tokens whose membership double and single precision may
-/// see differently, because the mass above them is within 1e-6 of top-p, or their weight within it of min-p.
+/// The same filters in double precision, by sorting. `slack`: tokens whose membership double and
+/// single precision may see differently, because the mass above them is within 1e-6 of top-p, or
+/// their weight within it of min-p.
 struct Reference {
     std::vector<double> probability;  ///< 0 for what is not kept
     std::vector<bool> slack;
@@ -189,8 +190,8 @@ TEST(Sampler, WidthOfTheBlockChangesNoBit) {
     }
 }
 
-/// Draws 10^6 times, from the same state but for the step's number, and compares with exact probabilities. A right
-/// sampler fails one time in about 3 * 10^6.
+/// Draws 10^6 times, from the same state but for the step's number, and compares with exact
+/// probabilities. A right sampler fails one time in about 3 * 10^6.
 void expect_distribution(Row row, const DrawRules& rules, SlotState state, const std::vector<double>& probability) {
     constexpr std::uint64_t draws = 1'000'000;
     std::vector<std::uint64_t> count(row.logits.size());

@@ -140,7 +140,8 @@ TEST(DelayPattern, CodebooksEndOneFrameAfterAnotherAndThenTheSequenceStops) {
     EXPECT_TRUE(sequence.slot.state.stopped);
 }
 
-/// One codebook that looks back on 4 frames; of 10 tokens 5 is the likeliest, which top-k 1 would always give.
+/// One codebook that looks back on 4 frames; of 10 tokens 5 is the likeliest, which top-k 1
+/// would always give.
 struct RepetitionAwareSampling : testing::Test {
     static DrawRules rules() {
         DrawRules rules = audio();
@@ -178,7 +179,8 @@ TEST_F(RepetitionAwareSampling, DrawsAgainWithoutFiltersWhereATokenCameTooOften)
     EXPECT_EQ(sequence.slot.state.history, 2U);
     EXPECT_LT(drawn_by(sequence)[5], 50);
 
-    for (const std::int32_t token : {1, 2, 3}) sequence.step({token});  // one 5 is left in the window
+    // One 5 is left in the window.
+    for (const std::int32_t token : {1, 2, 3}) sequence.step({token});
     EXPECT_EQ(drawn_by(sequence)[5], 100);
 }
 

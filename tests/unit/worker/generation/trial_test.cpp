@@ -47,7 +47,8 @@ TEST(Trial, RefusesAModelWhoseLogitsAreNotFinite) {
     Shape shape = FakeEngine::usual();
     const auto tried = [&shape] {
         FakeEngine engine{shape};
-        const std::vector<std::int64_t> trial(3, 0);  // a prompt of two, and what the first step reads
+        const std::vector<std::int64_t> trial(3, 0);  // a prompt of two, and what the
+                                                      // first step reads
         engine.not_finite_after = FakeEngine::next(trial, shape, {}, 0);
         return try_once(engine, 0);
     };

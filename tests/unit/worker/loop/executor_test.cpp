@@ -48,7 +48,8 @@ protected:
     void post(Executor::Job job) {
         on_loop([this, job = std::move(job)]() mutable { executor_.post(std::move(job)); });
     }
-    /// Inside a job: until the loop, which only the cover can run now, has handled an event. The thread that did.
+    /// Inside a job: until the loop, which only the cover can run now, has handled an event. The
+    /// thread that did.
     pid_t await_cover() {
         std::promise<pid_t> handled;
         boost::asio::post(io_, [&] { handled.set_value(test::own_thread()); });
@@ -194,8 +195,8 @@ TEST_F(ExecutorTest, AfterALongJobTheModelsThreadHasTheLoopAgain) {
     }
 }
 
-/// Within `cover_looks_every` plus `cover_after`. A busy machine may delay it, so the best of many rounds counts: one
-/// in which each of its long jobs was covered in time.
+/// Within `cover_looks_every` plus `cover_after`. A busy machine may delay it, so the best of many
+/// rounds counts: one in which each of its long jobs was covered in time.
 TEST_F(ExecutorTest, ALongJobAmongShortOnesIsCoveredInTime) {
     constexpr int rounds_max = 20, long_jobs = 20, short_jobs = 100;
     constexpr auto time_max = limits::cover_looks_every + limits::cover_after + 8ms;
@@ -204,7 +205,8 @@ TEST_F(ExecutorTest, ALongJobAmongShortOnesIsCoveredInTime) {
         auto longest = Clock::duration::zero();
         for (int job = 0; job < long_jobs; ++job) {
             for (int i = 0; i < short_jobs; ++i) {
-                on_loop([] { compute_for(20us); });  // so that the cover finds no job at its look, and looks rarely
+                on_loop([] { compute_for(20us); });  // so that the cover finds no job at its look,
+                                                     // and looks rarely
                 post(nothing);
             }
             post([&] {

@@ -1,6 +1,6 @@
-// Every interleaving of the executor's two threads, over the very state that they share. A thread here is what
-// executor.cpp makes of it: one step for each time that it holds the mutex, one for each wait, and one each to take the
-// handlers' lock and to let go of it.
+// Every interleaving of the executor's two threads, over the very state that they share. A thread
+// here is what executor.cpp makes of it: one step for each time that it holds the mutex, one for
+// each wait, and one each to take the handlers' lock and to let go of it.
 
 #include "worker/loop/handover.h"
 
@@ -14,7 +14,8 @@
 namespace bulkhead::worker {
 namespace {
 
-/// From a request, from a job, as the step loop's turns do, and from what follows one, as the dispatcher's requests do.
+/// From a request, from a job, as the step loop's turns do, and from what follows one, as the
+/// dispatcher's requests do.
 constexpr int jobs_of_requests = 3, jobs_of_jobs = 1, jobs_of_answers = 1;
 constexpr int jobs_of_a_run = jobs_of_requests + jobs_of_jobs + jobs_of_answers;
 constexpr std::size_t worlds_max = 100'000;  ///< a thread that runs on and on comes to more
@@ -39,14 +40,16 @@ struct World {
     Handover handover;
     ModelIs model = ModelIs::asks;
     CoverIs cover = CoverIs::asleep;
-    int to_come = jobs_of_requests;    ///< requests that have not come yet: each is an event of the loop
+    int to_come = jobs_of_requests;    ///< requests that have not come yet: each is an
+                                       ///< event of the loop
     int of_jobs = jobs_of_jobs;        ///< that a job has still to post
     int of_answers = jobs_of_answers;  ///< that an answer has still to post
     int waiting = 0;                   ///< jobs in the queue
     int followers = 0;                 ///< jobs that have ended, and were not answered
     int answered = 0;
     bool has_loop = false;     ///< the model's thread, when its job ended
-    bool interrupted = false;  ///< an empty handler waits in the loop, put there by the model's thread
+    bool interrupted = false;  ///< an empty handler waits in the loop, put there by the
+                               ///< model's thread
     bool posted = false;       ///< a handler that follows jobs does
     bool timer = false;        ///< set, or has rung
     bool woken = false;        ///< the model's thread was told to look again
@@ -88,8 +91,8 @@ struct Hash {
     }
 };
 
-/// What one thread may do next: each is one successor; none means that it waits. A handler of the loop is the next
-/// request, what follows jobs, or empty.
+/// What one thread may do next: each is one successor; none means that it waits. A handler of the
+/// loop is the next request, what follows jobs, or empty.
 std::vector<World> handlers(const World& world) {
     std::vector<World> next;
     if (world.to_come > 0) {
@@ -293,7 +296,8 @@ TEST_F(HandoverTest, NoJobKeepsTheLoop) {
     }
 }
 
-/// A cover that is stuck or gone, but not in the loop: the model's thread alone answers whatever comes.
+/// A cover that is stuck or gone, but not in the loop: the model's thread alone answers
+/// whatever comes.
 TEST_F(HandoverTest, WithoutTheCoverJobsThatEndAreAnswered) {
     Worlds alone;
     for (const World& world : seen_)

@@ -1,4 +1,5 @@
-// What a stream of the event loop does at its rings, seen from their other end. The test runs the loop, turn by turn.
+// What a stream of the event loop does at its rings, seen from their other end. The test runs the
+// loop, turn by turn.
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -139,7 +140,8 @@ TEST_F(StreamAtRings, OneThatWaitsDoesNotBeginASecondWait) {
     ASSERT_TRUE(run_to_rest());
     ASSERT_EQ(stream.use_count(), 2) << "a wait holds it";
     write(1);
-    while (stream->has_room()) ASSERT_EQ(stream->send(packet(1)), Sent::yes);  // then it looks again
+    // Then it looks again.
+    while (stream->has_room()) ASSERT_EQ(stream->send(packet(1)), Sent::yes);
 
     EXPECT_TRUE(run_to_rest());
     EXPECT_EQ(packets, 1);
@@ -198,7 +200,8 @@ TEST_F(StreamAtRings, WaitsForRoomOnTheSocketBesideTheRings) {
 }
 
 TEST_F(StreamAtRings, ClosedItIsNotCalledAndHoldsNothing) {
-    const boost::asio::posix::stream_descriptor any{*io};  // the loop has its own descriptors from now on
+    const boost::asio::posix::stream_descriptor any{*io};  // the loop has its own
+                                                           // descriptors from now on
     for (const bool rung : {false, true}) {
         const std::size_t before = open_descriptors();
         io->restart();

@@ -46,7 +46,8 @@ TEST(StatusPage, TellsWhatRunsInBoundedWords) {
     EXPECT_EQ(page_seen(page->fd()).running_since_ns, 0U);
 }
 
-/// A process of `resident_bytes` that holds its word, killed; true when its word told before its pidfd did.
+/// A process of `resident_bytes` that holds its word, killed; true when its word told before
+/// its pidfd did.
 bool word_tells_before_pidfd(std::size_t resident_bytes) {
     auto [parent_end, child_end] = PacketPair::make().value();
     const pid_t child = ::fork();
@@ -81,7 +82,8 @@ bool word_tells_before_pidfd(std::size_t resident_bytes) {
 }
 
 TEST(StatusPage, ItsWordTellsOfADeathBeforeTheProcessesMemoryIsFreed) {
-    // The kernel's order is fixed; which of two events this process comes to see first is not, on a busy machine.
+    // The kernel's order is fixed; which of two events this process comes to see first is not, on
+    // a busy machine.
     bool first = false;
     for (int attempt = 0; attempt < 5 && !first; ++attempt) first = word_tells_before_pidfd(std::size_t{300} << 20);
     EXPECT_TRUE(first);

@@ -8,8 +8,9 @@ namespace {
 
 using testing::HasSubstr;
 
-// What LibTorch 2.11 prints when a TorchScript module, loaded from a file, fails: the frames of the serialized
-// code first, then those of the source that the file was made from, innermost last, then the error itself.
+// What LibTorch 2.11 prints when a TorchScript module, loaded from a file, fails: the frames of the
+// serialized code first, then those of the source that the file was made from, innermost last, then
+// the error itself.
 std::string torchscript(std::string_view error) {
     return R"(The following operation failed in the TorchScript interpreter.
 Traceback of TorchScript, serialized code (most recent call last):

@@ -94,7 +94,8 @@ TEST_F(PackageCacheTest, HashesAFileThatItDoesNotUnpackOnce) {
         auto hash = PackageCache{cache_}.sha256(ModelFile::open_any(file).value(), [&](auto done) { read = done; });
         return std::pair{hash.value(), read};
     };
-    constexpr auto of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";  // FIPS 180-2, B.1
+    // FIPS 180-2, B.1.
+    constexpr auto of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     test::write_file(file, "abc");
     EXPECT_EQ(hashed(), std::pair(std::string{of_abc}, std::uint64_t{3}));
     (void)open(package("a.pt2", "code"), 0);  // which evicts

@@ -204,7 +204,8 @@ long sleeps_of_other_threads() {
     return usage.ru_nvcsw - own_sleeps();
 }
 
-/// Of an engine that computes for a while in each step, so that a thread which a token woke would sleep again.
+/// Of an engine that computes for a while in each step, so that a thread which a token woke
+/// would sleep again.
 class GenerationSleeps : public GenerationChannel {
 protected:
     GenerationSleeps() {
@@ -223,11 +224,13 @@ protected:
     }
     std::optional<long> of(int tokens, std::chrono::microseconds step, Clock::duration longest);
 
-    std::atomic<std::chrono::microseconds> step_{0us}, first_step_{0us};  ///< read by the model's thread
+    /// Read by the model's thread.
+    std::atomic<std::chrono::microseconds> step_{0us}, first_step_{0us};
     std::optional<TestClient> client_;
 };
 
-/// How often the worker's threads go to sleep while a sequence of such steps is made. Nothing: never within `longest`.
+/// How often the worker's threads go to sleep while a sequence of such steps is made. Nothing:
+/// never within `longest`.
 std::optional<long> GenerationSleeps::of(int tokens, std::chrono::microseconds step, Clock::duration longest) {
     constexpr std::uint64_t attempts = 20;
     step_ = step;

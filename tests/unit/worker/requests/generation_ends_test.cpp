@@ -35,7 +35,8 @@ TEST_F(GenerationEnds, SendsNoTokenBehindTheAnswerToACancel) {
     ask(client, 1, {1, 2, 3});
     log->gate.await_arrivals(1);
     log->gate.let_one_pass();
-    log->gate.await_arrivals(2);  // the token of the first step is read behind the launch of the second
+    log->gate.await_arrivals(2);  // the token of the first step is read behind the
+                                  // launch of the second
     client.send(channel::encode(channel::Cancel{1}));
     ASSERT_TRUE(listen(client, 1)[1].error);
     log->gate.open();

@@ -13,7 +13,8 @@ using RequestQueue = LoopTest;
 TEST_F(RequestQueue, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
     spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
     TestClient client = first_channel();
-    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));  // most of the output slab
+    // Most of the output slab.
+    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));
 
     client.infer(1, "wait", {input}, {}, 5ms);
     log->gate.await_arrivals(1);
@@ -33,7 +34,8 @@ TEST_F(RequestQueue, AClientsDeadlineDoesNotExceedTheModels) {
     log->gate.open();
 }
 
-/// Wherever its deadline finds it, each is answered once: with its result, while it waits, or while it runs.
+/// Wherever its deadline finds it, each is answered once: with its result, while it waits, or
+/// while it runs.
 TEST_F(RequestQueue, AnswersEachOfManyWhoseDeadlineIsAMillisecond) {
     constexpr std::uint64_t rounds = 50, at_once = 20;
     load_hooked([runs = 0](const std::string&) mutable -> Result<> {
@@ -98,7 +100,8 @@ TEST_F(RequestQueue, AllButTheModelGoesOnWhileTheModelRunsForSeconds) {
         client.infer(10 * round + 4, "unknown", {input});
         client.expect_error(10 * round + 4, ErrorCode::method_unknown);
         await_statistics("in_flight", 1);
-        if (round >= channels) continue;  // the slabs of a closed channel are unmapped only when the model has ended
+        if (round >= channels) continue;  // the slabs of a closed channel are unmapped only when
+                                          // the model has ended
         TestClient another = open_channel();
         another.close();
     }
@@ -109,7 +112,8 @@ TEST_F(RequestQueue, AllButTheModelGoesOnWhileTheModelRunsForSeconds) {
     client.infer(10 * round + 2, "echo", {input});
     client.expect_result(10 * round + 2);
     EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 1"}));
-    EXPECT_LT(quickest, deadline + 10ms) << "of " << round << " rounds";  // in the others the machine may be busy
+    // In the others the machine may be busy.
+    EXPECT_LT(quickest, deadline + 10ms) << "of " << round << " rounds";
 }
 
 TEST_F(RequestQueue, SixtyFourChannelsTakeTurnsHoweverMuchOneOfThemSends) {
@@ -146,9 +150,9 @@ TEST_F(RequestQueue, SixtyFourChannelsTakeTurnsHoweverMuchOneOfThemSends) {
               of_the_busiest - of_each_other);
 }
 
-/// None of them waits when the first request runs: its channel floods, and the others ask, while jobs
-/// follow one another. If the first job was long, the cover holds the loop and reads as fast as the
-/// machine lets it: so one round of ten is enough.
+/// None of them waits when the first request runs: its channel floods, and the others ask, while
+/// jobs follow one another. If the first job was long, the cover holds the loop and reads as fast
+/// as the machine lets it: so one round of ten is enough.
 TEST_F(RequestQueue, SixtyThreeChannelsThatAskOnceAreServedAmidAFlood) {
     constexpr std::size_t channels = 64;
     constexpr std::uint64_t flood = 60;
@@ -173,7 +177,8 @@ TEST_F(RequestQueue, SixtyThreeChannelsThatAskOnceAreServedAmidAFlood) {
 
     // Between two jobs so many channels are read; the flood's packets are three of these reads.
     constexpr std::ptrdiff_t jobs_max = 1 + (channels + 3) / limits::handlers_between_jobs + 2;
-    std::ptrdiff_t least = flood + 1;  // jobs of the flood until the last of the others had its turn
+    std::ptrdiff_t least = flood + 1;  // jobs of the flood until the last of the
+                                       // others had its turn
     for (int round = 0; round < 10 && least > jobs_max; ++round) {
         const std::size_t before = log->runs_so_far().size();
         const std::uint64_t first = request + 1;

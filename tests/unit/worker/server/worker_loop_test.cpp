@@ -21,7 +21,8 @@ TEST_F(WorkerLoop, WaitsForItsGrantLongerThanForAnythingElse) {
     start();
     configure();
     expect_said("grant_asked");
-    for (int i = 0; i < 20; ++i) {  // meanwhile it answers, and others may hold the device for as long as they may
+    for (int i = 0; i < 20; ++i) {  // meanwhile it answers, and others may hold the device for as
+                                    // long as they may
         say({{"type", "statistics_asked"}});
         expect_said("statistics");
     }

@@ -104,7 +104,8 @@ TEST_F(WorkerState, ItsPageTellsWhatRuns) {
 
 TEST_F(WorkerState, ServesOnWhenNobodyReadsTheLink) {
     TestClient client = first_channel();
-    for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});  // far more than socket and outbox hold
+    // Far more than socket and outbox hold.
+    for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});
 
     client.infer(1, "echo", {client.tensor({1})});
     client.expect_result(1);
@@ -132,7 +133,8 @@ TEST_F(WorkerState, AnswersTheLastQuestionWhenSomebodyReadsAgain) {
 TEST_F(WorkerState, EndsADrainThoughNobodyReadsTheLink) {
     start_ready();
     for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});
-    for (int i = 0; i < 400; ++i) introduce();  // each of them is told of: the socket is full to the brim
+    for (int i = 0; i < 400; ++i) introduce();  // each of them is told of: the socket is
+                                                // full to the brim
 
     say({{"type", "drain"}, {"deadline_ms", 20'000}});
 

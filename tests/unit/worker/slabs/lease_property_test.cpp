@@ -1,5 +1,6 @@
-// A worker and its clients over real sockets: leases, sends, frees, wrong frees, cancels and deaths of either side, in
-// random order. What must hold is kept beside it in the plainest way: who holds which bytes, and what is written there.
+// A worker and its clients over real sockets: leases, sends, frees, wrong frees, cancels and deaths
+// of either side, in random order. What must hold is kept beside it in the plainest way: who holds
+// which bytes, and what is written there.
 
 #include <algorithm>
 #include <deque>
@@ -54,8 +55,8 @@ struct Player {
         float mark;
         std::size_t count;
         bool waits;  ///< at the gate, until somebody is to be answered
-        /// The longest free range of the output slab when it was sent, where nothing else could lie in there: what is
-        /// given back later may come too late for it.
+        /// The longest free range of the output slab when it was sent, where nothing else could lie
+        /// in there: what is given back later may come too late for it.
         std::optional<std::uint64_t> room;
         bool cancelled = false;
     };
@@ -72,7 +73,8 @@ struct Player {
     std::set<std::uint64_t> generations;  ///< of the output slab, ever seen
     std::uint32_t violations = 0;         ///< that the worker has counted, or will
     std::uint32_t violations_untold = 0;
-    bool result_thrown_away = false;  ///< a cancelled request's, and perhaps it still lies in the output slab
+    bool result_thrown_away = false;  ///< a cancelled request's, and perhaps it still lies in
+                                      ///< the output slab
 };
 
 class ChannelWalk {
@@ -188,7 +190,8 @@ private:
         ASSERT_EQ(result.tensors[0].lease.size_bytes, request->second.count * sizeof(float));
         player.held.push_back({result.tensors[0].lease, result.tensors[0], request->second.mark});
         expect_marked(player, player.held.back());
-        player.result_thrown_away = false;  // one after the other: what was cancelled before it has ended
+        player.result_thrown_away = false;  // one after the other: what was cancelled
+                                            // before it has ended
         forget(player, request);
     }
     /// True for the answer to a wrong release.
@@ -218,7 +221,8 @@ private:
         player.client.send(channel::encode(channel::Release{{player.gone.back()}}));
     }
     void give_back_wrongly(Player& player) {
-        if (player.violations + 1 >= limits::violations_max) return;  // one more ends the channel, rightly
+        // One more ends the channel, rightly.
+        if (player.violations + 1 >= limits::violations_max) return;
         wire::LeaseRef lease{};
         if (!player.gone.empty() && walk.one_in(2)) {
             lease = player.gone[walk.below(player.gone.size())];
@@ -246,7 +250,8 @@ private:
         ASSERT_EQ(life_->log->registered, life_->log->unregistered) << "slabs that no client has";
         ASSERT_EQ(slabs_mapped(), 0U);
     }
-    /// What was sent can still be read, what is held stays as it was, and a client comes to the next worker.
+    /// What was sent can still be read, what is held stays as it was, and a client comes to
+    /// the next worker.
     void worker_dies() {
         life_.reset();
         for (const auto& player : players_) {

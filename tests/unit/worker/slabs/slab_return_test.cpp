@@ -136,7 +136,8 @@ TEST_F(SlabReturn, AClientMayHoldNearlyItsWholeBoundInSmallResults) {
     spec.channel.bytes_max = limits::channel_slabs_max * limits::output_growth_bytes;
     spec.channel.idle = 1h;
     TestClient hoarder = first_channel(both);
-    const std::uint64_t each = limits::output_growth_bytes / 2 + 128 * kib;  // one to a slab, did all grow by the least
+    // One to a slab, did all grow by the least.
+    const std::uint64_t each = limits::output_growth_bytes / 2 + 128 * kib;
     std::uint64_t held = 0;
     for (std::uint64_t id = 1;; ++id) {
         hoarder.infer(id, "fill", {}, {{"bytes", each}});
@@ -183,7 +184,8 @@ TEST(OutputSlab, IsIdleFromTheReleaseOfItsLastResultOn) {
     EXPECT_TRUE(slabs.withdraw_idle(before + limits.idle - 1ns).empty());
 }
 
-/// Whoever hears that a request goes may be the last to hold its slabs, and has them unmapped on the executor.
+/// Whoever hears that a request goes may be the last to hold its slabs, and has them unmapped
+/// on the executor.
 class LastHolder final : public Requester {
 public:
     explicit LastHolder(std::weak_ptr<ChannelSlabs> slabs) : slabs_{std::move(slabs)} {}

@@ -166,7 +166,8 @@ TEST(CpuDevice, HandsTheSlabsOwnBytesToTheModel) {
     const auto client =
         HostSlab::adopt(UniqueFd{::dup(slab.fd())}, slab.size_bytes(), wire::SlabDirection::input).value();
     SlabAllocator allocator{slab.size_bytes()};
-    (void)allocator.allocate(100).value();  // so that the tensor does not lie at the slab's beginning
+    (void)allocator.allocate(100).value();  // so that the tensor does not lie at the
+                                            // slab's beginning
     const auto lease = allocator.allocate(4 * sizeof(float)).value();
     const std::array<float, 4> values{1, 2, 3, 4};
     std::memcpy(client.bytes().data() + lease.offset_bytes, values.data(), sizeof values);

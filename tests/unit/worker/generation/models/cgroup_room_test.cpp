@@ -13,7 +13,8 @@ namespace {
 constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t mib = 1 << 20;
 
-/// Folders with the files of a hybrid system: version 2 in "unified", version 1's memory in "memory".
+/// Folders with the files of a hybrid system: version 2 in "unified", version 1's
+/// memory in "memory".
 class CgroupRoom : public testing::Test {
 protected:
     void limit_v2(const std::string& folder, const std::string& limit, std::uint64_t used, std::uint64_t cache = 0) {
@@ -75,7 +76,8 @@ TEST_F(CgroupRoom, OfBothHierarchiesTheTighterCounts) {
     EXPECT_EQ(room("4:memory:/b\n0::/a\n"), 200 * mib);
 }
 
-/// Weights that are mapped lie there, and a load of gigabytes must not be refused for having been read once.
+/// Weights that are mapped lie there, and a load of gigabytes must not be refused for having
+/// been read once.
 TEST_F(CgroupRoom, CountsNoPageCacheAsUsed) {
     limit_v2("/a", std::to_string(200 * mib), 190 * mib, 180 * mib);
     EXPECT_EQ(room("0::/a\n"), 190 * mib);

@@ -9,7 +9,8 @@ namespace {
 
 std::filesystem::path package() { return worker::test::test_models() / "tiny_bfloat16"; }
 
-/// Two logits this near may change places between two correct computations in bfloat16, which keeps 8 bits of each.
+/// Two logits this near may change places between two correct computations in bfloat16, which keeps
+/// 8 bits of each.
 constexpr float near = 0.25F;
 
 /// The tiny Llama of make_test_models.py in bfloat16, with two slots.

@@ -7,7 +7,8 @@
 namespace bulkhead::worker::generation::test {
 namespace {
 
-/// The tiny Llama of make_test_models.py, loaded once for the suite: what a test leaves behind must not matter.
+/// The tiny Llama of make_test_models.py, loaded once for the suite: what a test leaves behind
+/// must not matter.
 class GenerationEngine : public testing::Test {
 protected:
     static void SetUpTestSuite() {
@@ -214,8 +215,8 @@ TEST_F(GenerationEngine, JoinsAndLeavesChangeNobodyElsesTokensButInNearTies) {
     for (const Running& running : finished) {
         Wish wish = running.wish;
         tokens += wish.steps;
-        for (;;) {  // behind a near tie the lone sequence is given what the other one took, so that the rest is judged
-                    // too
+        for (;;) {  // behind a near tie the lone sequence is given what the other one took, so that
+                    // the rest is judged too
             const auto alone = run_alone(engine(), wish);
             const auto [ours, theirs] = std::mismatch(alone.begin(), alone.end(), running.given.begin());
             if (ours == alone.end()) break;

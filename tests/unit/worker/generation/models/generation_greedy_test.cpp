@@ -23,8 +23,8 @@ struct Reference {
     }
 };
 
-/// As scripts/models/greedy_references.py writes it: another file than the committed one, of more prompts or longer
-/// answers, by this variable.
+/// As scripts/models/greedy_references.py writes it: another file than the committed one, of more
+/// prompts or longer answers, by this variable.
 std::filesystem::path references() {
     const char* const other = std::getenv("BULKHEAD_GREEDY_REFERENCES");
     return other != nullptr ? other : std::filesystem::path{BULKHEAD_SOURCE_DIR} / "tests/python/smollm2_greedy.json";
@@ -129,8 +129,8 @@ TEST_F(SmolLm2, SequencesInFourSlotsAreThoseOfTransformers) {
     EXPECT_LE(near_ties_, 1U);
 }
 
-/// A new prompt is computed behind what it shares with the last one, the words of the template; and as the next part of
-/// a conversation, behind the answer that the slot itself gave.
+/// A new prompt is computed behind what it shares with the last one, the words of the template; and
+/// as the next part of a conversation, behind the answer that the slot itself gave.
 TEST_F(SmolLm2, TokensBehindAPrefixThatIsKeptAreThoseOfTransformers) {
     load_with(1);
     Tokens held;

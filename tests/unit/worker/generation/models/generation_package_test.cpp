@@ -418,7 +418,8 @@ TEST_F(GenerationPackage, MemoryThatRunsOutWhileLoadingIsToldWithWhatLeavesMore)
     ASSERT_TRUE(load_it());
     if (free_host_bytes() < 2ULL << 30)
         GTEST_SKIP() << "less than 2 GiB are free: a look at the memory would refuse it";
-    manifest_["length_max"] = manifest_["length"] = 1 << 18;  // 1 GiB of KV, which a look at the free memory lets pass
+    // 1 GiB of KV, which a look at the free memory lets pass.
+    manifest_["length_max"] = manifest_["length"] = 1 << 18;
     manifest_["slots"] = 8;
     manifest_["buckets"] = boost::json::array{1 << 18};
     const AddressSpace space;

@@ -1,4 +1,5 @@
-/// Chunks of a prompt: what prefill is given for them, and that the attention's length does not matter to it.
+/// Chunks of a prompt: what prefill is given for them, and that the attention's length does
+/// not matter to it.
 
 #include <array>
 
@@ -82,7 +83,8 @@ TEST(PromptChunk, PadsRopeAndExtrasAlongWithEmbeddings) {
     for (const at::Tensor& argument : chunk) EXPECT_TRUE(argument.is_contiguous());
 }
 
-/// On a GPU the attention of a chunk is as long as a bucket, longer than what was written, and the chunk is padded.
+/// On a GPU the attention of a chunk is as long as a bucket, longer than what was written, and the
+/// chunk is padded.
 TEST(PromptChunk, LongerAttentionAndMoreRowsComputeTheSameAndWriteNoMoreKv) {
     SKIP_WITHOUT(tiny_package());
     worker::test::TemporaryFolder cache;
@@ -103,7 +105,8 @@ TEST(PromptChunk, LongerAttentionAndMoreRowsComputeTheSameAndWriteNoMoreKv) {
     const std::int64_t length = std::ssize(tokens);
     const TensorView view = view_of(tokens, length);
     KvMemory kv{manifest, shape};
-    for (const at::Tensor& buffer : kv.front(2)) buffer.fill_(3);  // what another sequence left behind
+    // What another sequence left behind.
+    for (const at::Tensor& buffer : kv.front(2)) buffer.fill_(3);
     const auto compute = [&](std::uint32_t slot, std::int64_t first, std::int64_t count, std::int64_t rows,
                              std::int64_t span) {
         auto inputs = prompt_chunk(manifest, {{&view, 1}, 40}, first, count, rows, at::arange(span, at::kLong));

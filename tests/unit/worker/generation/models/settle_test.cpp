@@ -5,7 +5,8 @@
 namespace bulkhead::worker::generation {
 namespace {
 
-/// 3 heads of 5 numbers of 16 bits: a position takes 30 bytes, so 8 positions are the first to end at a multiple of 16.
+/// 3 heads of 5 numbers of 16 bits: a position takes 30 bytes, so 8 positions are the first to end
+/// at a multiple of 16.
 Manifest crooked() {
     Manifest manifest;
     manifest.device = "cuda";

@@ -17,7 +17,7 @@ from .protocol import Reply
 from .shared_tensors import ARENA_BYTES_MAX, Arena, Input
 from .tensors import dtype_name
 
-# : Channels opened for one request that is sent again, if each worker dies before its welcome.
+#: Channels opened for one request that is sent again, if each worker dies before its welcome.
 REOPEN_TRIES = 3
 
 

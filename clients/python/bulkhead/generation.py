@@ -9,10 +9,10 @@ from .channel import Parts
 from .errors import Error
 from .protocol import Reply, Request
 
-# : One step's token: a number, or a list with one per codebook.
+#: One step's token: a number, or a list with one per codebook.
 Token = Any
 
-# : The method that changes how a sequence draws.
+#: The method that changes how a sequence draws.
 ADJUST = "generate.adjust"
 
 

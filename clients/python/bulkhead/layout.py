@@ -24,7 +24,7 @@ FLAG: dict[str, int] = _SPEC["enums"]["Flag"]
 FEATURE: dict[str, int] = _SPEC["enums"]["Feature"]
 ERROR_NAMES: dict[int, str] = {value: name for name, value in _SPEC["enums"]["ErrorCode"].items()}
 
-# : Control characters, line separators, direction marks (as in ipc/base/text.cpp), and
+#: Control characters, line separators, direction marks (as in ipc/base/text.cpp), and
 # lone surrogates.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}

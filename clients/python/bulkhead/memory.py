@@ -40,7 +40,7 @@ class Region:
 
     def __init__(self, address: int, size_bytes: int, writable: bool, device: tuple[int, int] = CPU) -> None:
         self.address, self.size_bytes, self.writable, self.device = address, size_bytes, writable, device
-        # : Its owner is about to give it up, or has ended: borrowers must return it.
+        #: Its owner is about to give it up, or has ended: borrowers must return it.
         self.retired = False
         self._watchers: list[Callable[[], None]] = []
         self._gone: list[Callable[[], None]] = []

@@ -11,7 +11,7 @@ from .slabs import Placed
 from .tensors import Source, dtype_name
 
 T = TypeVar("T")
-# : Yields a condition to wait for, and the error's text if the wait fails; continues once it holds.
+#: Yields a condition to wait for, and the error's text if the wait fails; continues once it holds.
 Steps = Generator[tuple[Callable[[], bool], str], None, T]
 
 

@@ -25,7 +25,7 @@ _RESULT_MEMBERS, _TENSOR_MEMBERS = layout.HEADER.flat_members + layout.RESULT.fl
 _METHOD_BYTES_MAX = layout.INFER.text_bytes_max["method"]
 FEATURES = FEATURE["streaming"] | FEATURE["lending"] | FEATURE["returning"] | FEATURE["packing"]
 
-# : Untaken parts of one answer; beyond these it is cancelled.
+#: Untaken parts of one answer; beyond these it is cancelled.
 PARTS_MAX = 4096
 
 

@@ -262,7 +262,7 @@ class Bench:
 
     def side_by_side(self, client: bulkhead.Client, model: str) -> None:
         """A sequence alone where there is room for several, by turns with one in a model of one
-        slot; then several, by the sum of the rates that the worker tells of them."""
+        slot; then several, by the sum of the rates that the worker reports."""
         several, slots = f"{model}-slots", TOGETHER[-1]
         client.load(model)
         client.load(several)

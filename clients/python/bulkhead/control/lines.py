@@ -15,16 +15,16 @@ from ..errors import Error, broken
 REQUEST_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 1 << 20
 FDS_MAX = 16  #: in one recvmsg
-# : How long a dead supervisor may take to be replaced; the keeper holds the socket meanwhile.
+#: How long a dead supervisor may take to be replaced; the keeper holds the socket meanwhile.
 ABSENCE_SECONDS = 30.0
-# : Pause between two connections that ended without an answer; doubled each time, up to
+#: Pause between two connections that ended without an answer; doubled each time, up to
 # the second value.
 RECONNECT_PAUSE_SECONDS, RECONNECT_PAUSE_MAX_SECONDS = 0.01, 0.5
 
-# : Lines requested when the connection of a followed log has ended.
+#: Lines requested when the connection of a followed log has ended.
 LOG_LINES = 1000
 
-# : By method: what to do with a call that was lost with its supervisor.
+#: By method: what to do with a call that was lost with its supervisor.
 _REPEAT: dict[str, str] = json.loads((Path(__file__).parent.parent / "control.json").read_text("utf-8"))["methods"]
 
 

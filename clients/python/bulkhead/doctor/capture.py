@@ -22,7 +22,7 @@ def _numbered(number: int) -> str:
 
 
 _OUT_OF_MEMORY = r"out of memory"
-# : Errors of CUDA and PyTorch in a failed capture, and their meanings.
+#: Errors of CUDA and PyTorch in a failed capture, and their meanings.
 ERRORS = (
     (_OUT_OF_MEMORY, "the graphs' memory pool has no room"),
     (
@@ -49,7 +49,7 @@ ERRORS = (
     ),
     (r"Expected all tensors to be on the same device", "a tensor of the CPU meets tensors of the GPU"),
 )
-# : What is called in a failing line: code and remedy.
+#: What is called in a failing line: code and remedy.
 _CAUSES = (
     (
         r"\.item\(\)|\.tolist\(\)|\.cpu\(|\.numpy\(|\bprint\(|\bbool\(|\bint\(|\bfloat\(",

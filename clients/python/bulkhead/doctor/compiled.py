@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 Said = tuple["Place | None", str]  #: None: of the whole target
 
 
-# : `mode="reduce-overhead"` for whole graphs: without partitions, Inductor names its reason for
+#: `mode="reduce-overhead"` for whole graphs: without partitions, Inductor names its reason for
 # skipping CUDA Graphs. Omits passes that compute on the GPU.
 _REDUCE_OVERHEAD = {
     "triton.cudagraphs": True,

@@ -11,7 +11,7 @@ HOST_READ, CPU_TENSOR, HOST_COPY, DYNAMIC_SHAPE = "host_read", "cpu_tensor", "ho
 PYTHON_STATE, BAKED_CONSTANT, RNG, SYNC = "python_state", "baked_constant", "rng", "sync"
 HIDDEN_SETTING, DUCK_TYPED_CACHE = "hidden_setting", "duck_typed_cache"
 
-# : The meaning of each code, in a sentence.
+#: The meaning of each code, in a sentence.
 CODES = {
     HOST_READ: "the host reads a value that the GPU computes",
     CPU_TENSOR: "a tensor that is made on the CPU meets tensors of the GPU",

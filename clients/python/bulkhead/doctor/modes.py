@@ -23,7 +23,7 @@ from . import fake_cuda, numbers, values
 from .source import Place, here
 from .watch import INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, joined, stand_in
 
-# : Operators whose CUDA kernels read values although a fake tensor shows nothing, from PyTorch's
+#: Operators whose CUDA kernels read values although a fake tensor shows nothing, from PyTorch's
 # sources (aten/src/ATen/native) and the documentation of torch.linalg 2.11.
 _READING_KERNELS = frozenset((
     "_linalg_check_errors",  # of `torch.linalg.inv` and its like: asks whether any code is not zero

@@ -42,7 +42,7 @@ _POSITION = (
     "keep the position in a tensor of the device: x.index_copy_(dim, position, new), x.index_select(dim, position), "
     "position.add_(1)"
 )
-# : With integers these compare with a token id or a vocabulary size, which are fixed in the model.
+#: With integers these compare with a token id or a vocabulary size, which are fixed in the model.
 _COMPARISONS = frozenset(
     "eq ne lt le gt ge clamp clamp_min clamp_max remainder where masked_fill masked_fill_ index_put_ full fill_".split()
 )

@@ -11,7 +11,7 @@ from .source import Use
 _LINALG = re.compile(r"torch\.linalg\.(inv|solve|cholesky|lu_factor|ldl_factor)\(")
 _ATTRIBUTE = re.compile(r"self\.(\w+) = ")
 
-# : Readable names for the uses of a value.
+#: Readable names for the uses of a value.
 USES = {
     "if": "decides the branch `{around}`",
     "while": "decides whether the loop `{around}` goes on",

@@ -22,7 +22,7 @@ from .coverage import Executed
 from .findings import Findings
 from .source import Place, frames, here, is_standard
 
-# : Settings of `torch._dynamo.config` and `torch._inductor.config`, and what each one hides.
+#: Settings of `torch._dynamo.config` and `torch._inductor.config`, and what each one hides.
 HIDING = {
     "suppress_errors": "compile errors then fall back to eager code, silently",
     "capture_scalar_outputs": "`.item()` then no longer breaks the compiled graph, but the host still reads the value and CUDA "

@@ -11,7 +11,7 @@ from ..errors import Error
 FORMAT = "bulkhead-generate/1"
 FILE = "manifest.json"
 
-# : Required members, except the OPTIONAL, and their types; None: may be null.
+#: Required members, except the OPTIONAL, and their types; None: may be null.
 MEMBERS: dict[str, tuple[type | None, ...]] = {
     "format": (str,), "family": (str,), "name": (str,), "exporter": (str,), "torch": (str,), "device": (str,),
     "compute_capability": (str, None), "cpu_flags": (list,), "dtypes": (dict,), "vocabulary": (int,), "codebooks": (int,),

@@ -18,13 +18,13 @@ from . import inductor
 from .materialized import materialized
 from .product_kernel import product
 
-# : Rows that a GPU's sums are written for: both of a sequence with guidance, or of two. cuBLAS
+#: Rows that a GPU's sums are written for: both of a sequence with guidance, or of two. cuBLAS
 # would pad them to a tile, and its output could not be fused.
 FEW = 4
 
 AVX512 = 512  #: bits of its vectors
 
-# : Few vectors, a prompt, or unknown.
+#: Few vectors, a prompt, or unknown.
 Meets = Literal["vectors", "prompt", "anything"]
 
 _library = torch.library.Library("bulkhead", "FRAGMENT")

@@ -28,7 +28,7 @@ class Step(nn.Module):
 
     codebooks: int = 1
     rows: int = 1
-    # : "rope": decode takes `rope_delta` [n], prefill `rope` [3, T]. "prompt": only decode takes
+    #: "rope": decode takes `rope_delta` [n], prefill `rope` [3, T]. "prompt": only decode takes
     # it, as minus the prompt's length.
     rope_delta: str | None = None
 

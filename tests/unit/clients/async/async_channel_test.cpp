@@ -156,7 +156,7 @@ TEST(AsyncChannel, WhatIsStartedWhileTheNextWorkerLoadsWaitsForItAndMayBeCancell
     int answered = 0;
     std::optional<ErrorCode> given_up, refused;
     channel.async_infer({.retry_safe = true}, [&](Result<Reply> reply) { answered += reply.has_value(); });
-    // No other loop tells of the death.
+    // No other loop reports the death.
     channel.async_reopen(std::nullopt, [&](Result<> done) { EXPECT_TRUE(done); });
     first.finish();
     channel.async_infer({}, [&](Result<Reply> reply) {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..step import Step
 
-# : Each family's name, and the transformers `model_type`s that it takes. Each of these has a parity test.
+#: Each family's name, and the transformers `model_type`s that it takes. Each of these has a parity test.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "causal_lm": ("gemma", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"),
     "chatterbox_t3": ("chatterbox_t3",),

@@ -210,6 +210,8 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
         holding.device_bytes = held->device;
         holding.host_bytes = held->host;
         holding.mapped_bytes = held->mapped;
+        holding.ran_out = held->ran_out > 0;
+        told_out_[holding.who] = {found.name.generation, held->ran_out};
     } else {
         const memory::Need need = policy_->need(found.name.model, holding.device);
         holding.device_bytes = need.device;
@@ -223,14 +225,18 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
         adopted.ready_for = since(record->ready_unix_ms);
         if (record->used_unix_ms != 0) adopted.idle_for = since(record->used_unix_ms);
     }
+    const memory::ReplicaId who = holding.who;
     const bool stays = holding.holds != memory::Holds::reclaiming && !holding.draining;
     tell(std::move(adopted));
-    const auto group = groups_.find(found.name.model);
+    const auto group = groups_.find(who.model);
     if (!stays || group == groups_.end() || !record || record->group == group->second) return;
-    // A reload has made or changed its group: what is not loaded of it is loaded as by a
-    // person's load.
-    ask(found.name.model, memory::Asker::person, "reload", {}, [model = found.name.model](const Result<Replica*>& served) {
-        if (!served) spdlog::warn("model={}: the rest of its group is not loaded: {}", model, served.error().text());
+    // A reload has made or changed its group: what is not loaded of it is loaded as by a person's
+    // load. Until then the record keeps the former group, so that another supervisor asks again.
+    former_groups_[who] = record->group;
+    ask(who.model, memory::Asker::person, "reload", {}, [this, who](const Result<Replica*>& served) {
+        former_groups_.erase(who);
+        note(who);
+        if (!served) spdlog::warn("model={}: the rest of its group is not loaded: {}", who.model, served.error().text());
     });
 }
 
@@ -352,13 +358,11 @@ void Admission::work() {
         events_.pop_front();
         for (const memory::Action& action : policy_->on(event, Deadline::Clock::now()))
             std::visit([this](const auto& one) { act(one); }, action);
-        const auto note = [this](const memory::ReplicaId& who) {
-            if (Replica* replica = find_(who.model, who.replica)) replica->books_changed();
-        };
         if (const auto* asked = std::get_if<event::LoadAsked>(&event)) refuse_if_quarantined(asked->model);
         if (const auto* lost = std::get_if<event::Quarantined>(&event)) refuse_if_quarantined(lost->who.model);
         if (const auto* ready = std::get_if<event::Ready>(&event)) note(ready->who);
         if (const auto* measured = std::get_if<event::Measured>(&event)) note(measured->who);
+        if (const auto* ran_out = std::get_if<event::RanOut>(&event)) note(ran_out->who);
         if (const auto* adopted = std::get_if<event::Adopted>(&event)) note(adopted->holding.who);
     }
     fit_blanks();  // after grants: their starts have taken blanks, the others get what
@@ -366,6 +370,10 @@ void Admission::work() {
     save();
     const auto next = policy_->next_tick();
     next ? tick_.arm_until(*next, [this] { tell(event::Tick{}); }) : tick_.cancel();
+}
+
+void Admission::note(const memory::ReplicaId& who) {
+    if (Replica* replica = find_(who.model, who.replica)) replica->books_changed();
 }
 
 void Admission::fit_blanks() {

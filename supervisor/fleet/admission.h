@@ -153,7 +153,10 @@ private:
     /// quarantine first.
     void refuse_if_quarantined(const std::string& model);
     void work();
+    /// Writes what the policy counts for the replica into its record.
+    void note(const memory::ReplicaId& who);
     void act(const memory::action::Grant& grant);
+    void act(const memory::action::Grow& grow) { note(grow.who); }
     void act(const memory::action::Evict& evict);
     void act(const memory::action::Serve& serve);
     void act(const memory::action::Refuse& refuse);
@@ -183,6 +186,8 @@ private:
     std::map<std::string, const config::ModelSpec*> planned_;
     std::map<std::string, std::string> keys_;
     std::map<std::string, std::uint64_t> groups_;  ///< hashes of together groups, by model
+    /// Until the rest of the present one is loaded.
+    std::map<memory::ReplicaId, std::uint64_t> former_groups_;
     std::map<std::string, FileFacts> files_;
     std::map<memory::DeviceId, KnownDevice> devices_;
     std::deque<memory::Event> events_;

@@ -113,11 +113,16 @@ void Admission::channels_changed(Replica& replica) {
 std::optional<HeldMemory> Admission::held(const Replica& replica) const {
     const auto holding = plans(replica.spec().name) ? policy_->holding(id_of(replica)) : std::nullopt;
     if (!holding) return std::nullopt;
+    const auto told = told_out_.find(id_of(replica));
+    const bool is_of_present = told != told_out_.end() && replica.process() &&
+                               told->second.generation == replica.process()->name.generation;
     return HeldMemory{holding->holds != memory::Holds::reserved, holding->device_bytes, holding->host_bytes,
-                      holding->mapped_bytes};
+                      holding->mapped_bytes, is_of_present ? told->second.requests : 0};
 }
 
 std::uint64_t Admission::group(const Replica& replica) const {
+    const auto former = former_groups_.find(id_of(replica));
+    if (former != former_groups_.end()) return former->second;
     const auto found = groups_.find(replica.spec().name);
     return found == groups_.end() ? 0 : found->second;
 }
@@ -131,9 +136,7 @@ void Admission::counted(Replica& replica) {
     if (!plans(who.model)) return;
     const auto& now = process->statistics;
     ToldOut& told_out = told_out_[who];
-    if (told_out.generation != process->name.generation)  // what an adopted one counts was told
-                                                          // another supervisor
-        told_out = {process->name.generation, process->spawned_at ? 0 : now.out_of_memory};
+    if (told_out.generation != process->name.generation) told_out = {process->name.generation, 0};
     if (now.out_of_memory > std::exchange(told_out.requests, now.out_of_memory) && is_serving(replica.state()))
         tell(event::RanOut{who, unix_ms()});
     if (replica.state() != WorkerState::busy) return;

@@ -28,6 +28,11 @@ struct Grant {
     Bytes host_bytes = 0;
     Basis basis{};
 };
+/// More memory is free and counted for a replica that is ready, and had a request that ran out.
+struct Grow {
+    ReplicaId who;
+    Bytes device_bytes = 0;  ///< all that it now holds
+};
 /// Drain the replica until `until` at most, then end it. Answered by `Ended` and `Receipt`.
 struct Evict {
     ReplicaId who;
@@ -63,8 +68,8 @@ struct Reclaimed {
 
 }  // namespace action
 
-using Action =
-    std::variant<action::Grant, action::Evict, action::Serve, action::Refuse, action::Queued, action::Reclaimed>;
+using Action = std::variant<action::Grant, action::Grow, action::Evict, action::Serve, action::Refuse, action::Queued,
+                            action::Reclaimed>;
 using Actions = std::vector<Action>;
 
 }  // namespace bulkhead::supervisor::memory

@@ -138,22 +138,33 @@ void relieve_pressure(State& state, Time now) {
             used + static_cast<std::int64_t>(books.foreign) - static_cast<std::int64_t>(books.total) + kept;
         if (beyond > 0) over = std::max(over, beyond + static_cast<std::int64_t>(books.margin) - kept);
         state.each_slot([&](const Slot& slot) {
-            if (!slot.is_going()) return;
-            if (slot.device == device) over -= static_cast<std::int64_t>(slot.device_bytes);
-            if (device == 0) over -= static_cast<std::int64_t>(slot.host_bytes);
+            if (slot.is_going()) over -= static_cast<std::int64_t>(slot.bytes_on(device));
         });
         if (over <= 0) continue;
         const Survey survey{state, now};
-        for (const std::size_t victim : survey.victims_for(device, over, lowest_priority).candidates)
-            for (const Slot* slot : survey.candidates()[victim].slots)
-                evict(state, *state.find(slot->id()), EvictCause::pressure, "",
-                      fmt::format("{} has {} less than is in use", device_text(books.id),
-                                  bytes_text(static_cast<Bytes>(over))),
-                      now);
+        evict(state, survey, survey.victims_for(device, over, lowest_priority).candidates, EvictCause::pressure, "",
+              fmt::format("{} has {} less than is in use", device_text(books.id), bytes_text(static_cast<Bytes>(over))),
+              now);
         for (const Candidate& one : survey.candidates())
             for (const Time when : {one.protected_until, one.in_use_until})
                 if (when > now && when != Time::max()) state.wake_at(when);
     }
+}
+
+/// Counts what ready replicas are to get for requests that ran out, once it is free and as far as
+/// nobody took it.
+void give_growth(State& state, Time now) {
+    for (auto& [name, model] : state.models)
+        for (Slot& slot : model.slots) {
+            if (slot.grows == 0) continue;
+            const Survey survey{state, now};
+            const Bytes taken = static_cast<Bytes>(std::max<std::int64_t>(-survey.room(slot.device), 0));
+            slot.grows -= std::min(slot.grows, taken);
+            if (slot.grows == 0 || state.devices[slot.device].books.free() < static_cast<std::int64_t>(slot.grows))
+                continue;
+            state.hold(slot, slot.device_bytes + slot.grows, slot.host_bytes, slot.mapped_bytes);
+            state.actions.emplace_back(action::Grow{slot.id(), slot.device_bytes});
+        }
 }
 
 void answer_reclaims(State& state, Time now) {

@@ -14,8 +14,7 @@ std::string sizes_of(const State& state, std::size_t device) {
     const DeviceLedger& books = state.devices[device].books;
     Bytes pinned = 0;
     state.each_slot([&](const Slot& slot) {
-        if (!slot.model->pinned || slot.is_going()) return;
-        pinned += (slot.device == device ? slot.device_bytes : 0) + (device == 0 ? slot.host_bytes : 0);
+        if (slot.model->pinned && !slot.is_going()) pinned += slot.bytes_on(device);
     });
     std::string text = fmt::format("{} has {}", device_text(books.id), bytes_text(books.total));
     if (books.foreign > 0) text += fmt::format(", of which {} are others'", bytes_text(books.foreign));

@@ -49,6 +49,7 @@ struct Holding {
     Bytes device_bytes = 0;
     Bytes host_bytes = 0;    ///< of a GPU worker
     Bytes mapped_bytes = 0;  ///< on the host
+    bool ran_out = false;    ///< a request of it failed for want of memory
     friend bool operator==(const Holding&, const Holding&) = default;
 };
 

@@ -70,6 +70,8 @@ void apply(State& state, const event::Declared& event, Time now) {
     bool elsewhere = false;  // placed replicas may have to change their device
     for (const Declaration& declared : event.models) {
         Model& model = state.models[declared.model];
+        // It was refused there.
+        if (model.declared.devices != declared.devices && !model.last_at) model.last.clear();
         elsewhere = elsewhere || model.declared.devices != declared.devices || model.declared.group != declared.group;
         model.declared = declared;
         model.declared.replicas_min = std::max(declared.replicas_min, 1U);
@@ -267,36 +269,34 @@ void ran_out(State& state, Slot& slot, const event::Ended& event, Time now) {
           "declare its `memory`, use a smaller type such as int4, or choose another device"});
 }
 
-/// Makes the room that the corrected figure asks for, as far as what is idle makes it: the client
-/// may send it again.
+/// Makes the room that the corrected figure asks for, as far as what is idle makes it and nobody
+/// who waits is to get it: the client may send its request again.
 void apply(State& state, const event::RanOut& event, Time now) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr || slot->phase != Phase::ready || !slot->model->known) return;
-    const Bytes had = slot->device_bytes;
     state.correct(*slot, false, false, event.unix_ms);
     slot->ran_out = true;
     slot->estimated = false;
+    slot->grows = 0;
     const Bytes figure = state.need_of(*slot->model, slot->device).device;
     state.note(*slot->model,
                fmt::format("a request of {} ran out of memory with {} held; from now on it gets {} (if it needs more, "
                            "declare its `memory`)",
-                           event.who.text(), bytes_text(had), bytes_text(figure)),
+                           event.who.text(), bytes_text(slot->device_bytes), bytes_text(figure)),
                now);
-    if (figure <= had) return;
+    const auto wanted = static_cast<std::int64_t>(figure) - static_cast<std::int64_t>(slot->device_bytes);
+    if (wanted <= 0) return;
     const Survey survey{state, now};
-    std::int64_t room = std::max<std::int64_t>(survey.room(slot->device), 0);
-    const auto wanted = static_cast<std::int64_t>(figure - had);
-    if (wanted > room) {
-        const auto victims = survey.victims_for(slot->device, wanted - room, lowest_priority, slot->model->unit);
-        for (const std::size_t victim : victims.candidates) {
-            if (!victims.enough) break;
-            room = wanted;
-            for (const Slot* one : survey.candidates()[victim].slots)
-                evict(state, *state.find(one->id()), EvictCause::room, event.who.model,
-                      fmt::format("a request of {} ran out of memory", event.who.text()), now);
-        }
+    claim_for_those_before(state, survey, *slot->model->unit, now);
+    const auto claim = state.claims[slot->device];
+    std::int64_t room = std::min(survey.room(slot->device), claim.value_or(wanted));
+    const auto victims = survey.victims_for(slot->device, wanted - room, lowest_priority, slot->model->unit);
+    if (!claim && victims.enough) {
+        room = wanted;
+        evict(state, survey, victims.candidates, EvictCause::room, event.who.model,
+              fmt::format("a request of {} ran out of memory", event.who.text()), now);
     }
-    state.hold(*slot, had + static_cast<Bytes>(std::min(room, wanted)), slot->host_bytes, slot->mapped_bytes);
+    slot->grows = static_cast<Bytes>(std::clamp<std::int64_t>(room, 0, wanted));
 }
 
 void apply(State& state, const event::Ended& event, Time now) {
@@ -335,7 +335,7 @@ void apply(State& state, const event::Receipt& event, Time now) {
     for (Reclaim& one : state.reclaims) {
         if (std::erase(one.awaited, event.who) == 0) continue;
         one.ended.push_back(event.who);
-        one.freed += (slot->device == one.device ? slot->device_bytes : 0) + (one.device == 0 ? slot->host_bytes : 0);
+        one.freed += slot->bytes_on(one.device);
     }
     if (event.reclaim && !model.last.empty() && model.last_at)
         state.note(model,
@@ -374,6 +374,7 @@ void apply(State& state, const event::Adopted& event, Time now) {
     slot.is_presumed_busy = found.holds == Holds::resident;
     slot.in_flight = slot.is_presumed_busy ? 1 : 0;
     slot.used = true;
+    slot.ran_out = found.ran_out;
     note_peaks(state, slot);
     state.enter(slot, found.holds == Holds::reserved     ? Phase::loading
                       : found.holds == Holds::reclaiming ? Phase::reclaiming
@@ -411,29 +412,29 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
     std::int64_t there = state.free_for_others(device);  // minus what earlier
                                                          // reclaims were promised
     std::int64_t going = 0;
+    Bytes kept = 0;  // a grant needs the margin free beside it
     state.each_slot([&](const Slot& slot) {
-        const std::int64_t bytes = static_cast<std::int64_t>((slot.device == *known ? slot.device_bytes : 0) +
-                                                             (*known == 0 ? slot.host_bytes : 0));
-        if (bytes == 0) return;
-        if (slot.is_going()) {
+        const auto bytes = static_cast<std::int64_t>(slot.bytes_on(*known));
+        const auto grows = static_cast<std::int64_t>(slot.device == *known ? slot.grows : 0);
+        if (slot.is_going() && bytes > 0) {
             going += bytes;
             one.awaited.push_back(slot.id());
-        } else if (slot.phase == Phase::placed) {
-            there -= bytes;
+        } else if (const std::int64_t to_come = slot.phase == Phase::placed ? bytes : grows; to_come > 0) {
+            there -= to_come;
+            kept = device.books.margin;
         }
     });
+    there -= static_cast<std::int64_t>(kept);
     if (there >= asked) one.awaited.clear();
     there += going;
     const Survey survey{state, now};
-    for (const std::size_t victim : survey.victims_for(*known, asked - there, lowest_priority).candidates) {
+    const auto victims = survey.victims_for(*known, asked - there, lowest_priority).candidates;
+    for (const std::size_t victim : victims) {
         there += static_cast<std::int64_t>(survey.candidates()[victim].freed_on(*known));
-        for (const Slot* slot : survey.candidates()[victim].slots) {
-            one.awaited.push_back(slot->id());
-            evict(state, *state.find(slot->id()), EvictCause::reclaim, event.client,
-                  fmt::format("{} asked for {} on {}", event.client, bytes_text(one.asked), device_text(event.device)),
-                  now);
-        }
+        for (const Slot* slot : survey.candidates()[victim].slots) one.awaited.push_back(slot->id());
     }
+    evict(state, survey, victims, EvictCause::reclaim, event.client,
+          fmt::format("{} asked for {} on {}", event.client, bytes_text(one.asked), device_text(event.device)), now);
     // Keeps loads away from the freed memory until the other program has it.
     one.promised = static_cast<Bytes>(std::clamp<std::int64_t>(there, 0, asked));
     device.foreign_at_promise = device.books.foreign;

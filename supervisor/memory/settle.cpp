@@ -111,10 +111,8 @@ void repair_placements(State& state, Time now) {
                                  : std::max(priority_of(*last->model->unit), last->lent.value_or(lowest_priority));
         const auto victims = survey.victims_for(device, -survey.room(device), priority);
         if (victims.enough && !is_lost) {
-            for (const std::size_t victim : victims.candidates)
-                for (const Slot* slot : survey.candidates()[victim].slots)
-                    evict(state, *state.find(slot->id()), EvictCause::room, last->model->declared.model,
-                          "others took memory that had been made free", now);
+            evict(state, survey, victims.candidates, EvictCause::room, last->model->declared.model,
+                  "others took memory that had been made free", now);
             continue;
         }
         state.note(*last->model, is_lost ? "its GPU is lost" : "others took the memory that it was to get", now);
@@ -188,6 +186,8 @@ std::string why_there(const State& state, const Survey& survey, const Piece& pie
 void start(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option,
            const std::string& for_whom, int priority, Time now) {
     const int own = priority_of(*pieces.front().slot->model->unit);
+    for (Model* model : pieces.front().slot->model->unit->models)
+        if (!model->last_at) model->last.clear();  // it was refused before
     std::vector<std::string> reasons;  // before the evictions
     for (const Piece& piece : pieces) reasons.push_back(why_there(state, survey, piece, option));
     for (const std::size_t victim : option.victims) {
@@ -407,6 +407,7 @@ void settle(State& state, Time now) {
     answer_waiters(state, now);
     (void)unload_idle(state, now);
     part_exclusive_groups(state, now);
+    give_growth(state, now);
     relieve_pressure(state, now);
     repair_placements(state, now);
     place_entries(state, now);
@@ -478,6 +479,13 @@ void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_wh
     state.actions.emplace_back(action::Evict{slot.id(), cause, for_whom, now + slot.model->declared.drain, why});
     state.note(*slot.model, fmt::format("{} was evicted: {}", slot.id().text(), why), now);
     state.enter(slot, Phase::draining);
+}
+
+void evict(State& state, const Survey& survey, const std::vector<std::size_t>& victims, EvictCause cause,
+           const std::string& for_whom, const std::string& why, Time now) {
+    for (const std::size_t victim : victims)
+        for (const Slot* slot : survey.candidates()[victim].slots)
+            evict(state, *state.find(slot->id()), cause, for_whom, why, now);
 }
 
 void serve(State& state, Ticket ticket, Asker asker, Slot& slot, Time now) {

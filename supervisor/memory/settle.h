@@ -20,11 +20,15 @@ void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter);
 [[nodiscard]] std::optional<Time> unload_time(const Slot& slot);
 // Steps of `settle`, in evictions.cpp.
 [[nodiscard]] bool unload_idle(State& state, Time now);
+void give_growth(State& state, Time now);
 void relieve_pressure(State& state, Time now);
 void part_exclusive_groups(State& state, Time now);
 void answer_reclaims(State& state, Time now);
 
 void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_whom, const std::string& why, Time now);
+/// Evicts these candidates.
+void evict(State& state, const Survey& survey, const std::vector<std::size_t>& victims, EvictCause cause,
+           const std::string& for_whom, const std::string& why, Time now);
 void serve(State& state, Ticket ticket, Asker asker, Slot& slot, Time now);
 /// The ready replica with the least in flight; null without one.
 [[nodiscard]] Slot* least_busy(Model& model);

@@ -118,6 +118,7 @@ void State::book(const Slot& slot, bool add) {
 void State::enter(Slot& slot, Phase phase) {
     book(slot, false);
     slot.phase = phase;
+    slot.grows = 0;
     if (phase == Phase::none) {
         slot.device_bytes = slot.host_bytes = slot.mapped_bytes = 0;
         slot.in_flight = slot.channels = 0;
@@ -129,6 +130,7 @@ void State::enter(Slot& slot, Phase phase) {
 
 void State::hold(Slot& slot, Bytes device_bytes, Bytes host_bytes, Bytes mapped_bytes) {
     book(slot, false);
+    if (device_bytes > slot.device_bytes) slot.grows -= std::min(slot.grows, device_bytes - slot.device_bytes);
     slot.device_bytes = std::min(device_bytes, limits::bytes_max);
     slot.host_bytes = std::min(host_bytes, limits::bytes_max);
     slot.mapped_bytes = std::min(mapped_bytes, limits::bytes_max);
@@ -142,10 +144,6 @@ Need estimate_of(const Declaration& declared, bool on_gpu) {
     if (declared.memory) return {*declared.memory, 0, Basis::declared};
     return {};
 }
-
-}  // namespace
-
-namespace {
 
 Bytes declared_memory(const Model& model) { return std::min(model.declared.memory.value_or(0), limits::bytes_max); }
 
@@ -191,8 +189,7 @@ Bytes State::alone_on(std::size_t device, const Model& model) const {
     std::int64_t room = devices[device].books.free();
     each_slot([&](const Slot& slot) {
         if (slot.phase == Phase::placed || (is_pinned(*slot.model->unit) && slot.model != &model)) return;
-        room += static_cast<std::int64_t>((slot.device == device ? slot.device_bytes : 0) +
-                                          (device == 0 ? slot.host_bytes : 0));
+        room += static_cast<std::int64_t>(slot.bytes_on(device));
     });
     return static_cast<Bytes>(std::max<std::int64_t>(room, 0));
 }
@@ -252,7 +249,8 @@ std::optional<Holding> State::holding(const Slot& slot) const {
                 devices[slot.device].books.id,
                 slot.device_bytes,
                 slot.host_bytes,
-                slot.mapped_bytes};
+                slot.mapped_bytes,
+                slot.ran_out};
     switch (slot.phase) {
     case Phase::loading: one.holds = Holds::reserved; break;
     case Phase::ready:

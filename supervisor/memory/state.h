@@ -60,9 +60,14 @@ struct Slot {
     std::uint32_t channels = 0;
     bool used = false;            ///< had a request since it became ready
     bool ran_out = false;         ///< a request of it failed for want of memory
+    Bytes grows = 0;              ///< that it gets for that on its device, once they are free
     std::optional<Time> awaited;  ///< until when the first request of a new channel is awaited
 
     [[nodiscard]] ReplicaId id() const;
+    /// What the ledger counts for it on this device, or is to count once it is granted.
+    [[nodiscard]] Bytes bytes_on(std::size_t where) const {
+        return (where == device ? device_bytes : 0) + (where == 0 ? host_bytes : 0);
+    }
     [[nodiscard]] bool is_starting() const { return phase == Phase::placed || phase == Phase::loading; }
     [[nodiscard]] bool is_going() const { return phase == Phase::draining || phase == Phase::reclaiming; }
     /// More than the declared least: unloaded after a short idle time, pinned or not.

@@ -19,7 +19,7 @@ void add(Candidate& to, const Slot& slot, const State& state, Time now) {
     to.pinned = to.pinned || model.pinned;
     to.preload = to.preload || model.declared.preload;
     to.priority = to.slots.size() == 1 ? priority : std::max(to.priority, priority);
-    add(to, slot.device, slot.device_bytes);
+    add(to, slot.device, slot.device_bytes + slot.grows);
     add(to, 0, slot.host_bytes);
     if (slot.is_starting()) {
         to.starting = true;
@@ -43,7 +43,7 @@ Survey::Survey(const State& state, Time now)
     for (std::size_t i = 0; i < room_.size(); ++i) room_[i] = state.devices[i].books.free();
     state.each_slot([&](const Slot& slot) {
         const std::int64_t sign = slot.is_going() ? 1 : slot.phase == Phase::placed ? -1 : 0;
-        room_[slot.device] += sign * static_cast<std::int64_t>(slot.device_bytes);
+        room_[slot.device] += sign * static_cast<std::int64_t>(slot.device_bytes) - static_cast<std::int64_t>(slot.grows);
         room_[0] += sign * static_cast<std::int64_t>(slot.host_bytes);
         const bool stays = slot.phase == Phase::ready || slot.is_starting();
         if (stays && !slot.model->unit->together) add(candidates_.emplace_back(), slot, state, now);

@@ -167,6 +167,7 @@ std::string ReplicaRecord::to_text() const {
     if (host_bytes) all["host"] = *host_bytes;
     if (gpu_free_before) all["gpu_free"] = *gpu_free_before;
     if (held) all["held"] = json::array{held->device, held->host, held->mapped, held->measured};
+    if (held && held->ran_out > 0) all["ran_out"] = held->ran_out;
     if (!crashes.ready_before.empty()) all["crashes"] = json_codec::encode(crashes.compacted().ready_before);
     const auto fits = [&] { return json::serialize(all).size() <= keeper_link::ledger_bytes_max; };
     if (json::array list = to_json(on_gpu); !list.empty()) all["on_gpu"] = std::move(list);
@@ -203,7 +204,8 @@ Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
     if (const auto parts = member<NameParts>(all, "name"))
         record.name = std::apply([](const auto&... part) { return WorkerName{part...}; }, *parts);
     if (const auto parts = member<HeldParts>(all, "held"))
-        record.held = {std::get<3>(*parts), std::get<0>(*parts), std::get<1>(*parts), std::get<2>(*parts)};
+        record.held = {std::get<3>(*parts), std::get<0>(*parts), std::get<1>(*parts), std::get<2>(*parts),
+                       member<std::uint64_t>(all, "ran_out").value_or(0)};
     const auto says = [&](std::string_view key) { return member<bool>(all, key).value_or(false); };
     record.end_asked = says("unload") ? EndAsked::unload : says("replacing") ? EndAsked::replacement : EndAsked::no;
     const std::int64_t due = member<std::int64_t>(all, "due_ms").value_or(0);

@@ -51,8 +51,9 @@ struct CrashOnGpu {
 struct HeldMemory {
     bool measured = false;  ///< true: resident; false: reserved for its load
     std::uint64_t device = 0;
-    std::uint64_t host = 0;    ///< host memory beside the GPU
-    std::uint64_t mapped = 0;  ///< mapped files
+    std::uint64_t host = 0;     ///< host memory beside the GPU
+    std::uint64_t mapped = 0;   ///< mapped files
+    std::uint64_t ran_out = 0;  ///< requests that failed for want of memory, as told the policy
     friend bool operator==(const HeldMemory&, const HeldMemory&) = default;
 };
 

@@ -106,6 +106,21 @@ TEST_F(MemoryBadInput, OneClientCannotFillTheQueue) {
     EXPECT_THAT(all<action::Refuse>(), IsEmpty());
 }
 
+TEST_F(MemoryBadInput, ARefusalIsForgottenOnceItsReasonIsGone) {
+    auto late = model("a", 4 * gib);
+    late.devices.clear();
+    declare({late, model("large", 11 * gib)});
+    ask("a");
+    ask("large");
+    EXPECT_THAT(policy.why("a", now), HasSubstr("a load was refused: loading a: "));
+    declare({model("a", 4 * gib), model("large", 11 * gib)});
+    EXPECT_THAT(policy.why("a", now), Not(HasSubstr("refused"))) << "its driver has answered";
+    EXPECT_THAT(policy.why("large", now), HasSubstr("a load was refused: loading large: "));
+    send(event::Device{"GPU-0", 12 * gib, false});
+    load("large", 11 * gib);
+    EXPECT_THAT(policy.why("large", now), Not(HasSubstr("refused")));
+}
+
 TEST_F(MemoryBadInput, AReclaimWithoutTimeIsToldWhatIsFree) {
     auto pinned = model("pinned", 8 * gib);
     pinned.pin = true;
@@ -114,6 +129,20 @@ TEST_F(MemoryBadInput, AReclaimWithoutTimeIsToldWhatIsFree) {
     send(event::ReclaimAsked{99, "GPU-0", 6 * gib, "game", now});
     ASSERT_EQ(all<action::Reclaimed>().size(), 1U);
     EXPECT_THAT(all<action::Reclaimed>()[0].short_of, HasSubstr("2.0 GiB of 6.0 GiB asked for are free"));
+}
+
+TEST_F(MemoryBadInput, AReclaimLeavesAWaiterTheRoomThatIsBeingFreedForIt) {
+    declare({model("a", 6 * gib), model("b", 8 * gib)}, {{"GPU-0", {.margin = gib}}});
+    load("a", 6 * gib);
+    now += 1min;
+    ask("b");
+    EXPECT_THAT(evicted(), ElementsAre("a/0"));
+    send(event::ReclaimAsked{99, "GPU-0", 5 * gib, "game", std::nullopt});
+    EXPECT_EQ(gpu().promised, gib) << "b's load needs the margin free beside it";
+    end("a");
+    EXPECT_THAT(granted(), ElementsAre("b/0"));
+    ASSERT_EQ(all<action::Reclaimed>().size(), 1U);
+    EXPECT_THAT(all<action::Reclaimed>()[0].short_of, HasSubstr("2.0 GiB of 5.0 GiB asked for are free"));
 }
 
 TEST_F(MemoryBadInput, AProcessThatDoesNotEndIsNotAwaitedLongerThanTheDeadlineOfAReclaim) {

@@ -151,7 +151,9 @@ TEST_F(MemoryRanOut, OfARequestTheFigureGrowsAndRoomIsMadeForAnother) {
     send(event::RanOut{{"chat", 0}, 1});
     EXPECT_THAT(evicted(), ElementsAre("idle/0"));
     EXPECT_EQ(all<action::Evict>()[0].for_whom, "chat");
+    EXPECT_EQ(gpu().used(), 5 * gib + 4 * gib / 100 * 125) << "no more than was free, until the receipt";
     end("idle");
+    EXPECT_EQ(gpu().used(), need("chat").device);
     for (int i = 0; i < 20; ++i) send(event::RanOut{{"chat", 0}, 1});
     EXPECT_EQ(need("chat").device, 4 * gib / 100 * 200) << "at most twice what was measured";
     EXPECT_EQ(gpu().resident, 4 * gib / 100 * 200);
@@ -176,6 +178,61 @@ TEST_F(MemoryRanOut, OfARequestNobodyInUseGoesForIt) {
     EXPECT_THAT(evicted(), IsEmpty()) << "not chat itself, either";
     EXPECT_EQ(gpu().resident, 10 * gib) << "what was free";
     EXPECT_GT(need("chat").device, 6 * gib);
+}
+
+TEST_F(MemoryRanOut, OfARequestWhoeverWaitsAlreadyKeepsWhatItWaitsFor) {
+    auto chat = model("chat", 4 * gib);
+    chat.pin = true;
+    auto kept = model("kept", 3 * gib);
+    kept.min_resident = 1min;
+    declare({chat, kept, model("next", 6 * gib)});
+    load("chat", 4 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+    load("kept", 3 * gib);
+    ask("next");
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_GT(need("chat").device, 4 * gib);
+    EXPECT_EQ(gpu().resident, 7 * gib) << "next needs all that is free, and kept's room";
+    now += 1min;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), ElementsAre("kept/0"));
+    end("kept");
+    EXPECT_THAT(granted(), ElementsAre("next/0"));
+}
+
+TEST_F(MemoryRanOut, OfARequestTheNextSupervisorKnowsToo) {
+    declare({model("chat", 4 * gib)});
+    load("chat", 4 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+    send(event::RanOut{{"chat", 0}, 1});
+    ASSERT_EQ(all<action::Grow>().size(), 1U);
+    EXPECT_EQ(all<action::Grow>()[0].device_bytes, need("chat").device);
+    const auto held = policy.holding({"chat", 0});
+    Policy next{Footprints::from_json(policy.footprints().to_json())};
+    const auto tell = [&](const Event& event) { (void)next.on(event, now); };
+    tell(event::Device{"GPU-0", 10 * gib, false});
+    tell(event::Declared{{model("chat", 4 * gib)}, {}});
+    tell(event::Adopted{held.value()});
+    tell(event::InFlight{{"chat", 0}, 0});
+    EXPECT_EQ(next.holding({"chat", 0}), held);
+    tell(event::Ended{{"chat", 0}});
+    EXPECT_EQ(next.need("chat", "GPU-0").basis, Basis::corrected) << "it did not serve without running out";
+}
+
+TEST_F(MemoryRanOut, OfARequestWhatOthersTakeBeforeTheReceiptIsNotCounted) {
+    declare({model("chat", 4 * gib), model("idle", 6 * gib)});
+    load("idle", 6 * gib);
+    now += 1min;
+    load("chat", 4 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_THAT(evicted(), ElementsAre("idle/0"));
+    send(event::Foreign{"GPU-0", 6 * gib});
+    end("idle");
+    send(event::Foreign{"GPU-0", 0});
+    EXPECT_EQ(gpu().used(), 4 * gib);
+    ask("idle");
+    EXPECT_THAT(granted(), ElementsAre("idle/0")) << "nothing is kept for chat";
 }
 
 TEST_F(MemoryRanOut, OfARequestOfAModelThatNobodyDeclaredAQuarterMoreThanMeasuredCounts) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "supervisor/memory/policy.h"
@@ -18,6 +19,16 @@ inline std::vector<supervisor::memory::Holding> placed(const supervisor::memory:
                            policy.state().devices[slot.device].books.id,
                            slot.device_bytes,
                            slot.host_bytes});
+    });
+    return all;
+}
+
+/// Likewise, what ready replicas are to get once it is free.
+inline std::map<supervisor::memory::ReplicaId, supervisor::memory::Bytes> growing(
+    const supervisor::memory::Policy& policy) {
+    std::map<supervisor::memory::ReplicaId, supervisor::memory::Bytes> all;
+    policy.state().each_slot([&](const supervisor::memory::Slot& slot) {
+        if (slot.grows > 0) all[slot.id()] = slot.grows;
     });
     return all;
 }

@@ -59,6 +59,9 @@ struct Teller {
     std::string operator()(const action::Grant& one) const {
         return fmt::format("  grant {} on {} {}", one.who.text(), one.device, bytes_text(one.device_bytes));
     }
+    std::string operator()(const action::Grow& one) const {
+        return fmt::format("  {} holds {} from now on", one.who.text(), bytes_text(one.device_bytes));
+    }
     std::string operator()(const action::Evict& one) const {
         return fmt::format("  evict {} ({}): {}", one.who.text(), to_string(one.cause), one.why);
     }

@@ -130,15 +130,9 @@ void World::pump() {
         ++events;
         note_told(event);
         const Actions actions = decider_->on(event, now);
-        // It may hold up to its corrected figure.
-        if (const auto* ran_out = std::get_if<event::RanOut>(&event)) {
-            Process& process = processes.at(ran_out->who);
-            process.device_bytes =
-                std::clamp(decider_->held(ran_out->who), process.device_bytes,
-                           std::max(process.device_bytes, decider_->planned(ran_out->who.model, process.device)));
-        }
         take_placements(actions);
         for (const Action& action : actions) std::visit([&](const auto& one) { do_one(one); }, action);
+        take_growth();
         if (check) check(event, actions);
         if (const auto* asked = std::get_if<event::LoadAsked>(&event)) refuse_if_quarantined(asked->model);
         if (const auto* lost = std::get_if<event::Quarantined>(&event)) refuse_if_quarantined(lost->who.model);
@@ -254,6 +248,12 @@ void World::take_placements(const Actions& actions) {
     withdrew = !std::ranges::includes(after_it, before);
 }
 
+void World::take_growth() {
+    for (auto& [who, one] : processes)
+        if (one.state == State::ready) one.grows = 0;
+    for (const auto& [who, bytes] : decider_->growing()) processes.at(who).grows = bytes;
+}
+
 void World::do_one(const action::Grant& grant) {
     Process& process = processes[grant.who] = {};
     process.state = State::loading;
@@ -342,6 +342,7 @@ void World::run_out(const ReplicaId& who) {
     const auto found = processes.find(who);
     if (found == processes.end() || found->second.state != State::ready || !declared.contains(who.model)) return;
     found->second.estimated = false;
+    found->second.ran_out = true;
     send(event::RanOut{who, 1});
 }
 

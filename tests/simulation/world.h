@@ -30,8 +30,8 @@ public:
     [[nodiscard]] virtual Bytes planned(const std::string& /*model*/, const DeviceId& /*device*/) const {
         return limits::bytes_max;
     }
-    /// What its books count for a worker.
-    [[nodiscard]] virtual Bytes held(const ReplicaId& /*who*/) const { return 0; }
+    /// What ready workers are to get beside what they hold.
+    [[nodiscard]] virtual std::map<ReplicaId, Bytes> growing() const { return {}; }
 };
 
 class OurPolicy : public Decider {
@@ -43,7 +43,7 @@ public:
     [[nodiscard]] Bytes planned(const std::string& model, const DeviceId& device) const override {
         return policy.need(model, device).device;
     }
-    [[nodiscard]] Bytes held(const ReplicaId& who) const override { return policy.holding(who)->device_bytes; }
+    [[nodiscard]] std::map<ReplicaId, Bytes> growing() const override { return simulation::growing(policy); }
     Policy policy;
 };
 
@@ -65,6 +65,9 @@ struct Process {
     DeviceId device;
     Bytes device_bytes = 0;  ///< that it is to get, has reserved, or holds
     Bytes host_bytes = 0;
+    Bytes grows = 0;       ///< that it is to get beside, for a request that ran out; of one that
+                           ///< drains: was to get
+    bool ran_out = false;  ///< had such a request
     Time ready_at{};
     Time idle_since{};
     Bytes peak_before = 0;  ///< what the model was known to serve with when this
@@ -199,7 +202,9 @@ private:
         return for_room_every != 0 && ticket % for_room_every == 0;
     }
     void take_placements(const Actions& actions);
+    void take_growth();
     void do_one(const action::Grant& grant);
+    void do_one(const action::Grow& grow) { processes.at(grow.who).device_bytes = grow.device_bytes; }
     void do_one(const action::Evict& evict);
     void do_one(const action::Serve& serve);
     void do_one(const action::Refuse& refuse);

@@ -21,7 +21,8 @@ std::vector<Holding> World::holdings() const {
         const Holds holds = one.state == State::loading ? Holds::reserved
                             : one.state == State::ended ? Holds::reclaiming
                                                         : Holds::resident;
-        all.push_back({who, holds, one.state == State::draining, one.device, one.device_bytes, one.host_bytes, 0});
+        all.push_back({who, holds, one.state == State::draining, one.device, one.device_bytes, one.host_bytes, 0,
+                       one.ran_out});
     }
     return all;
 }

@@ -35,12 +35,12 @@ const ReplicaId* ended_by(const Event& event) {
 }  // namespace
 
 /// What the fleet holds of a device that is over its limit never grows, but by what one process was
-/// measured to hold beyond its figure, or lacked. So only three things bring a device over its
-/// limit: such a measurement; other programs, also one that takes what was just freed; and a limit
-/// that was lowered, or a total.
+/// measured to hold beyond its figure. So only three things bring a device over its limit: such a
+/// measurement; other programs, also one that takes what was just freed; and a limit that was
+/// lowered, or a total.
 void Invariants::check_use(const Event& event) {
     const std::vector<Holding> before = std::exchange(holdings_, world_.holdings());
-    const ReplicaId* measured = measured_by(event);
+    const ReplicaId* measured = std::holds_alternative<event::RanOut>(event) ? nullptr : measured_by(event);
     measured_more_ = false;
     for (const DeviceLedger& books : ledger_) {
         Bytes allowed = 0;
@@ -71,9 +71,7 @@ void Invariants::check_use(const Event& event) {
 void Invariants::check_thrash(const Event& event, const Actions& actions) {
     const bool changed = measured_more_ || std::holds_alternative<event::Foreign>(event) ||
                          std::holds_alternative<event::Device>(event) ||
-                         std::holds_alternative<event::Declared>(event) ||
-                         // With the margin it may take a place.
-                         std::holds_alternative<event::ReclaimAsked>(event);
+                         std::holds_alternative<event::Declared>(event);
     const auto is_asked_for = [&](const std::vector<std::string>& unit) {
         return std::ranges::any_of(world_.tickets, [&](const auto& ticket) {
             return std::ranges::find(unit, ticket.second) != unit.end();
@@ -99,10 +97,9 @@ void Invariants::check_thrash(const Event& event, const Actions& actions) {
         went_.insert(evict->who);
         if (evict->cause != EvictCause::room || world_.withdrew) continue;
         const auto unit = unit_of(evict->for_whom);
-        // For one that is ready, and lacks memory.
-        if (std::holds_alternative<event::RanOut>(event)) continue;
         const bool has_place = std::ranges::any_of(world_.processes, [&](const auto& one) {
-            return (one.second.state == At::placed || one.second.state == At::loading) &&
+            return (one.second.state == At::placed || one.second.state == At::loading ||
+                    (one.second.state == At::ready && one.second.grows > 0)) &&
                    std::ranges::find(unit, one.first.model) != unit.end();
         });
         if (!has_place)

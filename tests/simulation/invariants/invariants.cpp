@@ -66,6 +66,11 @@ Bytes Invariants::held(const ReplicaId& who, const DeviceId& device) const {
     return (one.device == device ? one.device_bytes : 0) + (device == host ? one.host_bytes : 0);
 }
 
+Bytes Invariants::freed(const ReplicaId& who, const DeviceId& device) const {
+    const Process& one = world_.processes.at(who);
+    return held(who, device) + (one.device == device ? one.grows : 0);
+}
+
 std::vector<DeviceLedger> Invariants::shadow() const {
     std::vector<DeviceLedger> all;
     for (const auto& [id, machine] : world_.machines) {
@@ -109,9 +114,15 @@ void Invariants::check_ledger() {
     if (sums != ledger_) fail("the ledger is not the sum of its holdings");
 }
 
-/// A grant never brings a device over its limit, nor into what is kept free for others.
+/// A grant never brings a device over its limit, nor into what is kept free for others; nor does
+/// more for a worker whose request ran out.
 void Invariants::check_grants(const Actions& actions) {
     for (const Action& action : actions) {
+        if (const auto* grow = std::get_if<action::Grow>(&action)) {
+            const DeviceId& device = world_.processes.at(grow->who).device;
+            if (std::ranges::find(ledger_, device, &DeviceLedger::id)->free() < 0)
+                return fail(grow->who.text() + " got more than is free");
+        }
         const auto* grant = std::get_if<action::Grant>(&action);
         if (grant == nullptr) continue;
         for (const DeviceLedger& books : ledger_)
@@ -282,6 +293,7 @@ std::int64_t Invariants::room(const DeviceId& device) const {
         const bool going = one.state == At::draining || one.state == At::ended;
         if (going) room += static_cast<std::int64_t>(held(who, device));
         if (one.state == At::placed) room -= static_cast<std::int64_t>(held(who, device));
+        if (one.state == At::ready && one.device == device) room -= static_cast<std::int64_t>(one.grows);
     }
     return room;
 }
@@ -351,9 +363,9 @@ void Invariants::check_evictions(const Event& event, const Actions& actions) {
         if (excluded) continue;
         bool needed = false;
         for (const auto& [device, machine] : world_.machines) {
-            std::int64_t freed = 0;
-            for (const ReplicaId& who : members) freed += static_cast<std::int64_t>(held(who, device));
-            needed = needed || (freed > 0 && room(device) - freed < 0);
+            std::int64_t bytes = 0;
+            for (const ReplicaId& who : members) bytes += static_cast<std::int64_t>(freed(who, device));
+            needed = needed || (bytes > 0 && room(device) - bytes < 0);
         }
         if (!needed) return fail(name + " was evicted and nobody needed its place");
     }
@@ -406,7 +418,7 @@ bool Invariants::fits(const std::vector<Piece>& pieces, const std::vector<std::s
             continue;
         }
         for (const ReplicaId& who : one.members)
-            for (auto& [id, bytes] : left) bytes += static_cast<std::int64_t>(held(who, id));
+            for (auto& [id, bytes] : left) bytes += static_cast<std::int64_t>(freed(who, id));
     }
     const auto is_taken = [&](const Piece& piece, const DeviceId& id) {
         const auto& group = world_.declared.at(piece.model).group;

@@ -98,6 +98,8 @@ private:
     [[nodiscard]] std::int64_t room(const DeviceId& device) const;
     [[nodiscard]] bool is_lone_load_placed() const;
     [[nodiscard]] Bytes held(const ReplicaId& who, const DeviceId& device) const;
+    /// What its end frees there, for others: also what it was to get.
+    [[nodiscard]] Bytes freed(const ReplicaId& who, const DeviceId& device) const;
 
     World& world_;
     OurPolicy* ours_;

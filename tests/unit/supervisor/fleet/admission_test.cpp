@@ -383,6 +383,8 @@ TEST_F(AdmissionTest, ARequestThatRanOutOfMemoryCorrectsTheFigure) {
     settle();
     EXPECT_THAT(why("a"), HasSubstr("from now on it gets 4.7 GiB")) << "no other ran out";
     EXPECT_EQ(books("cuda:0", "resident"), 5 * gb);
+    supervise_anew();
+    EXPECT_EQ(books("cuda:0", "resident"), 5 * gb);
 }
 
 TEST_F(AdmissionTest, OneThatFindsNoRoomAtTheStartDoesNotHoldTheOthersUp) {

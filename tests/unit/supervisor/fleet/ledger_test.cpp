@@ -210,6 +210,34 @@ TEST_F(LedgerTest, BlanksOfTheNextSupervisorTakeThePlaceOfThoseThatItEnds) {
     EXPECT_EQ(foreign()[0], 0U);
 }
 
+TEST_F(LedgerTest, TheRestOfAGroupThatAReloadMadeIsAwaitedByEachLaterSupervisor) {
+    auto other = on("cuda:0", "other", 4 * gb);
+    other.min_resident = 24h;
+    begin({on("cuda:0", "a", 3 * gb), on("cuda:0", "b", 3 * gb), other});
+    load("a");
+    FakeWorker& first = ready(1);
+    load("other");
+    FakeWorker& in_the_way = ready(2);
+    declared_.models[0].group = declared_.models[1].group = config::ModelGroup{"talk", config::GroupKind::together};
+    for (int supervisors = 0; supervisors < 3; ++supervisors) {
+        for (FakeWorker* worker : {&first, &in_the_way}) worker->received.clear();
+        supervise_anew();
+        for (FakeWorker* worker : {&first, &in_the_way}) {
+            ASSERT_TRUE(wait([&] { return worker->got("hello_asked"); }));
+            answer(*worker, true, true, 0);
+            ASSERT_TRUE(wait([&] { return replica(worker->name.model).state() == WorkerState::ready; }));
+        }
+        settle();
+        EXPECT_THAT(why("b"), testing::HasSubstr("1 wait for it at place 1 of the queue")) << supervisors;
+    }
+    fleet_->unload({&model("other")}, [](const auto&) {});
+    answer_drain(in_the_way);
+    EXPECT_EQ(ready(3).name.model, "b");
+    supervise_anew();
+    settle();
+    EXPECT_THAT(why("b"), testing::Not(testing::HasSubstr("wait for it"))) << "it is complete";
+}
+
 /// Loads, unloads, crashes, requests, memory that runs out, and supervisors that die at any of
 /// these moments.
 class LedgerHistory : public LedgerTest {
@@ -218,6 +246,7 @@ protected:
         bool configured = false;
         bool is_ready = false;
         bool busy = false;
+        std::uint64_t ran_out = 0;  ///< requests, for want of memory
     };
 
     void make_fleet(bulkhead::test::RandomWalk& walk) {
@@ -258,6 +287,13 @@ protected:
         for (const auto& [pid, held] : held_) used += held.first == gpu ? held.second : 0;
         const std::uint64_t total = (gpu == 0 ? 8 : 16) * gb;
         return std::min(bytes, total - std::min(total, used));
+    }
+    static void say_statistics(FakeWorker& worker, const Life& life) {
+        worker.say({{"type", "statistics"},
+                    {"in_flight", life.busy ? 1 : 0},
+                    {"queued", 0},
+                    {"errors", life.ran_out},
+                    {"out_of_memory", life.ran_out}});
     }
     /// What its process is measured with from now on.
     void measure(FakeWorker& worker, bulkhead::test::RandomWalk& walk) {
@@ -302,6 +338,9 @@ protected:
                     hold(worker, bytes);
             say_ready(worker);
             life.is_ready = true;
+        } else if (walk.one_in(8)) {
+            ++life.ran_out;
+            say_statistics(worker, life);
         } else if (walk.one_in(4)) {
             measure(worker, walk);
         } else {
@@ -318,7 +357,7 @@ protected:
                 answer(*worker, life.configured, life.is_ready, life.busy ? 1 : 0);
                 worker->received.clear();
             } else if (worker->got("statistics_asked")) {
-                worker->say({{"type", "statistics"}, {"in_flight", life.busy ? 1 : 0}, {"queued", 0}});
+                say_statistics(*worker, life);
                 std::erase_if(worker->received,
                               [](const auto& one) { return one.at("type").as_string() == "statistics_asked"; });
             } else if (worker->got("drain") && walk.one_in(2)) {

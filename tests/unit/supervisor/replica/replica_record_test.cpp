@@ -50,6 +50,9 @@ ReplicaRecord full() {
 TEST(ReplicaRecord, ReadsBackWhatWasWritten) {
     EXPECT_EQ(ReplicaRecord::parse(full().to_text()).value(), full());
     EXPECT_EQ(ReplicaRecord::parse(ReplicaRecord{}.to_text()).value(), ReplicaRecord{});
+    ReplicaRecord planned;
+    planned.held = HeldMemory{true, 4, 2, 1, 3};
+    EXPECT_EQ(ReplicaRecord::parse(planned.to_text()).value(), planned);
 }
 
 TEST(ReplicaRecord, IsCutToWhatTheKeeperTakes) {

@@ -7,8 +7,11 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <new>
+#include <span>
 #include <utility>
 
 namespace {
@@ -26,6 +29,77 @@ thread_local bool broken = false;
 thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
 thread_local cudaError_t last_error = cudaSuccess;
 std::atomic<std::uintptr_t> last_handle{0x1000};
+
+/// Work of which the host sees the outcome: it is done when somebody waits for it, no sooner.
+struct Late {
+    cudaStream_t stream;
+    std::uint64_t number;
+    std::function<void()> work;
+};
+/// Guarded by a lock of their own, under which late work runs.
+std::recursive_mutex late_mutex;
+std::vector<Late>& late() {
+    static auto& all = *new std::vector<Late>;
+    return all;
+}
+std::uint64_t last_late = 0;
+struct Recorded {
+    cudaStream_t stream;
+    std::uint64_t number;
+};
+std::map<cudaEvent_t, Recorded>& recorded() {
+    static auto& all = *new std::map<cudaEvent_t, Recorded>;
+    return all;
+}
+/// Of host memory that kernels write, as cudaHostAlloc made it.
+std::vector<std::span<std::byte>>& mapped() {
+    static auto& all = *new std::vector<std::span<std::byte>>;
+    return all;
+}
+unsigned char launches = 0;
+std::byte written{0};
+
+void later(cudaStream_t stream, std::function<void()> work) {
+    const std::scoped_lock lock{late_mutex};
+    late().push_back({stream, ++last_late, std::move(work)});
+}
+
+/// Does what was queued on the stream up to this number.
+void finish(cudaStream_t stream, std::uint64_t last) {
+    const std::scoped_lock lock{late_mutex};
+    std::vector<Late> now;
+    std::erase_if(late(), [&](Late& one) {
+        if (one.stream != stream || one.number > last) return false;
+        now.push_back(std::move(one));
+        return true;
+    });
+    for (const Late& one : now) one.work();
+}
+void finish(cudaStream_t stream) { finish(stream, UINT64_MAX); }
+void finish(cudaEvent_t event) {
+    const std::scoped_lock lock{late_mutex};
+    if (const auto found = recorded().find(event); found != recorded().end())
+        finish(found->second.stream, found->second.number);
+}
+void finish_all() {
+    const std::scoped_lock lock{late_mutex};
+    while (!late().empty()) finish(late().front().stream);
+}
+
+void record(cudaEvent_t event, cudaStream_t stream) {
+    const std::scoped_lock lock{late_mutex};
+    recorded()[event] = {stream, last_late};
+}
+
+/// A kernel or a graph: of all that it may do, it writes the mapped memory.
+void launch(cudaStream_t stream) {
+    const std::scoped_lock lock{late_mutex};
+    if (mapped().empty()) return;
+    later(stream, [value = std::byte{++launches}] {
+        written = value;
+        for (const std::span<std::byte> memory : mapped()) std::ranges::fill(memory, value);
+    });
+}
 
 template <typename Handle>
 Handle new_handle() {
@@ -66,11 +140,9 @@ const char* direction(cudaMemcpyKind kind) {
     return "";
 }
 
-cudaError_t allocate(void** memory, std::size_t bytes) {
-    // All ones, in bytes: what no kernel has written reads as true, so that comparisons on
-    // the device agree.
+cudaError_t allocate(void** memory, std::size_t bytes, unsigned char filled_with) {
     *memory = ::operator new(std::max<std::size_t>(bytes, 1), std::align_val_t{512});
-    std::memset(*memory, 1, bytes);
+    std::memset(*memory, filled_with, bytes);
     return cudaSuccess;
 }
 
@@ -85,6 +157,10 @@ std::vector<Call> calls() {
 void forget() {
     const std::scoped_lock lock{mutex};
     all().clear();
+}
+std::byte written_by_kernels() {
+    const std::scoped_lock lock{late_mutex};
+    return written;
 }
 void ours_is_where(const void* address) { our_base = base_of(address); }
 
@@ -137,7 +213,9 @@ FAKE cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 FAKE cudaError_t cudaDeviceSynchronize() {
     ENTER();
-    return forbidden_in_capture();
+    if (const auto no = forbidden_in_capture(); no != cudaSuccess) return no;
+    finish_all();
+    return cudaSuccess;
 }
 FAKE cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 FAKE cudaError_t cudaPeekAtLastError() { return last_error; }
@@ -147,7 +225,9 @@ FAKE cudaError_t cudaPeekAtLastError() { return last_error; }
 FAKE cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
     ENTER();
     if (const auto no = forbidden_in_capture(false); no != cudaSuccess) return no;
-    return allocate(memory, bytes);
+    // All ones, in bytes: what no kernel has written reads as true, so that comparisons on
+    // the device agree.
+    return allocate(memory, bytes, 1);
 }
 FAKE cudaError_t cudaFree(void* memory) {
     ENTER();
@@ -155,14 +235,19 @@ FAKE cudaError_t cudaFree(void* memory) {
     ::operator delete(memory, std::align_val_t{512});
     return cudaSuccess;
 }
-FAKE cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
+FAKE cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned flags) {
     ENTER();
     if (const auto no = forbidden_in_capture(false); no != cudaSuccess) return no;
-    return allocate(memory, bytes);
+    (void)allocate(memory, bytes, 0);
+    const std::scoped_lock lock{late_mutex};
+    if ((flags & cudaHostAllocMapped) != 0) mapped().push_back({static_cast<std::byte*>(*memory), bytes});
+    return cudaSuccess;
 }
 FAKE cudaError_t cudaFreeHost(void* memory) {
     ENTER();
     if (const auto no = forbidden_in_capture(); no != cudaSuccess) return no;
+    const std::scoped_lock lock{late_mutex};
+    std::erase_if(mapped(), [&](std::span<std::byte> one) { return one.data() == memory; });
     ::operator delete(memory, std::align_val_t{512});
     return cudaSuccess;
 }
@@ -188,7 +273,14 @@ FAKE cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaM
 }
 FAKE cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     const Entry entry{std::string{"cudaMemcpyAsync"} + direction(kind), __builtin_return_address(0), stream};
-    std::memmove(to, from, bytes);
+    if (kind == cudaMemcpyDeviceToHost && capturing == nullptr) {
+        const auto* const read = static_cast<const std::byte*>(from);
+        later(stream, [to, copied = std::vector<std::byte>(read, read + bytes)] {
+            std::ranges::copy(copied, static_cast<std::byte*>(to));
+        });
+    } else {
+        std::memmove(to, from, bytes);
+    }
     return cudaSuccess;
 }
 FAKE cudaError_t cudaMemset(void* memory, int value, std::size_t bytes) {
@@ -211,14 +303,21 @@ FAKE cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, in
 FAKE cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 FAKE cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     ENTER(stream);
-    return forbidden_in_capture();
+    if (const auto no = forbidden_in_capture(); no != cudaSuccess) return no;
+    finish(stream);
+    return cudaSuccess;
 }
 FAKE cudaError_t cudaStreamQuery(cudaStream_t stream) {
     ENTER(stream);
-    return forbidden_in_capture();
+    if (const auto no = forbidden_in_capture(); no != cudaSuccess) return no;
+    finish(stream);
+    return cudaSuccess;
 }
 FAKE cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     ENTER(stream, event);
+    const std::scoped_lock lock{late_mutex};
+    if (const auto found = recorded().find(event); found != recorded().end() && capturing == nullptr)
+        later(stream, [up_to = found->second] { finish(up_to.stream, up_to.number); });
     return cudaSuccess;
 }
 FAKE cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new_handle<cudaEvent_t>(), cudaSuccess; }
@@ -226,19 +325,25 @@ FAKE cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return
 FAKE cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 FAKE cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     ENTER(stream, event);
+    record(event, stream);
     return cudaSuccess;
 }
 FAKE cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
     ENTER(stream, event);
+    record(event, stream);
     return cudaSuccess;
 }
 FAKE cudaError_t cudaEventQuery(cudaEvent_t event) {
     ENTER(nullptr, event);
-    return forbidden_in_capture(false);
+    if (const auto no = forbidden_in_capture(false); no != cudaSuccess) return no;
+    finish(event);
+    return cudaSuccess;
 }
 FAKE cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     ENTER(nullptr, event);
-    return forbidden_in_capture();
+    if (const auto no = forbidden_in_capture(); no != cudaSuccess) return no;
+    finish(event);
+    return cudaSuccess;
 }
 FAKE cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
     return *ms = 1, cudaSuccess;
@@ -289,6 +394,7 @@ FAKE cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_
 }
 FAKE cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t stream) {
     ENTER(stream);
+    launch(stream);
     return cudaSuccess;
 }
 FAKE cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
@@ -315,14 +421,17 @@ FAKE cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* entry) {
 }
 FAKE cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, std::size_t, cudaStream_t stream) {
     const Entry entry{"kernel", __builtin_return_address(0), stream};
+    if (capturing == nullptr) launch(stream);
     return cudaSuccess;
 }
 FAKE cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, std::size_t, cudaStream_t stream) {
     const Entry entry{"kernel", __builtin_return_address(0), stream};
+    if (capturing == nullptr) launch(stream);
     return cudaSuccess;
 }
 FAKE cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
     const Entry entry{"kernel", __builtin_return_address(0), config->stream};
+    if (capturing == nullptr) launch(config->stream);
     return cudaSuccess;
 }
 

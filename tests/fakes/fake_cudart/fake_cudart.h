@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct Call {
 /// In the order in which they came, since the last `forget`. Thread  any
 [[nodiscard]] std::vector<Call> calls();
 void forget();
+/// In each byte of mapped host memory, as of the latest kernel or graph that somebody waited for.
+[[nodiscard]] std::byte written_by_kernels();
 /// Whose calls are `ours`: those from the object, program or library, that has this address.
 void ours_is_where(const void* address);
 

@@ -118,6 +118,17 @@ TEST_F(GenerationOrder, AStepIsOneLaunchBetweenTwoEventsAndIsWaitedForWhenItIsCo
     const Calls collected = collect();
     EXPECT_THAT(names(collected), ElementsAre("cudaEventSynchronize"));
     EXPECT_EQ(collected.at(0).event, launched.at(2).event);
+
+    EXPECT_THAT(names(launch(2)), ElementsAre("kernel", "cudaEventRecord", "cudaGraphLaunch", "cudaEventRecord"))
+        << "the number of sequences is set before the graph reads it";
+}
+
+TEST_F(GenerationOrder, TokensAreReadWhenTheirStepHasEnded) {
+    (void)launch(1);
+    const auto given = engine->collect();
+    ASSERT_TRUE(given) << given.error().text();
+    const auto byte = std::to_integer<std::uint32_t>(fake_cudart::written_by_kernels());
+    EXPECT_EQ(static_cast<std::uint32_t>(given->front().tokens[0]), byte * 0x01010101U);
 }
 
 TEST_F(GenerationOrder, TheNextStepIsLaunchedBeforeTheLastOneIsWaitedFor) {

@@ -12,6 +12,7 @@
 namespace bulkhead::test {
 namespace {
 
+using testing::Each;
 using testing::ElementsAre;
 using testing::IsEmpty;
 using worker::TensorView;
@@ -98,6 +99,8 @@ protected:
 };
 
 TEST_F(GraphOrder, ALoadWarmsUpWaitsCapturesAndComparesAReplay) {
+    std::vector<std::size_t> called_at;  // so many calls came before
+    model.also = [&](const at::Tensor&) { called_at.push_back(fake_cudart::calls().size()); };
     const Result<> prepared = prepare();
     ASSERT_TRUE(prepared) << prepared.error().text();
     const Calls calls = fake_cudart::calls();
@@ -115,6 +118,7 @@ TEST_F(GraphOrder, ALoadWarmsUpWaitsCapturesAndComparesAReplay) {
     });
     ASSERT_NE(waits, warm_up.rend()) << "what was warmed up has ended before the capture begins";
     EXPECT_EQ(waits->stream, calls[warm_up.size()].stream);
+    EXPECT_GT(warm_up.rend() - waits - 1, called_at.at(worker::cuda::warm_up_runs - 1)) << "the last run among it";
 
     const Calls captured = between(calls, "cudaStreamBeginCapture", "cudaStreamEndCapture");
     EXPECT_EQ(count(captured, "kernel"), 1) << "the model's one kernel";
@@ -165,6 +169,23 @@ TEST_F(GraphOrder, AReplayBetweenTensorsOnTheGpuHasOneCopyInAndOneOutAndNobodyWa
     EXPECT_EQ(copies("device_to_device"), before_it + 2);
 }
 
+TEST_F(GraphOrder, AnEagerRunComesBehindTheClientsWorkAndBehindAResetOnTheDefaultStream) {
+    spec.graphs = config::Graphs::off;
+    ASSERT_TRUE(prepare());
+    Room room{true};
+    request(true, room);  // memory comes from the cache by now
+
+    const Calls calls = request(true, room);
+
+    EXPECT_THAT(names(calls), ElementsAre("cudaEventSynchronize", "cudaEventRecord", "cudaStreamWaitEvent", "kernel",
+                                          "cudaMemcpyAsync D2D", "cudaEventRecord"));
+    EXPECT_EQ(room.began_at, 1U);
+    EXPECT_EQ(room.ended_at, 5U);
+    EXPECT_EQ(calls.at(1).stream, nullptr) << "the default stream";
+    EXPECT_EQ(calls.at(1).event, calls.at(2).event);
+    for (const std::size_t at : {2U, 3U, 4U, 5U}) EXPECT_EQ(calls.at(at).stream, room.began_on) << calls[at].name;
+}
+
 TEST_F(GraphOrder, SoManyRequestsMayBeUnfinishedAndTheNextOneWaitsForTheOldest) {
     ASSERT_TRUE(prepare());
     Room room{true};
@@ -183,8 +204,12 @@ TEST_F(GraphOrder, SoManyRequestsMayBeUnfinishedAndTheNextOneWaitsForTheOldest) 
 TEST_F(GraphOrder, ARequestFromTheHostGoesThroughPinnedBuffersAndIsAnsweredWhenAllIsRead) {
     ASSERT_TRUE(prepare());
     Room room{false};
-    // Pin two buffers each.
-    for (std::size_t i = 0; i < worker::cuda::ring_slots; i += 2) request(false, room);
+    // Pin two buffers each, which hold zeros until a copy into them has ended.
+    for (std::size_t i = 0; i < worker::cuda::ring_slots; i += 2) {
+        room.bytes = {};
+        request(false, room);
+        EXPECT_THAT(room.bytes, Each(std::byte{1})) << "as device memory";
+    }
     const Calls calls = request(false, room);
 
     // A free buffer, the copy in, its event; the graph; a free buffer, the copy out, its event and

@@ -1,6 +1,7 @@
 #include <linux/futex.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -62,6 +63,11 @@ struct bulkhead::cuda::CUevent_st {
     bool imported = false;
     std::shared_ptr<Counters> counters;  ///< shared with what is queued
     ~CUevent_st() { ::close(fd); }
+    [[nodiscard]] std::uint64_t inode() const {
+        struct stat status {};
+        ::fstat(fd, &status);
+        return status.st_ino;
+    }
 };
 
 using namespace fake_cuda;
@@ -89,12 +95,14 @@ FAKE_CUDA_EXPORT CUresult cuEventDestroy_v2(CUevent event) {
 
 FAKE_CUDA_EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
     FAKE_CUDA_NEED_CONTEXT();
+    note("cuEventRecord", stream, event->inode());
     const std::uint32_t recording = ++event->counters->recorded;
     return enqueue(stream, [counters = event->counters, recording] { counters->reach(recording); });
 }
 
 FAKE_CUDA_EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
     FAKE_CUDA_NEED_CONTEXT();
+    note("cuStreamWaitEvent", stream, event->inode());
     const std::uint32_t latest = event->counters->recorded;
     if (const auto lock = lock_if_waits_block()) {
         if (!event->counters->has_reached(latest)) std::fputs("fake driver: a wait blocks\n", stderr);

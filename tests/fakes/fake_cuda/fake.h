@@ -38,6 +38,11 @@ using Uuid = std::array<char, 16>;
 void lose_context();
 [[nodiscard]] bool context_is_lost();
 
+// log.cpp
+/// Writes down a call, before it does anything: the stream that it was given and what it is about,
+/// by a number that all processes have alike: an event's inode, 0 for the rest.
+void note(const char* call, const void* stream = nullptr, std::uint64_t object = 0);
+
 // streams.cpp
 /// Runs when all that was queued on it before has run; the null stream is one like the others.
 [[nodiscard]] CUresult enqueue(CUstream stream, std::function<void()> work);

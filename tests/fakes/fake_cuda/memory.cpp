@@ -167,6 +167,7 @@ FAKE_CUDA_EXPORT CUresult cuMemFreeHost(void* memory) {
 
 FAKE_CUDA_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
     FAKE_CUDA_NEED_CONTEXT();
+    note("cuMemFree");
     wait_for_all();
     const std::scoped_lock lock{mutex};
     const auto range = ranges().find(pointer);
@@ -277,6 +278,7 @@ FAKE_CUDA_EXPORT CUresult cuMemMap(CUdeviceptr pointer, std::size_t bytes, std::
 
 FAKE_CUDA_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, std::size_t bytes) {
     FAKE_CUDA_NEED_CONTEXT();
+    note("cuMemUnmap");
     const std::scoped_lock lock{mutex};
     const auto range = ranges().find(pointer);
     if (range == ranges().end() || range->second.kind != Range::Kind::mapped || range->second.bytes != bytes)
@@ -330,6 +332,7 @@ FAKE_CUDA_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHa
 
 FAKE_CUDA_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
     FAKE_CUDA_NEED_CONTEXT();
+    note("cuIpcCloseMemHandle");
     const std::scoped_lock lock{mutex};
     const auto range = ranges().find(pointer);
     if (range == ranges().end() || range->second.kind != Range::Kind::imported) return CUDA_ERROR_INVALID_VALUE;

@@ -117,6 +117,7 @@ FAKE_CUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream name) {
 
 FAKE_CUDA_EXPORT CUresult cuStreamSynchronize(CUstream name) {
     FAKE_CUDA_NEED_CONTEXT();
+    note("cuStreamSynchronize", name);
     const Stream stream = find(name);
     if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     wait_for(stream);
@@ -125,6 +126,7 @@ FAKE_CUDA_EXPORT CUresult cuStreamSynchronize(CUstream name) {
 
 FAKE_CUDA_EXPORT CUresult cuCtxSynchronize() {
     FAKE_CUDA_NEED_CONTEXT();
+    note("cuCtxSynchronize");
     wait_for_all();
     return context_is_lost() ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
@@ -136,6 +138,7 @@ FAKE_CUDA_EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, v
 
 FAKE_CUDA_EXPORT CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, std::size_t bytes, CUstream stream) {
     FAKE_CUDA_NEED_CONTEXT();
+    note("cuMemcpyAsync", stream);
     return enqueue(stream, [=] { copy(target, source, bytes); });
 }
 
@@ -168,5 +171,6 @@ FAKE_CUDA_EXPORT CUresult cuMemcpyDtoH_v2(void* target, CUdeviceptr source, std:
 
 FAKE_CUDA_EXPORT CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, std::size_t bytes, CUstream stream) {
     FAKE_CUDA_NEED_CONTEXT();
+    note("cuMemsetD8Async", stream);
     return enqueue(stream, [=] { fill(target, value, bytes); });
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include <fmt/format.h>
@@ -73,13 +74,16 @@ Result<> check_named_dims(const config::MethodSpec& method, std::span<const Tens
     return {};
 }
 
-std::string_view kind_name(boost::json::kind kind) {
-    switch (kind) {
+/// JSON has numbers beyond 64 bits: 1e999 is read as infinity.
+bool is_beyond(const boost::json::value& value) { return value.is_double() && !std::isfinite(value.get_double()); }
+
+std::string_view kind_name(const boost::json::value& value) {
+    switch (value.kind()) {
     case boost::json::kind::null: return "null";
     case boost::json::kind::bool_: return "a boolean";
-    case boost::json::kind::int64:
-    case boost::json::kind::uint64: return "an integer";
-    case boost::json::kind::double_: return "a number";
+    case boost::json::kind::int64: return "an integer";
+    case boost::json::kind::uint64: return "an integer beyond 64 bits";
+    case boost::json::kind::double_: return is_beyond(value) ? "a number beyond 64 bits" : "a number";
     case boost::json::kind::string: return "a string";
     case boost::json::kind::array: return "an array";
     case boost::json::kind::object: return "an object";
@@ -87,7 +91,7 @@ std::string_view kind_name(boost::json::kind kind) {
     return "unknown";
 }
 
-/// Empty if the JSON value has another type, or is an integer beyond 64 bits.
+/// Empty if the JSON value has another type, or is beyond 64 bits.
 std::optional<ParameterValue> typed(ParameterType type, const boost::json::value& value) {
     boost::system::error_code error;
     switch (type) {
@@ -97,7 +101,7 @@ std::optional<ParameterValue> typed(ParameterType type, const boost::json::value
         return error ? std::nullopt : std::optional<ParameterValue>{number};
     }
     case ParameterType::number:
-        if (!value.is_number()) return std::nullopt;
+        if (!value.is_number() || is_beyond(value)) return std::nullopt;
         return ParameterValue{value.to_number<double>()};
     case ParameterType::boolean:
         if (!value.is_bool()) return std::nullopt;
@@ -155,9 +159,8 @@ Result<> check_parameters(const config::MethodSpec& method, const boost::json::o
         auto converted = typed(spec.type, *value);
         if (!converted)
             return invalid(method,
-                           fmt::format("parameter \"{}\" is {} ({}), declared is {}", spec.name,
-                                       kind_name(value->kind()), shortened(boost::json::serialize(*value)),
-                                       with_article(spec.type)),
+                           fmt::format("parameter \"{}\" is {} ({}), declared is {}", spec.name, kind_name(*value),
+                                       shortened(boost::json::serialize(*value)), with_article(spec.type)),
                            fmt::format("give {}", with_article(spec.type)));
         values[i] = std::move(*converted);
     }

@@ -169,9 +169,18 @@ TEST(CheckParameters, LetsNoNumberPassForAnInteger) {
     EXPECT_THAT(error.attempt, HasSubstr("\"rate\" is a number (1.5E0), declared is an integer"));
 }
 
-TEST(CheckParameters, RefusesAnIntegerBeyond64Bits) {
+TEST(CheckParameters, RefusesNumbersBeyond64Bits) {
     const auto error = check_parameters(embed(), {{"scale", 1.0}, {"rate", ~std::uint64_t{0}}}).error();
     EXPECT_EQ(error.code, ErrorCode::input_invalid);
+    EXPECT_THAT(error.attempt,
+                HasSubstr("\"rate\" is an integer beyond 64 bits (18446744073709551615), declared is an"));
+    for (const char* scale : {"1e999", "-1e999"}) {
+        const auto infinite = check_parameters(embed(), {{"scale", boost::json::parse(scale)}});
+        ASSERT_FALSE(infinite) << scale;
+        EXPECT_EQ(infinite.error().code, ErrorCode::input_invalid);
+        EXPECT_THAT(infinite.error().attempt, HasSubstr("\"scale\" is a number beyond 64 bits ("));
+        EXPECT_THAT(infinite.error().attempt, HasSubstr("), declared is a number"));
+    }
 }
 
 TEST(CheckParameters, NamesWhatIsMissingAndWhatIsSurplus) {

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import unittest
 import uuid
 from pathlib import Path
@@ -88,6 +89,7 @@ class WithWorker(OnGpu):
 
 class Vmm(WithWorker):
     imports = ("cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuIpcOpenEventHandle")
+    unmaps = "cuMemUnmap"
 
     def test_inputs_and_results_stay_on_the_gpu(self) -> None:
         said = self.says()
@@ -121,6 +123,42 @@ class Vmm(WithWorker):
         word, _, event = self.says()
         self.assertEqual(word, "release")
         self.assertIn(int(event), (2, 4))
+
+    @unittest.skipUnless(IS_FAKE, "needs a driver that writes down what it is asked")
+    def test_who_reads_or_writes_a_tensor_waits_for_the_recording_behind_its_last_use(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, logged(Path(folder, "log")) as log:
+            self.start()
+            self.says()
+            self.channel.results_on_gpu(1 << 20)
+            log.write_text("")
+            other = new_stream()
+            output = self.channel.infer(x=self.filled([1.0]))["y"]
+            capsule = output.__dlpack__(stream=other, max_version=(1, 0))
+            del output, capsule
+            gc.collect()
+            self.channel.settle()
+            self.channel.close()
+            gc.collect()
+            calls = self.calls(log)
+        # The input is written, and the request is sent; the worker; the result, for the channel's
+        # stream and for the one that reads it.
+        self.assertEqual(calls[:7], ["client cuMemcpyAsync s0", "client cuEventRecord s0 A", "worker cuStreamWaitEvent s1 A", "worker cuMemcpyAsync s1",
+                                     "worker cuEventRecord s1 B", "client cuStreamWaitEvent s0 B", "client cuStreamWaitEvent s2 B"])  # fmt: skip
+        # It is released behind both, whichever comes first.
+        self.assertEqual({calls[7], calls[9]}, {"client cuEventRecord s0 C", "client cuEventRecord s2 C"})
+        self.assertEqual([calls[8], *calls[10:12]], ["client cuStreamWaitEvent s3 C", "client cuStreamWaitEvent s3 C", "client cuEventRecord s3 D"])
+        # Both slabs are let go of when nothing uses them any more.
+        self.assertEqual(calls[12:], 2 * ["client cuCtxSynchronize", f"client {self.unmaps}"])
+
+    def calls(self, log: Path) -> list[str]:
+        """Process, call, stream, event; streams have numbers and events letters, as they
+        first come."""
+        processes, streams, events = {str(os.getpid()): "client", str(self.worker.pid): "worker"}, {"0": ""}, {"0": ""}
+        lines = []
+        for process, call, stream, event in map(str.split, log.read_text().splitlines()):
+            on = streams.setdefault(stream if stream == "0" else process + stream, f" s{len(streams) - 1}")
+            lines.append(f"{processes[process]} {call}{on}{events.setdefault(event, ' ' + chr(ord('A') + len(events) - 1))}")
+        return lines
 
     def test_dlpack_in_both_directions_and_no_copy_on_the_way_out(self) -> None:
         self.says()
@@ -234,6 +272,7 @@ class Vmm(WithWorker):
 class Legacy(Vmm):
     kind = "cuda_ipc"
     imports = ("cuIpcOpenMemHandle", "cuIpcOpenEventHandle")
+    unmaps = "cuIpcCloseMemHandle"
 
 
 class EventOffers(OnGpu):
@@ -318,6 +357,16 @@ class ThroughTheDaemon(OnGpu):
                 self.assertEqual((receipt["ended"], receipt["verified"], receipt["held_by"]), ("drained", True, []), receipt)
 
         asyncio.run(work())
+
+
+@contextlib.contextmanager
+def logged(log: Path) -> Iterator[Path]:
+    """The fake driver's calls, in this process and those that it starts."""
+    os.environ["BULKHEAD_FAKE_CUDA_LOG"] = str(log)
+    try:
+        yield log
+    finally:
+        del os.environ["BULKHEAD_FAKE_CUDA_LOG"]
 
 
 @contextlib.contextmanager

@@ -151,22 +151,6 @@ void relieve_pressure(State& state, Time now) {
     }
 }
 
-/// Counts what ready replicas are to get for requests that ran out, once it is free and as far as
-/// nobody took it.
-void give_growth(State& state, Time now) {
-    for (auto& [name, model] : state.models)
-        for (Slot& slot : model.slots) {
-            if (slot.grows == 0) continue;
-            const Survey survey{state, now};
-            const Bytes taken = static_cast<Bytes>(std::max<std::int64_t>(-survey.room(slot.device), 0));
-            slot.grows -= std::min(slot.grows, taken);
-            if (slot.grows == 0 || state.devices[slot.device].books.free() < static_cast<std::int64_t>(slot.grows))
-                continue;
-            state.hold(slot, slot.device_bytes + slot.grows, slot.host_bytes, slot.mapped_bytes);
-            state.actions.emplace_back(action::Grow{slot.id(), slot.device_bytes});
-        }
-}
-
 void answer_reclaims(State& state, Time now) {
     for (auto one = state.reclaims.begin(); one != state.reclaims.end();) {
         if (!one->awaited.empty() && one->deadline > now) {

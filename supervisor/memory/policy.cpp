@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "ipc/base/text.h"
+#include "supervisor/memory/out_of_memory.h"
 #include "supervisor/memory/settle.h"
 
 namespace bulkhead::supervisor::memory {
@@ -244,60 +245,7 @@ void apply(State& state, const event::Ending& event, Time /*now*/) {
                       {ErrorCode::cancelled, fmt::format("loading {}: it was unloaded", event.who.model), ""});
 }
 
-void ran_out(State& state, Slot& slot, const event::Ended& event, Time now) {
-    Model& model = *slot.model;
-    const bool loading = slot.phase == Phase::loading;
-    const bool beside = event.of_host && slot.device != 0;
-    const Bytes had = beside ? slot.host_bytes : slot.device_bytes;
-    state.correct(slot, beside, true, event.unix_ms);
-    state.note(model,
-               fmt::format("{} ran out of {}memory with {} {}; from now on it gets {}{}", slot.id().text(),
-                           beside ? "the host's " : "", bytes_text(had), loading ? "reserved" : "resident",
-                           bytes_text(state.need_of(model, slot.device).part(beside)),
-                           beside ? "" : " (if it needs more, declare its `memory`)"),
-               now);
-    Entry* entry = state.entry_of(*model.unit);
-    if (!loading || entry == nullptr) return;
-    if (!entry->retried) {
-        entry->retried = true;
-        return;
-    }
-    fail(state, *entry,
-         {ErrorCode::out_of_memory,
-          fmt::format("loading {} on {}: memory ran out twice, at last with {}", event.who.model,
-                      device_text(state.devices[slot.device].books.id), bytes_text(slot.device_bytes)),
-          "declare its `memory`, use a smaller type such as int4, or choose another device"});
-}
-
-/// Makes the room that the corrected figure asks for, as far as what is idle makes it and nobody
-/// who waits is to get it: the client may send its request again.
-void apply(State& state, const event::RanOut& event, Time now) {
-    Slot* slot = state.find(event.who);
-    if (slot == nullptr || slot->phase != Phase::ready || !slot->model->known) return;
-    state.correct(*slot, false, false, event.unix_ms);
-    slot->ran_out = true;
-    slot->estimated = false;
-    slot->grows = 0;
-    const Bytes figure = state.need_of(*slot->model, slot->device).device;
-    state.note(*slot->model,
-               fmt::format("a request of {} ran out of memory with {} held; from now on it gets {} (if it needs more, "
-                           "declare its `memory`)",
-                           event.who.text(), bytes_text(slot->device_bytes), bytes_text(figure)),
-               now);
-    const auto wanted = static_cast<std::int64_t>(figure) - static_cast<std::int64_t>(slot->device_bytes);
-    if (wanted <= 0) return;
-    const Survey survey{state, now};
-    claim_for_those_before(state, survey, *slot->model->unit, now);
-    const auto claim = state.claims[slot->device];
-    std::int64_t room = std::min(survey.room(slot->device), claim.value_or(wanted));
-    const auto victims = survey.victims_for(slot->device, wanted - room, lowest_priority, slot->model->unit);
-    if (!claim && victims.enough) {
-        room = wanted;
-        evict(state, survey, victims.candidates, EvictCause::room, event.who.model,
-              fmt::format("a request of {} ran out of memory", event.who.text()), now);
-    }
-    slot->grows = static_cast<Bytes>(std::clamp<std::int64_t>(room, 0, wanted));
-}
+void apply(State& state, const event::RanOut& event, Time now) { request_ran_out(state, event, now); }
 
 void apply(State& state, const event::Ended& event, Time now) {
     Slot* slot = state.find(event.who);
@@ -308,14 +256,14 @@ void apply(State& state, const event::Ended& event, Time now) {
     switch (slot->phase) {
     case Phase::loading:
         if (event.out_of_memory)
-            ran_out(state, *slot, event, now);
+            process_ran_out(state, *slot, event, now);
         else if (!event.restarts)
             fail_entry_of(state, *slot, error);
         break;
     case Phase::ready:
     case Phase::draining:
         if (event.out_of_memory)
-            ran_out(state, *slot, event, now);
+            process_ran_out(state, *slot, event, now);
         else if (slot->used && !slot->estimated && !slot->ran_out)
             state.footprints.served_well(state.key_of(*slot->model, slot->device));
         break;

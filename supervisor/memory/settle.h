@@ -10,6 +10,13 @@ namespace bulkhead::supervisor::memory {
 /// each event. Afterwards `state.next` is the time of the next change without an event.
 void settle(State& state, Time now);
 
+/// Gives the pieces their places and evicts the option's victims for them.
+void start(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option,
+           const std::string& for_whom, int priority, Time now);
+/// A step of `settle`, in queue.cpp. Places entries in order. A refusal frees what was placed for the
+/// entry, and evictions may free more than needed: in both cases, starts over.
+void place_entries(State& state, Time now);
+
 /// Answers the entry's tickets with `error` and withdraws its placed replicas that have no grant.
 void fail(State& state, Entry& entry, const Error& error);
 /// If no waiter is left, withdraws the entry's placed replicas that have no grant.
@@ -20,7 +27,6 @@ void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter);
 [[nodiscard]] std::optional<Time> unload_time(const Slot& slot);
 // Steps of `settle`, in evictions.cpp.
 [[nodiscard]] bool unload_idle(State& state, Time now);
-void give_growth(State& state, Time now);
 void relieve_pressure(State& state, Time now);
 void part_exclusive_groups(State& state, Time now);
 void answer_reclaims(State& state, Time now);

@@ -1,0 +1,79 @@
+#include "supervisor/memory/out_of_memory.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ipc/base/text.h"
+#include "supervisor/memory/settle.h"
+
+namespace bulkhead::supervisor::memory {
+
+void process_ran_out(State& state, Slot& slot, const event::Ended& event, Time now) {
+    Model& model = *slot.model;
+    const bool loading = slot.phase == Phase::loading;
+    const bool beside = event.of_host && slot.device != 0;
+    const Bytes had = beside ? slot.host_bytes : slot.device_bytes;
+    state.correct(slot, beside, true, event.unix_ms);
+    state.note(model,
+               fmt::format("{} ran out of {}memory with {} {}; from now on it gets {}{}", slot.id().text(),
+                           beside ? "the host's " : "", bytes_text(had), loading ? "reserved" : "resident",
+                           bytes_text(state.need_of(model, slot.device).part(beside)),
+                           beside ? "" : " (if it needs more, declare its `memory`)"),
+               now);
+    Entry* entry = state.entry_of(*model.unit);
+    if (!loading || entry == nullptr) return;
+    if (!entry->retried) {
+        entry->retried = true;
+        return;
+    }
+    fail(state, *entry,
+         {ErrorCode::out_of_memory,
+          fmt::format("loading {} on {}: memory ran out twice, at last with {}", event.who.model,
+                      device_text(state.devices[slot.device].books.id), bytes_text(slot.device_bytes)),
+          "declare its `memory`, use a smaller type such as int4, or choose another device"});
+}
+
+void request_ran_out(State& state, const event::RanOut& event, Time now) {
+    Slot* slot = state.find(event.who);
+    if (slot == nullptr || slot->phase != Phase::ready || !slot->model->known) return;
+    state.correct(*slot, false, false, event.unix_ms);
+    slot->ran_out = true;
+    slot->estimated = false;
+    slot->grows = 0;
+    const Bytes figure = state.need_of(*slot->model, slot->device).device;
+    state.note(*slot->model,
+               fmt::format("a request of {} ran out of memory with {} held; from now on it gets {} (if it needs more, "
+                           "declare its `memory`)",
+                           event.who.text(), bytes_text(slot->device_bytes), bytes_text(figure)),
+               now);
+    const auto wanted = static_cast<std::int64_t>(figure) - static_cast<std::int64_t>(slot->device_bytes);
+    if (wanted <= 0) return;
+    const Survey survey{state, now};
+    claim_for_those_before(state, survey, *slot->model->unit, now);
+    const auto claim = state.claims[slot->device];
+    std::int64_t room = std::min(survey.room(slot->device), claim.value_or(wanted));
+    const auto victims = survey.victims_for(slot->device, wanted - room, lowest_priority, slot->model->unit);
+    if (!claim && victims.enough) {
+        room = wanted;
+        evict(state, survey, victims.candidates, EvictCause::room, event.who.model,
+              fmt::format("a request of {} ran out of memory", event.who.text()), now);
+    }
+    slot->grows = static_cast<Bytes>(std::clamp<std::int64_t>(room, 0, wanted));
+}
+
+void give_growth(State& state, Time now) {
+    for (auto& [name, model] : state.models)
+        for (Slot& slot : model.slots) {
+            if (slot.grows == 0) continue;
+            const Survey survey{state, now};
+            const Bytes taken = static_cast<Bytes>(std::max<std::int64_t>(-survey.room(slot.device), 0));
+            slot.grows -= std::min(slot.grows, taken);
+            if (slot.grows == 0 || state.devices[slot.device].books.free() < static_cast<std::int64_t>(slot.grows))
+                continue;
+            state.hold(slot, slot.device_bytes + slot.grows, slot.host_bytes, slot.mapped_bytes);
+            state.actions.emplace_back(action::Grow{slot.id(), slot.device_bytes});
+        }
+}
+
+}  // namespace bulkhead::supervisor::memory

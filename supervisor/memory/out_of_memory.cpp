@@ -67,10 +67,16 @@ void give_growth(State& state, Time now) {
         for (Slot& slot : model.slots) {
             if (slot.grows == 0) continue;
             const Survey survey{state, now};
-            const Bytes taken = static_cast<Bytes>(std::max<std::int64_t>(-survey.room(slot.device), 0));
-            slot.grows -= std::min(slot.grows, taken);
-            if (slot.grows == 0 || state.devices[slot.device].books.free() < static_cast<std::int64_t>(slot.grows))
-                continue;
+            std::int64_t left = survey.room(slot.device);
+            const Bytes taken = std::min(slot.grows, static_cast<Bytes>(std::max<std::int64_t>(-left, 0)));
+            slot.grows -= taken;
+            left += static_cast<std::int64_t>(taken);
+            // A load that has its place is not to wait longer for its grant: only what is free beside
+            // all places counts.
+            state.each_slot([&](const Slot& other) {
+                if (other.is_going()) left -= static_cast<std::int64_t>(other.bytes_on(slot.device));
+            });
+            if (slot.grows == 0 || left < 0) continue;
             state.hold(slot, slot.device_bytes + slot.grows, slot.host_bytes, slot.mapped_bytes);
             state.actions.emplace_back(action::Grow{slot.id(), slot.device_bytes});
         }

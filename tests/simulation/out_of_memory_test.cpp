@@ -200,6 +200,25 @@ TEST_F(MemoryRanOut, OfARequestWhoeverWaitsAlreadyKeepsWhatItWaitsFor) {
     EXPECT_THAT(granted(), ElementsAre("next/0"));
 }
 
+TEST_F(MemoryRanOut, OfARequestALoadThatHasItsPlaceIsNotGrantedLater) {
+    auto chat = model("chat", 4 * gib);
+    chat.pin = true;
+    declare({chat, model("large", 3 * gib), model("small", gib), model("next", 9 * gib / 2)});
+    load("chat", 4 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+    load("large", 3 * gib);
+    load("small", gib);
+    ask("next");
+    EXPECT_THAT(evicted(), ElementsAre("large/0"));
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_THAT(evicted(), ElementsAre("small/0")) << "next leaves half of what chat lacks";
+    EXPECT_EQ(gpu().resident, 8 * gib) << "2 GiB are free, and next's";
+    end("large");
+    EXPECT_THAT(granted(), ElementsAre("next/0"));
+    end("small");
+    EXPECT_EQ(gpu().resident, need("chat").device);
+}
+
 TEST_F(MemoryRanOut, OfARequestTheNextSupervisorKnowsToo) {
     declare({model("chat", 4 * gib)});
     load("chat", 4 * gib);

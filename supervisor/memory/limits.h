@@ -30,7 +30,8 @@ inline constexpr auto gap_min = 100ms;
 inline constexpr auto gap_max = 2s;
 /// Whoever has waited for so long counts as of the highest priority, until its turn is over.
 inline constexpr auto patience = 2min;
-inline constexpr auto first_use_grace = 1s;  ///< from an opened channel to its first request
+/// From an opened channel to its first request, and from one that ran out of memory to the next.
+inline constexpr auto first_use_grace = 1s;
 
 // --- estimates until a measurement
 inline constexpr auto load_time_unknown = 5s;

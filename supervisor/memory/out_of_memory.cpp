@@ -39,6 +39,7 @@ void request_ran_out(State& state, const event::RanOut& event, Time now) {
     if (slot == nullptr || slot->phase != Phase::ready || !slot->model->known) return;
     state.correct(*slot, false, false, event.unix_ms);
     slot->ran_out = true;
+    slot->awaited = now + limits::first_use_grace;
     slot->estimated = false;
     slot->grows = 0;
     const Bytes figure = state.need_of(*slot->model, slot->device).device;

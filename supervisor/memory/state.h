@@ -61,7 +61,8 @@ struct Slot {
     bool used = false;            ///< had a request since it became ready
     bool ran_out = false;         ///< a request of it failed for want of memory
     Bytes grows = 0;              ///< that it gets for that on its device, once they are free
-    std::optional<Time> awaited;  ///< until when the first request of a new channel is awaited
+    std::optional<Time> awaited;  ///< until when the first request of a new channel is awaited, or
+                                  ///< the next after one that ran out of memory
 
     [[nodiscard]] ReplicaId id() const;
     /// What the ledger counts for it on this device, or is to count once it is granted.

@@ -219,6 +219,23 @@ TEST_F(MemoryRanOut, OfARequestALoadThatHasItsPlaceIsNotGrantedLater) {
     EXPECT_EQ(gpu().resident, need("chat").device);
 }
 
+TEST_F(MemoryRanOut, OfARequestItsModelStaysInUseForTheClientThatSendsItAgain) {
+    auto kept = model("kept", 3 * gib);
+    auto next = model("next", 3 * gib);
+    kept.group = next.group = Group{"voices", GroupKind::exclusive};
+    kept.preload = next.preload = true;
+    declare({model("chat", 3 * gib), kept, model("first", 4 * gib), next});
+    load("chat", 3 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 3 * gib}, {}});
+    load("kept", 3 * gib);
+    now += 1min;
+    ask("first", Asker::preload);
+    ask("next", Asker::preload);
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_THAT(evicted(), ElementsAre("kept/0")) << "for chat, which does not go for next by that";
+    EXPECT_EQ(policy.waiting("next"), 1U);
+}
+
 TEST_F(MemoryRanOut, OfARequestTheNextSupervisorKnowsToo) {
     declare({model("chat", 4 * gib)});
     load("chat", 4 * gib);

@@ -182,13 +182,16 @@ void World::note_told(const Event& event) {
         if (Process::Told* told = process(in_flight->who)) {
             told->in_flight = in_flight->requests;
             told->is_adopted = false;
+            if (in_flight->requests > 0) told->awaited_until = {};
         }
+    if (const auto* ran_out = std::get_if<event::RanOut>(&event))
+        if (Process::Told* told = process(ran_out->who)) told->awaited_until = now + limits::first_use_grace;
     if (const auto* channels = std::get_if<event::Channels>(&event))
         if (Process::Told* told = process(channels->who)) told->channels = channels->open;
     if (const auto* adopted = std::get_if<event::Adopted>(&event))
         if (Process::Told* told = process(adopted->holding.who)) {
             const bool resident = adopted->holding.holds == Holds::resident;
-            *told = {resident, resident ? 1U : 0U, 0, resident};
+            *told = {resident, resident ? 1U : 0U, 0, resident, {}};
         }
 }
 

@@ -83,6 +83,7 @@ struct Process {
         std::uint32_t in_flight = 0;
         std::uint32_t channels = 0;
         bool is_adopted = false;  ///< and nothing of its requests since
+        Time awaited_until{};     ///< a request, after one that ran out
     } told;
     Time drain_until = Time::max();
 };

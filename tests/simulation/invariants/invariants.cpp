@@ -237,7 +237,7 @@ Invariants::Victim Invariants::victim_of(const std::vector<ReplicaId>& members) 
             std::clamp(real.load / limits::gap_of_load, Millis{limits::gap_min}, Millis{limits::gap_max});
         victim.busy = victim.busy || !one.requests.empty();
         victim.in_use = victim.in_use || !one.requests.empty() || one.told.is_adopted ||
-                        (one.used && world_.now < one.idle_since + gap);
+                        world_.now < one.told.awaited_until || (one.used && world_.now < one.idle_since + gap);
         const auto turn_for = [&](Millis swap) {
             return one.ready_at + std::min(swap * limits::turn_per_swap, Millis{limits::turn_max});
         };

@@ -185,18 +185,21 @@ TEST_F(MemoryRanOut, OfARequestWhoeverWaitsAlreadyKeepsWhatItWaitsFor) {
     chat.pin = true;
     auto kept = model("kept", 3 * gib);
     kept.min_resident = 1min;
-    declare({chat, kept, model("next", 6 * gib)});
+    declare({chat, kept, model("small", gib), model("next", 6 * gib)});
     load("chat", 4 * gib);
     send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
     load("kept", 3 * gib);
+    load("small", gib);
     ask("next");
     send(event::RanOut{{"chat", 0}, 1});
     EXPECT_GT(need("chat").device, 4 * gib);
-    EXPECT_EQ(gpu().resident, 7 * gib) << "next needs all that is free, and kept's room";
+    EXPECT_THAT(evicted(), IsEmpty());
+    EXPECT_EQ(gpu().resident, 8 * gib) << "next needs all that is free, and the room of the others";
     now += 1min;
     send(event::Tick{});
-    EXPECT_THAT(evicted(), ElementsAre("kept/0"));
+    EXPECT_THAT(evicted(), testing::UnorderedElementsAre("kept/0", "small/0"));
     end("kept");
+    end("small");
     EXPECT_THAT(granted(), ElementsAre("next/0"));
 }
 
@@ -234,6 +237,85 @@ TEST_F(MemoryRanOut, OfARequestItsModelStaysInUseForTheClientThatSendsItAgain) {
     send(event::RanOut{{"chat", 0}, 1});
     EXPECT_THAT(evicted(), ElementsAre("kept/0")) << "for chat, which does not go for next by that";
     EXPECT_EQ(policy.waiting("next"), 1U);
+}
+
+/// chat holds all of its 4 GiB, and idle the rest: 1 GiB more awaits the end of idle.
+class MemoryThatAWorkerIsToGet : public MemoryRanOut {
+protected:
+    MemoryThatAWorkerIsToGet() {
+        declare({model("chat", 4 * gib), model("idle", 6 * gib), model("whole", 10 * gib)});
+        load("idle", 6 * gib);
+        load("chat", 4 * gib);
+        send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+        send(event::RanOut{{"chat", 0}, 1});
+    }
+};
+
+TEST_F(MemoryThatAWorkerIsToGet, IsWhatAMeasurementLeavesOfIt) {
+    send(event::Measured{{"chat", 0}, {.serving_peak = 9 * gib / 2}, {}});
+    end("idle");
+    EXPECT_EQ(gpu().used(), need("chat").device);
+    send(event::Tick{});
+    EXPECT_EQ(gpu().used(), need("chat").device) << "once";
+}
+
+TEST_F(MemoryThatAWorkerIsToGet, IsFreeOnceTheWorkerHasEnded) {
+    end("chat");
+    EXPECT_THAT(all<action::Grow>(), IsEmpty()) << "nobody is there";
+    end("idle");
+    ask("whole");
+    EXPECT_THAT(granted(), ElementsAre("whole/0"));
+}
+
+TEST_F(MemoryThatAWorkerIsToGet, GoesWithTheWorkerToALoad) {
+    now += 1min;
+    ask("whole");
+    EXPECT_THAT(evicted(), ElementsAre("chat/0"));
+}
+
+TEST_F(MemoryThatAWorkerIsToGet, IsPromisedToNobodyElse) {
+    send(event::ReclaimAsked{99, "GPU-0", 10 * gib, "game", std::nullopt});
+    EXPECT_EQ(gpu().promised, 10 * gib - need("chat").device);
+    end("idle");
+    EXPECT_EQ(gpu().used(), need("chat").device);
+}
+
+TEST_F(MemoryRanOut, OfARequestAnotherThatRunsOutMeanwhileTakesTheRoomOfTheFirst) {
+    declare({model("chat", 4 * gib), model("a", 3 * gib), model("b", 3 * gib)});
+    load("chat", 4 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+    load("a", 3 * gib);
+    load("b", 3 * gib);
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_EQ(evicted().size(), 1U);
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_THAT(evicted(), IsEmpty()) << "one of them leaves enough for both";
+}
+
+TEST_F(MemoryRanOut, OfARequestNobodyGoesWhereThatWouldNotBeEnough) {
+    declare({model("chat", 4 * gib), model("idle", gib / 2), model("busy", 11 * gib / 2)});
+    load("chat", 4 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+    load("idle", gib / 2);
+    load("busy", 11 * gib / 2);
+    use("busy");
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_THAT(evicted(), IsEmpty());
+    send(event::Foreign{"GPU-0", gib});
+    EXPECT_THAT(evicted(), ElementsAre("idle/0")) << "for others, who have taken more than it has";
+    send(event::RanOut{{"chat", 0}, 1});
+    end("idle");
+    EXPECT_EQ(gpu().used(), 19 * gib / 2);
+}
+
+TEST_F(MemoryRanOut, OfARequestTheFirstMeasurementWhileItServesDoesNotTakeTheRoomBack) {
+    declare({model("chat", 4 * gib)});
+    load("chat", 4 * gib);
+    send(event::RanOut{{"chat", 0}, 1});
+    EXPECT_EQ(gpu().used(), need("chat").device);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 3 * gib}, {}});
+    EXPECT_EQ(gpu().used(), need("chat").device);
+    EXPECT_GT(need("chat").device, 4 * gib);
 }
 
 TEST_F(MemoryRanOut, OfARequestTheNextSupervisorKnowsToo) {

@@ -382,7 +382,7 @@ TEST_F(AdmissionTest, ARequestThatRanOutOfMemoryCorrectsTheFigure) {
     worker.say({{"type", "statistics"}, {"errors", 2}, {"out_of_memory", 1}});
     settle();
     EXPECT_THAT(why("a"), HasSubstr("from now on it gets 4.7 GiB")) << "no other ran out";
-    EXPECT_EQ(books("cuda:0", "resident"), 5 * gb);
+    EXPECT_TRUE(wait([&] { return books("cuda:0", "resident") == 5 * gb; })) << "from the receipt on";
     supervise_anew();
     EXPECT_EQ(books("cuda:0", "resident"), 5 * gb);
 }

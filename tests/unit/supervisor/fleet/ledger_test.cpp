@@ -238,6 +238,39 @@ TEST_F(LedgerTest, TheRestOfAGroupThatAReloadMadeIsAwaitedByEachLaterSupervisor)
     EXPECT_THAT(why("b"), testing::Not(testing::HasSubstr("wait for it"))) << "it is complete";
 }
 
+TEST_F(LedgerTest, EachRequestThatRanOutOfMemoryIsToldToOneSupervisor) {
+    begin({on("cpu", "a", gb / 10)});
+    load("a");
+    FakeWorker& worker = ready(1);
+    const auto recorded = [&] {
+        return ReplicaRecord::parse(keeper_.ledgers.at(keeper_.latest().name.generation))->held->ran_out;
+    };
+    replica("a").process()->memory.take(HostMemory{gb / 10, 0}, true);
+    fleet_->admission().measured(replica("a"));
+    for (std::uint64_t i = 1; i <= 5; ++i) {  // the last of them finds the figure doubled already
+        worker.say({{"type", "statistics"}, {"errors", i}, {"out_of_memory", i}});
+        ASSERT_TRUE(wait([&] { return recorded() == i; })) << i;
+    }
+    EXPECT_EQ(books("cpu", "resident"), gb / 5);
+
+    supervise_anew();
+    ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
+    answer(worker, true, true, 0);
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+    worker.say({{"type", "statistics"}, {"errors", 5}, {"out_of_memory", 5}});
+    settle();
+    EXPECT_THAT(why("a"), testing::Not(testing::HasSubstr("ran out of memory with")));
+    fleet_->unload({&model("a")}, [](const auto&) {});
+    answer_drain(worker);
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::stopped; }));
+    settle();
+    EXPECT_THAT(json::serialize(fleet_->admission().plan("a")), testing::HasSubstr("corrected after memory ran out"))
+        << "it has not served without that";
+    load("a");
+    (void)ready(2);
+    EXPECT_EQ(recorded(), 0U) << "of the next process";
+}
+
 /// Loads, unloads, crashes, requests, memory that runs out, and supervisors that die at any of
 /// these moments.
 class LedgerHistory : public LedgerTest {

@@ -72,8 +72,8 @@ void give_growth(State& state, Time now) {
             const Bytes taken = std::min(slot.grows, static_cast<Bytes>(std::max<std::int64_t>(-left, 0)));
             slot.grows -= taken;
             left += static_cast<std::int64_t>(taken);
-            // A load that has its place is not to wait longer for its grant: only what is free beside
-            // all places counts.
+            // A load that has its place is not to wait longer for its grant: only what is free
+            // beside all places counts.
             state.each_slot([&](const Slot& other) {
                 if (other.is_going()) left -= static_cast<std::int64_t>(other.bytes_on(slot.device));
             });

@@ -74,7 +74,8 @@ Settled keep_or_refuse_preload(State& state, const Survey& survey, Entry& entry,
         const Error error = not_preloaded(state, survey, pieces);
         fail(state, entry, error);
         for (Model* one : models)
-            one->last = fmt::format("not preloaded: {}; {}", error.attempt.substr(error.attempt.find(": ") + 2), error.remedy);
+            one->last =
+                fmt::format("not preloaded: {}; {}", error.attempt.substr(error.attempt.find(": ") + 2), error.remedy);
         return Settled::refused;
     }
     for (std::size_t device = 0; device < touched.size(); ++device)

@@ -256,7 +256,7 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
     const int own = priority_of(*pieces.front().slot->model->unit);
     for (Model* model : pieces.front().slot->model->unit->models)
         if (!model->last_at) model->last.clear();  // it was refused before
-    std::vector<std::string> reasons;  // before the evictions
+    std::vector<std::string> reasons;              // before the evictions
     for (const Piece& piece : pieces) reasons.push_back(why_there(state, survey, piece, option));
     for (const std::size_t victim : option.victims) {
         const Candidate& one = survey.candidates()[victim];

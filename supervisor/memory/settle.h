@@ -13,8 +13,8 @@ void settle(State& state, Time now);
 /// Gives the pieces their places and evicts the option's victims for them.
 void start(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option,
            const std::string& for_whom, int priority, Time now);
-/// A step of `settle`, in queue.cpp. Places entries in order. A refusal frees what was placed for the
-/// entry, and evictions may free more than needed: in both cases, starts over.
+/// A step of `settle`, in queue.cpp. Places entries in order. A refusal frees what was placed for
+/// the entry, and evictions may free more than needed: in both cases, starts over.
 void place_entries(State& state, Time now);
 
 /// Answers the entry's tickets with `error` and withdraws its placed replicas that have no grant.

@@ -51,6 +51,12 @@ protected:
                             {"in_flight", in_flight},
                             {"grant", "none"}});
     }
+    /// Likewise, one that is ready and idle.
+    void be_adopted(FakeWorker& worker) {
+        ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
+        answer(worker, true, true, 0);
+        ASSERT_TRUE(wait([&] { return replica(worker.name.model).state() == WorkerState::ready; }));
+    }
 };
 
 TEST_F(LedgerTest, ALoneLoadKeepsTheWholeDevice) {
@@ -77,9 +83,7 @@ TEST_F(LedgerTest, WhenAModelWasInUseLastIsKnownToTheNextSupervisor) {
     keeper_.ledgers[worker.name.generation] = json::serialize(record);
 
     supervise_anew();
-    ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
-    answer(worker, true, true, 0);
-    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+    be_adopted(worker);
     settle();
     json::object row;
     fleet_->admission().add_outlook(replica("a"), row);
@@ -175,9 +179,7 @@ TEST_F(LedgerTest, AWorkerOnAGpuThatTheDriverDoesNotListAtAStartStays) {
     hold(worker, 2 * gb);
     set_machine("driver timeout\n");
     supervise_anew();
-    ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
-    answer(worker, true, true, 0);
-    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+    be_adopted(worker);
     settle();
     EXPECT_EQ(replica("a").state(), WorkerState::ready);
     const json::array devices = ledger();
@@ -222,11 +224,7 @@ TEST_F(LedgerTest, TheRestOfAGroupThatAReloadMadeIsAwaitedByEachLaterSupervisor)
     for (int supervisors = 0; supervisors < 3; ++supervisors) {
         for (FakeWorker* worker : {&first, &in_the_way}) worker->received.clear();
         supervise_anew();
-        for (FakeWorker* worker : {&first, &in_the_way}) {
-            ASSERT_TRUE(wait([&] { return worker->got("hello_asked"); }));
-            answer(*worker, true, true, 0);
-            ASSERT_TRUE(wait([&] { return replica(worker->name.model).state() == WorkerState::ready; }));
-        }
+        for (FakeWorker* worker : {&first, &in_the_way}) be_adopted(*worker);
         settle();
         EXPECT_THAT(why("b"), testing::HasSubstr("1 wait for it at place 1 of the queue")) << supervisors;
     }
@@ -239,9 +237,7 @@ TEST_F(LedgerTest, TheRestOfAGroupThatAReloadMadeIsAwaitedByEachLaterSupervisor)
     ASSERT_TRUE(wait([&] { return replica("b").state() == WorkerState::stopped; }));
     first.received.clear();
     supervise_anew();
-    ASSERT_TRUE(wait([&] { return first.got("hello_asked"); }));
-    answer(first, true, true, 0);
-    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+    be_adopted(first);
     settle();
     EXPECT_EQ(keeper_.workers.size(), 3U) << "it was complete, and a person has unloaded b since";
 }
@@ -268,9 +264,7 @@ TEST_F(LedgerTest, EachRequestThatRanOutOfMemoryIsToldToOneSupervisor) {
     known_.footprints.loaded(key, served);
     known_.footprints.correct(key, {.device = gb / 5, .memory = gb / 10}, 1);
     supervise_anew();
-    ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
-    answer(worker, true, true, 0);
-    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+    be_adopted(worker);
     worker.say({{"type", "statistics"}, {"errors", 5}, {"out_of_memory", 5}});
     settle();
     EXPECT_THAT(why("a"), testing::Not(testing::HasSubstr("ran out of memory with")));

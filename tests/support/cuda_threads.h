@@ -5,8 +5,12 @@
 /// ordered for ThreadSanitizer as well. The clusters of a grid run one after another. To be
 /// included before the kernel's header.
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
-#include <barrier>
+#include <climits>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -19,20 +23,43 @@ struct Index {
     unsigned x = 0;
     unsigned y = 0;
 };
+/// Its threads sleep at once. Those of std::barrier first give way, four times each: hundreds of them
+/// to one another.
+class Barrier {
+public:
+    explicit Barrier(unsigned count) : count_{count}, missing_{count} {}
+    void arrive_and_wait() {
+        const unsigned turn = turn_.load(std::memory_order_relaxed);
+        if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+            missing_.store(count_, std::memory_order_relaxed);
+            turn_.store(turn + 1, std::memory_order_release);
+            ::syscall(SYS_futex, &turn_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+        }
+        while (turn_.load(std::memory_order_acquire) == turn)
+            ::syscall(SYS_futex, &turn_, FUTEX_WAIT_PRIVATE, turn, nullptr, nullptr, 0);
+    }
+
+private:
+    const unsigned count_;
+    std::atomic<unsigned> missing_;
+    std::atomic<unsigned> turn_{0};
+};
 struct Warp {
-    std::barrier<> barrier{32};
-    unsigned long long values[32]{};
+    Barrier barrier{32};
+    /// Of every other shuffle: who waits at the second's barrier has read what the first one left.
+    unsigned long long values[2][32]{};
 };
 struct Block {
     explicit Block(unsigned threads) : barrier{threads}, warps(threads / 32) {}
-    std::barrier<> barrier;
+    Barrier barrier;
     std::vector<Warp> warps;
 };
 struct Place {
     Index thread;
     Index block;
     Block* its_block = nullptr;
-    std::barrier<>* cluster = nullptr;
+    Barrier* cluster = nullptr;
+    unsigned shuffles = 0;  ///< of its warp
 
     [[nodiscard]] unsigned lane() const { return thread.x % 32; }
     [[nodiscard]] Warp& warp() const { return its_block->warps[thread.x / 32]; }
@@ -43,19 +70,21 @@ inline thread_local Place here;
 /// `cluster` in a row of x run at the same time.
 template <typename Kernel>
 void run_grid(Index blocks, unsigned cluster, unsigned threads, const Kernel& kernel) {
-    for (unsigned y = 0; y < blocks.y; ++y)
-        for (unsigned first = 0; first < blocks.x; first += cluster) {
-            std::barrier<> all{cluster * threads};
-            std::vector<std::unique_ptr<Block>> in_cluster;
-            for (unsigned rank = 0; rank < cluster; ++rank) in_cluster.push_back(std::make_unique<Block>(threads));
-            std::vector<std::jthread> running;
-            for (unsigned rank = 0; rank < cluster; ++rank)
-                for (unsigned thread = 0; thread < threads; ++thread)
-                    running.emplace_back([&, rank, thread] {
-                        here = {{thread, 0}, {first + rank, y}, in_cluster[rank].get(), &all};
+    Barrier all{cluster * threads};
+    std::vector<std::unique_ptr<Block>> in_cluster;
+    for (unsigned rank = 0; rank < cluster; ++rank) in_cluster.push_back(std::make_unique<Block>(threads));
+    std::vector<std::jthread> running;
+    for (unsigned rank = 0; rank < cluster; ++rank)
+        for (unsigned thread = 0; thread < threads; ++thread)
+            running.emplace_back([&, rank, thread] {
+                here = {{thread, 0}, {}, in_cluster[rank].get(), &all};
+                for (unsigned y = 0; y < blocks.y; ++y)
+                    for (unsigned first = 0; first < blocks.x; first += cluster) {
+                        here.block = {first + rank, y};
                         kernel(rank);
-                    });
-        }
+                        all.arrive_and_wait();
+                    }
+            });
 }
 
 /// What `from(lane)` of the warp gave; all its lanes take part.
@@ -63,11 +92,10 @@ template <typename From>
 unsigned long long shuffle(unsigned mask, unsigned long long value, const From& from) {
     if (mask != 0xffff'ffffU) std::terminate();
     Warp& warp = here.warp();
-    warp.values[here.lane()] = value;
+    auto& values = warp.values[here.shuffles++ % 2];
+    values[here.lane()] = value;
     warp.barrier.arrive_and_wait();
-    const unsigned long long other = warp.values[from(here.lane())];
-    warp.barrier.arrive_and_wait();
-    return other;
+    return values[from(here.lane())];
 }
 
 }  // namespace bulkhead::cuda_threads

@@ -449,7 +449,7 @@ def _has_fake_implementation(function: Any) -> bool:
 
 
 def _kernel_reads(name: str, function: Any, args: Any, kwargs: Any) -> bool:
-    given = {argument.name: value for argument, value in zip(function._schema.arguments, args)} | kwargs
+    given = {argument: value for (argument, _), value in zip(values.arguments(function), args)} | kwargs
     if name == "normal":  # asks whether any standard deviation is negative: DistributionTemplates.h
         return isinstance(given.get("std"), torch.Tensor)
     if name == "histc":  # bounds that are equal are those of the values: SummaryOps.cu

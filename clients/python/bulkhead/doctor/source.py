@@ -115,12 +115,17 @@ def short(file: str) -> str:
     for site in ("site-packages/", "dist-packages/"):
         if site in file:
             return file.rsplit(site, 1)[1]
-    relative = os.path.relpath(file)
+    return _shortened(file, os.getcwd(), tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=None)
+def _shortened(file: str, folder: str, path: tuple[str, ...]) -> str:
+    relative = os.path.relpath(file, folder)
     if os.sep + relative == file:
         return file
     if file.startswith("<") or not relative.startswith(".."):
         return file if file.startswith("<") else relative
-    roots = [root for root in sys.path if root and file.startswith(root + os.sep)]
+    roots = [root for root in path if root and file.startswith(root + os.sep)]
     return file[len(max(roots, key=len)) + 1 :] if roots else file
 
 
@@ -159,10 +164,23 @@ def here(frame: FrameType | None = None) -> Place | None:
     if not users:
         return started
     inner = users[0]
-    line, column, end = tested(inner.f_code.co_filename, *position(inner.f_code, inner.f_lasti, inner.f_lineno))
+    line, column, end = _asked(inner)
     outer = [f"{short(one.f_code.co_filename)}:{one.f_lineno} {name_of(one.f_code)}" for one in users[1:_PATH_LENGTH_MAX]]
     before = (*started.path, f"{started} {started.function}") if started is not None else ()
     return Place(absolute(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), (*before, *reversed(outer)))
+
+
+#: By the identity of a code and the number of its instruction. The code is kept, so that no other
+#: one gets its identity; its hash would be that of all its bytes, each time.
+_known: dict[tuple[int, int], tuple[CodeType, tuple[int, int, int]]] = {}
+
+
+def _asked(frame: FrameType) -> tuple[int, int, int]:
+    """Line, column and end column of what a frame runs."""
+    code, at = frame.f_code, (id(frame.f_code), frame.f_lasti)
+    if at not in _known:
+        _known[at] = code, tested(code.co_filename, *position(code, frame.f_lasti, frame.f_lineno))
+    return _known[at][1]
 
 
 def frames(frame: FrameType | None = None) -> list[FrameType]:

@@ -4,6 +4,7 @@ values computed from it agree."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -115,11 +116,18 @@ def forget(tensor: Any) -> None:
 def changed_arguments(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     """The tensors that the operator writes."""
     changed: list[Any] = []
-    for index, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = kwargs.get(argument.name, args[index] if index < len(args) else None)
+    for index, (name, is_written) in enumerate(arguments(function)):
+        if is_written:
+            given = kwargs.get(name, args[index] if index < len(args) else None)
             changed += [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     return changed
+
+
+@functools.lru_cache(maxsize=None)
+def arguments(function: Any) -> tuple[tuple[str, bool], ...]:
+    """An operator's arguments: the name of each, and whether it is written."""
+    of_schema = function._schema.arguments  # which makes objects of all
+    return tuple((one.name, one.alias_info is not None and one.alias_info.is_write) for one in of_schema)
 
 
 def _real(leaf: Any) -> Any:

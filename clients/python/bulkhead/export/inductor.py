@@ -62,7 +62,9 @@ def cpu_flags() -> list[str]:
 
 @contextmanager
 def scratch_beside(folder: Path) -> Iterator[None]:
-    """Keeps temporary files of Inductor and gcc (4 times the package) in `folder`/.inductor instead of /tmp, and removes them."""
+    """Keeps temporary files of Inductor and gcc (4 times the package) in `folder`/.inductor instead of /tmp, and removes them.
+    What another process can use, the compiled test of vectors and the headers, stays in Inductor's own folder."""
+    pick_vectors()
     scratch = folder / ".inductor"
     (scratch / "tmp").mkdir(parents=True, exist_ok=True)
     wanted = {"TORCHINDUCTOR_CACHE_DIR": str(scratch), "TRITON_CACHE_DIR": str(scratch / "triton"), "TMPDIR": str(scratch / "tmp")}

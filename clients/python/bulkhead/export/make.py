@@ -54,7 +54,6 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
             tasks = _tasks(step, numbers, form, sizes, methods, partial)
             modules = [step, *(method.module for method in methods)]
             names = ", ".join(task.name for task in tasks)
-            inductor.pick_vectors()  # before the processes start: each would test for itself
             with _timed(tell, f"compiling {names}, for 1 to {slots_max} sequences and 2 to {sizes.chunk_max} positions"):
                 constants = _compiled(tasks, modules, device, lambda name, seconds: tell(f"  {name}: {seconds:.1f} s"))
         with _timed(tell, "writing the weights"):

@@ -36,6 +36,12 @@ def until(client: bulkhead.Client, model: str, reached: Callable[[dict[str, Any]
     return found
 
 
+def until_queued(client: bulkhead.Client, model: str, count: int) -> None:
+    """Returns once so many requests wait in its worker, of which no event tells."""
+    while row(client, model)["queued"] < count:
+        pass
+
+
 FLEET = f"""
 version: 1
 defaults: {{device: cpu, threads: 1}}

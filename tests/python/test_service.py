@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import socket
 import struct
@@ -19,7 +20,7 @@ from typing import Any
 import bulkhead
 import httpx
 import numpy as np
-from daemon import Daemon, row, until
+from daemon import Daemon, row, until, until_queued
 from PIL import Image
 
 SOURCE = Path(__file__).resolve().parents[2]
@@ -63,7 +64,8 @@ class Service(unittest.TestCase):
                 [sys.executable, "-m", "uvicorn", "--log-level", "critical", "--fd", str(listening.fileno()), "service:app"],
                 cwd=SOURCE / "clients/python/examples", pass_fds=[listening.fileno()],
                 env={**os.environ, "BULKHEAD_SOCKET": cls.daemon.socket})  # fmt: skip
-            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            cls.address = listening.getsockname()
+            url = f"http://127.0.0.1:{cls.address[1]}"
         cls.addClassCleanup(service.wait, 60)
         cls.addClassCleanup(service.terminate)
         cls.http = cls.enterClassContext(httpx.Client(base_url=url, timeout=120))
@@ -127,6 +129,26 @@ class Service(unittest.TestCase):
         until(self.client, "speech", lambda now: now["state"] == "ready", seconds=240)
         self.assertEqual(row(self.client, "speech")["errors"], errors + 1)
         self.assertEqual(self.http.post("/speech", json={"text": "Hi."}).status_code, 200)
+
+    def test_a_listener_that_goes_away_before_the_first_piece_cancels(self) -> None:
+        """Its request waits behind another client's."""
+        errors = row(self.client, "speech")["errors"]
+        ahead = self.client.stream("speech", method="speak", parameters={"text": LONG})
+        self.addCleanup(ahead.close)
+        next(ahead)
+        body = json.dumps({"text": "Hi."})
+        with socket.create_connection(self.address) as listener:
+            head = f"POST /speech HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            listener.sendall((head + body).encode())
+            until_queued(self.client, "speech", 1)
+        for part in ahead:
+            now = row(self.client, "speech")
+            if not now["queued"]:
+                break
+        self.assertTrue(part.more, "its request waited until its turn came")
+        self.assertEqual((now["in_flight"], now["errors"]), (1, errors + 1))
+        ahead.close()
+        until(self.client, "speech", lambda now: now["state"] == "ready", seconds=240)
 
     def test_one_model_dies_and_the_other_answers(self) -> None:
         with self.long_speech() as pieces:

@@ -91,7 +91,7 @@ async def speak(asked: Speech, request: Request) -> StreamingResponse:
             raise HTTPException(404, f"there is no voice {asked.voice}: PUT /voices/{asked.voice}")
         inputs["reference"], parameters["reference_rate"] = voices[asked.voice]
     parts = request.app.state.daemon.stream(SPEECH, inputs, method="speak", parameters=parameters)
-    return await streamed(spoken(parts), "audio/wav")
+    return await streamed(spoken(parts), "audio/wav", request)
 
 
 @app.post("/questions")
@@ -103,7 +103,7 @@ async def answer(prompt: str, request: Request) -> StreamingResponse:
     except (OSError, Image.DecompressionBombError) as error:
         raise HTTPException(422, f"the picture cannot be read: {error}") from None
     parts = request.app.state.daemon.stream(VISION, inputs, method="answer", parameters={"prompt": prompt})
-    return await streamed(answered(parts), "text/plain; charset=utf-8")
+    return await streamed(answered(parts), "text/plain; charset=utf-8", request)
 
 
 @app.get("/progress")
@@ -119,14 +119,23 @@ async def progress(request: Request) -> StreamingResponse:
     return StreamingResponse(told(), media_type="text/event-stream")
 
 
-async def streamed(content: AsyncIterator[bytes], media_type: str) -> StreamingResponse:
+async def streamed(content: AsyncIterator[bytes], media_type: str, request: Request) -> StreamingResponse:
     """Begins when the model has given something: what fails before has an HTTP
-    status of its own."""
+    status of its own. A listener who leaves before cancels too."""
     pieces = read_ahead(content)
-    first = await anext(pieces)
+    first = asyncio.ensure_future(anext(pieces))
+    left = asyncio.ensure_future(request.receive())  # after the body nothing comes but the end
+    try:
+        await asyncio.wait((first, left), return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            raise HTTPException(499, "the listener has left")
+        begun = first.result()
+    finally:
+        first.cancel()
+        left.cancel()
 
     async def whole() -> AsyncIterator[bytes]:
-        yield first
+        yield begun
         async for piece in pieces:
             yield piece
 

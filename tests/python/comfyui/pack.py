@@ -17,7 +17,7 @@ from unittest import mock
 import bulkhead
 import stand_in_interface
 import torch
-from daemon import MINIMAL, MinimalDaemon, fake_nvml, row
+from daemon import MINIMAL, MinimalDaemon, fake_nvml
 from stand_in_manager import Manager
 
 CLIENTS = Path(__file__).resolve().parents[3] / "clients"
@@ -109,12 +109,6 @@ class WithPack(unittest.TestCase):
         for word in words:
             self.assertIn(word, text)
         return text
-
-
-def until_queued(client: bulkhead.Client, model: str, count: int) -> None:
-    """Returns once so many requests wait in its worker, of which no event tells."""
-    while row(client, model)["queued"] < count:
-        pass
 
 
 async def _ignored(part: Any) -> None:

@@ -19,8 +19,8 @@ from unittest import mock
 
 import bulkhead
 import torch
-from daemon import row, until
-from pack import GIB, WithPack, cuda, until_queued
+from daemon import row, until, until_queued
+from pack import GIB, WithPack, cuda
 from stand_in_manager import MEMBERS, Interrupted, Manager, OutOfMemory
 
 GPUS = (uuid.UUID(int=1), uuid.UUID(int=2))

@@ -13,11 +13,11 @@ from unittest import mock
 
 import stand_in_interface
 import torch
-from daemon import until
+from daemon import until, until_queued
 from fake_daemon import Connection
 from fake_worker import FakeWorker
 from fakes import HELLO, SPEAKER, STOPPED, OfFakes, answering, request, send, send_sound
-from pack import WithPack, until_queued
+from pack import WithPack
 from stand_in_manager import Interrupted
 
 SEEING = {"answer": {"inputs": [], "parameters": [{"name": "prompt", "type": "string"}], "outputs": [], "streams": True}}

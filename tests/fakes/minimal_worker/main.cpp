@@ -5,6 +5,8 @@
 ///   MINIMAL_BALLAST_BYTES  resident memory it fills at load
 ///   MINIMAL_RUN_MS         how long each request runs
 ///   MINIMAL_RUN_GATE       a FIFO: a request ends once somebody has it open for writing
+///   MINIMAL_HELD           not empty: a request runs while the first float of its input is
+///                          negative; its client writes another there
 ///   MINIMAL_LOAD_STEPS     how many steps its load reports, a tenth of a second apart
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
 ///   MINIMAL_GENERATES      not empty: it generates too, by the tests' fake engine, each step as
@@ -102,11 +104,11 @@ Result<> misbehave_as(const char* variable) {
     return Error{ErrorCode::load_failed, "the evil model fails", {}};
 }
 
-bool is_provoked(std::span<const TensorView> inputs) {
+float first_of(std::span<const TensorView> inputs) {
     float first = 0;
-    if (inputs.empty() || inputs[0].bytes.size() < sizeof first) return false;
+    if (inputs.empty() || inputs[0].bytes.size() < sizeof first) return 0;
     std::memcpy(&first, inputs[0].bytes.data(), sizeof first);
-    return first > 0;
+    return first;
 }
 
 class Echo final : public Model {
@@ -118,7 +120,7 @@ public:
             ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
         if (*environment("MINIMAL_GENERATES") == '\0') return;
         generation::Shape shape = test::FakeEngine::usual();
-        shape.length = 4096;
+        shape.length = 32768;
         shape.stop.clear();
         engine_ = std::make_unique<test::FakeEngine>(std::move(shape));
         engine_->listens = false;
@@ -134,8 +136,9 @@ public:
         }
         if (const char* gate = environment("MINIMAL_RUN_GATE"); *gate != '\0')
             const UniqueFd opened{::open(gate, O_RDONLY | O_CLOEXEC)};
+        while (is_held_ && first_of(inputs) < 0) ::usleep(1000);
         if (gpu_) return gpu_->run(method, inputs, sink);
-        if (is_evil_ && is_provoked(inputs))
+        if (is_evil_ && first_of(inputs) > 0)
             if (Result<> done = misbehave_as("EVIL_RUN"); !done) return done;
         for (std::size_t i = 0; i < std::min(inputs.size(), method.outputs.size()); ++i) {
             std::array<std::int64_t, wire::rank_max> declared{};
@@ -164,6 +167,7 @@ private:
     std::unique_ptr<test::FakeEngine> engine_;
     long run_for_;
     bool is_evil_ = *environment("EVIL_RUN") != '\0';
+    bool is_held_ = *environment("MINIMAL_HELD") != '\0';
 };
 
 }  // namespace

@@ -45,24 +45,21 @@ def cache() -> str:
 
 
 @functools.cache
-def scripted_echo(run_ms: int) -> str:
-    """A TorchScript file that computes for about `run_ms`. It counts, because TorchScript
-    cannot read a clock."""
+def scripted_echo() -> str:
+    """A TorchScript file that gives its input back, once that does not begin with a
+    negative number."""
     import torch
 
     class Echo(torch.nn.Module):
-        def __init__(self, loops: int) -> None:
-            super().__init__()
-            self.loops = loops
-
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            count = 0
-            while count < self.loops and x.numel() > 0:  # the warm-up's is empty
-                count += 1
+            looks = 0
+            # A fixed index would be read once, before the loop.
+            while x.numel() > 0 and float(x[looks % 1]) < 0:
+                looks += 1
             return x.clone()
 
-    file = f"{cache()}/echo-{run_ms}.pt"
-    torch.jit.script(Echo(run_ms * 40_000)).save(file)  # type: ignore[no-untyped-call]
+    file = f"{cache()}/echo.pt"
+    torch.jit.script(Echo()).save(file)  # type: ignore[no-untyped-call]
     return file
 
 
@@ -71,12 +68,12 @@ class Worker:
     (``python``), with the daemon's end of its link. As the keeper does, it has the kernel kill it
     when the thread that made it ends."""
 
-    def __init__(self, kind: str, *, run_ms: int = 0, queue: int = 8, request: str = "30000ms", engine: str = "Echo", generates: bool = False,
+    def __init__(self, kind: str, *, queue: int = 8, request: str = "30000ms", engine: str = "Echo", generates: bool = False,
                  fails: bool = False, channel: dict[str, Any] = {}, born_as: str = "echo/0#7", environment: dict[str, str] = {},
                  options: dict[str, Any] = {}) -> None:  # fmt: skip
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.settimeout(SECONDS)
-        own = {"BULKHEAD_WORKER": f"token:{born_as}", "BULKHEAD_CACHE": cache(), "CUDA_VISIBLE_DEVICES": "", "MINIMAL_RUN_MS": str(run_ms), **environment}
+        own = {"BULKHEAD_WORKER": f"token:{born_as}", "BULKHEAD_CACHE": cache(), "CUDA_VISIBLE_DEVICES": "", "MINIMAL_HELD": "1", **environment}
         if fails and kind == "minimal":
             own["EVIL_LOAD"] = "throw"
         if generates:
@@ -98,12 +95,12 @@ class Worker:
             "channel": {**CHANNEL, **channel}, "environment": {}, "state": {"scope": "none"}, "restart": "on_crash", "core_dump": 0,
         }  # fmt: skip
         if kind == "torch" and generates:
-            self.model |= {"runtime": "generate", "package": str(BUILD / "models/test/tiny_long")}
+            self.model |= {"runtime": "generate", "package": str(BUILD / "models/test/tiny_long"), "generate": {"length": 32768}}
         elif kind in PROGRAMS:
-            file = "/nowhere.pt" if fails else "/echo.pt" if kind == "minimal" else scripted_echo(run_ms)
+            file = "/nowhere.pt" if fails else "/echo.pt" if kind == "minimal" else scripted_echo()
             self.model |= {"runtime": "torchscript", "file": file, "methods": {"forward": ECHO}}
         else:
-            self.model |= {"runtime": "python", "engine": f"{HERE}/engines/echo.py:{'Fails' if fails else engine}", "options": {"run_ms": run_ms, **options}}
+            self.model |= {"runtime": "python", "engine": f"{HERE}/engines/echo.py:{'Fails' if fails else engine}", "options": options}
         self.fds: list[int] = []
         self.channels = 0
         self.clients: list[Client] = []
@@ -217,6 +214,13 @@ class Client:
 
     def write(self, values: list[float], offset: int = 0) -> None:
         struct.pack_into(f"<{len(values)}f", self.memory[self.input], offset, *values)
+
+    def hold(self, offset: int = 0) -> None:
+        """A request with the tensor at this place runs until `let_go`."""
+        self.write([-1.0], offset)
+
+    def let_go(self, offset: int = 0) -> None:
+        self.write([1.0], offset)
 
     def release(self, *leases: dict[str, int]) -> None:
         self.send("release", layout.RELEASE.pack(count=len(leases)) + b"".join(layout.LEASE.pack(**lease) for lease in leases))

@@ -128,9 +128,9 @@ class LinkConformance:
         self.assertEqual(worker.expect("failed")["code"], "protocol_violation")
 
     def test_a_drain_says_closing_then_drained_and_ends_with_status_0(self) -> None:
-        worker = self.loaded(run_ms=200)
+        worker = self.loaded()
         client = worker.open_channel()
-        client.write([1.0, 2.0, 3.0, 4.0])
+        client.write([-1.0, 2.0, 3.0, 4.0])
         client.infer(1, client.tensor())
         worker.expect("busy")
         late = worker.offer_channel()
@@ -142,6 +142,7 @@ class LinkConformance:
         late.hello()
         self.assertEqual(late.error(), ("worker_draining", 0))
         self.assertEqual(worker.expect("channel_refused")["code"], "worker_draining")
+        client.let_go()
         self.assertEqual(client.result(1)[0], [1.0, 2.0, 3.0, 4.0])
         worker.expect("drained")
         self.assertEqual(worker.process.wait(20), 0)
@@ -156,9 +157,10 @@ class LinkConformance:
     def test_the_end_of_the_link_ends_the_worker(self) -> None:
         for what in ("idle", "busy"):
             with self.subTest(what):  # type: ignore[attr-defined]
-                worker = self.loaded(run_ms=60_000)
+                worker = self.loaded()
                 if what == "busy":
                     client = worker.open_channel()
+                    client.hold()
                     client.infer(1, client.tensor())
                     worker.expect("busy")
                 worker.link.shutdown(socket.SHUT_RDWR)
@@ -167,8 +169,9 @@ class LinkConformance:
     def test_its_parents_death_ends_it_in_the_middle_of_a_request(self) -> None:
         """Though the link stays open, as it does for a next supervisor."""
         with ThreadPoolExecutor(1) as parent:
-            worker = parent.submit(self.loaded, run_ms=60_000).result()
+            worker = parent.submit(self.loaded).result()
             client = worker.open_channel()
+            client.hold()
             client.infer(1, client.tensor())
             worker.expect("busy")
         self.assertEqual(worker.process.wait(20), -signal.SIGKILL)

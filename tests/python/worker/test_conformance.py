@@ -14,6 +14,7 @@ from exchanges import BEFORE_HELLO, BREAKING, MESSAGES, REFUSED, UNAGREED, Excha
 from harness import BUILD, PROGRAMS, Client, Worker, ask_slab
 from link_conformance import LinkConformance
 
+MANY = 30_000  #: tokens, which take seconds
 FAKE_CUDART = BUILD / "lib/fake_cudart/libcuda.so.1"
 
 
@@ -93,8 +94,9 @@ class Conformance(LinkConformance):
         self.assertEqual(taker.error(), ("protocol_violation", 5))
 
     def test_the_queue_is_bounded_and_a_cancel_frees_a_place(self) -> None:
-        worker = self.loaded(run_ms=400, queue=4)
+        worker = self.loaded(queue=4)
         client = worker.open_channel()
+        client.hold(offset=64)
         for number in (1, 2, 3):
             client.infer(number, client.tensor(offset=64 * number))
         self.assertEqual(client.error(), ("queue_full", 3))
@@ -107,26 +109,31 @@ class Conformance(LinkConformance):
         client.send("cancel", number=1)  # which runs: answered at once
         self.assertEqual(client.error(), ("cancelled", 1))
         client.send("cancel", number=77)  # ignored
+        client.let_go(offset=64)
         self.lives(client)
 
     def test_deadlines(self) -> None:
-        client = self.loaded(run_ms=300).open_channel()
+        client = self.loaded().open_channel()
+        client.hold()
         client.infer(1, client.tensor(), deadline_ms=50)
         client.infer(2, client.tensor(offset=64), deadline_ms=60)
         self.assertEqual({client.error(), client.error()}, {("deadline_exceeded", 1), ("deadline_exceeded", 2)})
+        client.let_go()
         self.lives(client)
 
     def test_an_overrun_is_told(self) -> None:
-        worker = self.loaded(run_ms=60_000, request="100ms")
+        worker = self.loaded(request="100ms")
         client = worker.open_channel()
+        client.hold()
         client.infer(1, client.tensor(), deadline_ms=60_000)  # which is cut to the model's own
         self.assertEqual(client.error(), ("deadline_exceeded", 1))
         overrun = worker.expect("overrun")
         self.assertEqual((overrun["method"], overrun["budget_ms"]), ("forward", 100))
-        self.assertGreaterEqual(overrun["running_ms"], 600)
+        self.assertGreater(overrun["running_ms"], overrun["budget_ms"])
 
     def test_leases_in_flight_are_the_workers(self) -> None:
-        client = self.loaded(run_ms=200).open_channel()
+        client = self.loaded().open_channel()
+        client.hold()
         client.infer(1, client.tensor(dims=(32,), generation=50))
         # The very same one may be named again.
         client.infer(2, client.tensor(dims=(32,), generation=50))
@@ -134,6 +141,7 @@ class Conformance(LinkConformance):
         self.assertEqual(client.error(), ("protocol_violation", 3))
         client.infer(1, client.tensor(offset=256))
         self.assertEqual(client.error(), ("protocol_violation", 0))
+        client.let_go()
         self.assertEqual((len(client.result(1)[0]), len(client.result(2)[0])), (32, 32))
 
     def test_one_fault_too_many_ends_the_channel(self) -> None:
@@ -186,18 +194,16 @@ class Conformance(LinkConformance):
         self.assertEqual((streamed, len(whole)), (whole, 1000))
 
     def test_a_cancel_amid_parts_is_the_last_word(self) -> None:
-        _, client = self.streaming(run_ms=5)
-        client.generate(1, 1000)
+        _, client = self.streaming()
+        client.generate(1, MANY)
         begun = client.part(1)
         client.send("cancel", number=1)
-        streamed, end = client.parts(1, begun)
-        self.assertEqual(end, "cancelled")
-        self.assertLess(len(streamed), 1000)
+        self.assertEqual(client.parts(1, begun)[1], "cancelled")
         self.generates(client, 2, 4)  # nothing of the first comes after its end
 
     def test_a_client_that_leaves_amid_parts_ends_alone(self) -> None:
-        worker, client = self.streaming(run_ms=5)
-        client.generate(1, 1000)
+        worker, client = self.streaming()
+        client.generate(1, MANY)
         client.part(1)
         client.close()
         self.assertEqual(worker.expect("channel_closed")["channel"], 1)

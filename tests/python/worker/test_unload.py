@@ -17,15 +17,17 @@ class Unload(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         pipe = Path(folder.name, "pipe")
         os.mkfifo(pipe)
-        worker = Worker("python", engine="Unloads", run_ms=100, options={"pipe": str(pipe)})
+        worker = Worker("python", engine="Unloads", options={"pipe": str(pipe)})
         self.addCleanup(worker.close)
         worker.load()
         client = worker.open_channel()
+        client.hold()
         client.infer(1, client.tensor())
         worker.expect("busy")
         worker.send("drain", deadline_ms=60_000)
-        self.assertTrue(any(b"unload is called" in line for line in worker.process.stderr))  # type: ignore[union-attr]
         client.expect("closing")
+        client.let_go()
+        self.assertTrue(any(b"unload is called" in line for line in worker.process.stderr))  # type: ignore[union-attr]
         client.result(1)  # what was in flight has its answer before
         return worker, pipe
 

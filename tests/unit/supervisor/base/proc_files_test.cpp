@@ -210,24 +210,27 @@ TEST(WorkerLaunch, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
                                               "BULKHEAD_SOCKET=/run/s", "BULKHEAD_CACHE=/cache"));
 }
 
-TEST(WorkerLaunch, ThreadsOfAModelThatGeneratesLookForWorkWhereThereIsMoreThanOneCore) {
+TEST(WorkerLaunch, ThreadsOfAModelThatComputesInStepsLookForWorkWhereThereIsMoreThanOneCore) {
     const auto looks = [](int cores, const config::ModelSpec& spec) {
-        WorkerLaunch launch{"/bin/cat", "tok", "/run/s", "/cache", {}};
+        WorkerLaunch launch{"/bin/cat", "tok", "/run/s", "/cache", {}, "/bin/cat"};
         launch.cores = cores;
         std::vector<std::string> found = launch.request({"m", 0, 1}, spec, "").value().environment;
         std::erase_if(found, [](const std::string& entry) { return !entry.starts_with("GOMP_SPINCOUNT="); });
         return found;
     };
-    config::ModelSpec spec;
-    EXPECT_THAT(looks(8, spec), testing::IsEmpty()) << "it generates nothing";
-    spec.runtime = config::Runtime::generate;
-    EXPECT_THAT(looks(1, spec), testing::IsEmpty());
-    EXPECT_THAT(looks(2, spec), testing::ElementsAre("GOMP_SPINCOUNT=20000"));
-    EXPECT_THAT(looks(8, spec), testing::ElementsAre("GOMP_SPINCOUNT=20000"));
-    spec.environment = {{"GOMP_SPINCOUNT", "7"}};
-    EXPECT_THAT(looks(8, spec), testing::ElementsAre("GOMP_SPINCOUNT=7"));
-    spec.environment = {{"OMP_WAIT_POLICY", "passive"}};
-    EXPECT_THAT(looks(8, spec), testing::IsEmpty());
+    EXPECT_THAT(looks(8, {}), testing::IsEmpty()) << "it computes in one step";
+    for (const auto runtime : {config::Runtime::generate, config::Runtime::python}) {
+        config::ModelSpec spec;
+        spec.runtime = runtime;
+        spec.python.interpreter = "/bin/cat";
+        EXPECT_THAT(looks(1, spec), testing::IsEmpty());
+        EXPECT_THAT(looks(2, spec), testing::ElementsAre("GOMP_SPINCOUNT=20000"));
+        EXPECT_THAT(looks(8, spec), testing::ElementsAre("GOMP_SPINCOUNT=20000"));
+        spec.environment = {{"GOMP_SPINCOUNT", "7"}};
+        EXPECT_THAT(looks(8, spec), testing::ElementsAre("GOMP_SPINCOUNT=7"));
+        spec.environment = {{"OMP_WAIT_POLICY", "passive"}};
+        EXPECT_THAT(looks(8, spec), testing::IsEmpty());
+    }
 }
 
 TEST(WorkerLaunch, AnEngineInPythonIsRunByItsInterpreterAndElseByPython3OnPath) {

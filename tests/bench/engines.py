@@ -1,8 +1,9 @@
 """The bench "engines": engines in Python in a worker of their own, against the same class called
 in-process by the same Python.
 
-    engines.py [--rounds N] [--reloads N]        BULKHEAD_BUILD names the build folder
+    engines.py [--rounds N] [--reloads N] [--looks N...] [MODEL...]
 
+BULKHEAD_BUILD names the build folder; MODELs are some of those that are printed, instead of all.
 Rounds alternate, and each line names its baseline. The models are small and have random weights: a
 step of "qwen3-vl-tiny" takes about 1 ms, one of "qwen3-vl" about 10 ms, which is nearer to a true
 model's. After each reload the program in-process is started again too, and the swings of both are
@@ -10,6 +11,8 @@ told. "beside a spinning thread" has a thread in the caller's process that runs 
 as ComfyUI's may. In-process it would share the interpreter with the engine: a sentence of 7 s then
 took minutes and is not measured. Models named "one-thread" compute with one thread on both sides,
 so that a core is left for the client: on a machine of two cores the others share theirs with it.
+With `--looks` the models are measured with so many looks of OpenMP's threads for work before they
+sleep (GOMP_SPINCOUNT) instead: alone, beside the spinning thread, and two workers at once.
 The node's lines are what a run of a ComfyUI node costs whose engine gives back what it gets: a
 connection and a channel, model management, layouts, and the worker.
 """
@@ -101,9 +104,8 @@ def in_worker(client: bulkhead.Client, model: str, method: str, parameters: dict
     return time.monotonic() - begun
 
 
-#: How OpenMP's threads wait: by libgomp's own default, or asleep between two parallel regions, as
-#: they do in workers.
-MANY = {"in-process": {}, "in-process, passive": {"OMP_WAIT_POLICY": "passive"}}
+#: How OpenMP's threads wait: by libgomp's own default, or as they do in workers.
+MANY = {"in-process": {}, "in-process, as there": {"GOMP_SPINCOUNT": "20000"}}
 ONE = {"in-process": {"OMP_NUM_THREADS": "1"}}
 
 
@@ -136,10 +138,49 @@ def compare(client: bulkhead.Client, model: str, engine: str, options: dict[str,
         print(f"  {name:<24} median {1000 * seconds:8.1f} ms   min {1000 * min(taken[name]):8.1f}   max {1000 * max(taken[name]):8.1f}")
     if "in-process" in middle:
         print(f"  speed in the worker : in-process                                   {middle['in-process'] / middle['worker']:.3f}   goal 0.98")
-    if "in-process, passive" in middle:
-        print(f"  speed in the worker : in-process, OpenMP passive as in workers       {middle['in-process, passive'] / middle['worker']:.3f}")
+    if "in-process, as there" in middle:
+        print(f"  speed in the worker : in-process, OpenMP's threads as in workers     {middle['in-process, as there'] / middle['worker']:.3f}")
     if "in-process" in middle:
         print(f"  worker beside a spinning thread : in-process without one           {middle['in-process'] / middle['worker, spinning']:.3f}   goal 0.98")
+    print()
+
+
+def compare_looks(client: bulkhead.Client, model: str, engine: str, options: dict[str, Any], method: str, parameters: dict[str, Any], rounds: int,
+                  looks: list[int]) -> None:  # fmt: skip
+    """The same while OpenMP's threads look for work so often before they sleep."""
+    pairs = {count: (f"{model}-looks-{count}", f"{model}-looks-{count}-too") for count in looks}
+    peer = InProcess(engine, options)
+    taken: dict[str, list[float]] = {}
+
+    def note(name: str, seconds: float) -> None:
+        taken.setdefault(name, []).append(seconds)
+
+    def ask(name: str) -> float:
+        return in_worker(client, name, method, parameters)
+
+    try:
+        peer.seconds(method, parameters)
+        for pair in pairs.values():
+            client.load(*pair)
+            for name in pair:
+                ask(name)
+        with ThreadPoolExecutor(2) as threads:
+            for _ in range(rounds):
+                note("in-process", peer.seconds(method, parameters))
+                for count, pair in pairs.items():
+                    note(f"{count} looks", ask(pair[0]))
+                    with Spinner():
+                        note(f"{count} looks, spinning", ask(pair[0]))
+                    note(f"{count} looks, two at once", statistics.mean(threads.map(ask, pair)))
+    finally:
+        peer.end()
+        for pair in pairs.values():
+            client.unload(*pair)
+    print(f"{model}: {method}, {rounds} rounds{'; ' + peer.lost if peer.lost else ''}")
+    alone = statistics.median(taken["in-process"])
+    for name, seconds in taken.items():
+        middle, low, high = (1000 * told(seconds) for told in (statistics.median, min, max))
+        print(f"  {name:<28} median {middle:8.1f} ms   min {low:8.1f}   max {high:8.1f}   speed : in-process {1000 * alone / middle:.3f}")
     print()
 
 
@@ -228,6 +269,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--reloads", type=int, default=10)
+    parser.add_argument("--looks", type=int, nargs="+", default=[])
+    parser.add_argument("models", metavar="MODEL", nargs="*")
     options = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     import small_models
@@ -236,38 +279,58 @@ def main() -> None:
         os.environ["BULKHEAD_SOCKET"] = f"{folder}/run/control.sock"
         rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [16, 8, 8], "mrope_interleaved": True}
         voice, vision, speech = (f"bulkhead.engines.{name}" for name in ("small_voice:SmallVoice", "qwen3_vl:Qwen3VL", "higgs_audio_v2:HiggsAudio"))
-        tiny = small_models.qwen3_vl(Path(folder) / "qwen")
-        middle = small_models.qwen3_vl(Path(folder) / "qwen-middle", text={**MIDDLE, "rope_parameters": rope}, vision={"out_hidden_size": MIDDLE["hidden_size"]})
-        higgs = small_models.higgs_audio_v2(Path(folder) / "higgs", text=MIDDLE)
-        engines: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-            "small-voice": (voice, {}, "speak", VOICE),
-            "qwen3-vl-tiny": (vision, {"model": str(tiny), "cache_lengths": [1024]}, "answer", ANSWER),
-            "qwen3-vl": (vision, {"model": str(middle), "cache_lengths": [1024]}, "answer", ANSWER),
-            "higgs-audio": (speech, {"model": str(higgs), "cache_lengths": [1024]}, "speak", SPEECH),
+        sizes = {"text": {**MIDDLE, "rope_parameters": rope}, "vision": {"out_hidden_size": MIDDLE["hidden_size"]}}
+
+        def loaded(path: Path) -> dict[str, Any]:
+            return {"model": str(path), "cache_lengths": [1024]}
+
+        here = Path(folder)
+        makers: dict[str, Callable[[], tuple[str, dict[str, Any], str, dict[str, Any]]]] = {
+            "small-voice": lambda: (voice, {}, "speak", VOICE),
+            "qwen3-vl-tiny": lambda: (vision, loaded(small_models.qwen3_vl(here / "qwen")), "answer", ANSWER),
+            "qwen3-vl": lambda: (vision, loaded(small_models.qwen3_vl(here / "qwen-middle", **sizes)), "answer", ANSWER),
+            "higgs-audio": lambda: (speech, loaded(small_models.higgs_audio_v2(here / "higgs", text=MIDDLE)), "speak", SPEECH),
         }
         if CHATTERBOX.is_dir():
-            engines["chatterbox"] = chatterbox(Path(folder) / "chatterbox")
+            makers["chatterbox"] = lambda: chatterbox(here / "chatterbox")
         else:
             print(f"chatterbox is left out: there is no {CHATTERBOX.relative_to(ROOT)}, which `scripts/install --tests` makes\n")
+        known = [*makers, *(f"{name}-one-thread" for name in makers), "echo"]
+        chosen = options.models or known
+        if absent := [name for name in chosen if name not in known]:
+            parser.error(f"there is no {absent[0]}: there are {', '.join(known)}")
+        engines = {name: make() for name, make in makers.items() if {name, f"{name}-one-thread"} & {*chosen}}
         python: dict[str, Any] = {"runtime": "python", "interpreter": sys.executable, "device": "cpu", "environment": {"PYTHONPATH": PYTHONPATH}}
         models: dict[str, Any] = {"echo": {**python, "engine": "echo_engine:Echo"}}
         for name, (engine, given, _, _) in engines.items():
             models[name] = {**python, "engine": engine, "options": given}
             models[f"{name}-one-thread"] = {**models[name], "threads": 1}
+            for count in options.looks:
+                environment = {**python["environment"], "GOMP_SPINCOUNT": str(count)}
+                for suffix in ("", "-too"):
+                    models[f"{name}-looks-{count}{suffix}"] = {**models[name], "environment": environment}
         fleet = Path(folder) / "fleet.json"
         fleet.write_text(json.dumps({"version": 1, "models": models}))
         program = str(BUILD / "bin/bulkhead")
         subprocess.run([program, "up", str(fleet)], check=True, stdout=subprocess.DEVNULL)
         try:
             with bulkhead.connect(name="bench") as client:
+                if options.looks:
+                    for name, given in engines.items():
+                        if name in chosen:
+                            compare_looks(client, name, *given, options.rounds, options.looks)
+                    return
                 for suffix, environments in (("", MANY), ("-one-thread", ONE)):
-                    for name, (engine, given, method, parameters) in engines.items():
-                        client.load(name + suffix)
-                        compare(client, name + suffix, engine, given, method, parameters, options.rounds, environments)
-                        client.unload(name + suffix)
-                    reloads(client, f"small-voice{suffix}", voice, {}, "speak", SHORT_VOICE, options.reloads, list(environments.values())[-1])
-                with ThreadPoolExecutor(1) as thread:  # as ComfyUI runs prompts
-                    thread.submit(node_overhead, folder, options.rounds).result()
+                    for name, given in engines.items():
+                        if (model := name + suffix) in chosen:
+                            client.load(model)
+                            compare(client, model, *given, options.rounds, environments)
+                            client.unload(model)
+                    if options.reloads and (model := f"small-voice{suffix}") in chosen:
+                        reloads(client, model, voice, {}, "speak", SHORT_VOICE, options.reloads, list(environments.values())[-1])
+                if "echo" in chosen:
+                    with ThreadPoolExecutor(1) as thread:  # as ComfyUI runs prompts
+                        thread.submit(node_overhead, folder, options.rounds).result()
         finally:
             subprocess.run([program, "down"], check=True, stdout=subprocess.DEVNULL)
 

@@ -45,7 +45,7 @@ FLEET = """
 version: 1
 defaults: {{device: cpu, threads: 1}}
 models:
-  voice: {{runtime: python, interpreter: {python}, engine: "bulkhead.engines.small_voice:SmallVoice", deadlines: {{drain: 2s}}}}
+  voice: {{runtime: python, interpreter: {python}, engine: "bulkhead.engines.small_voice:SmallVoice", deadlines: {{request: 10m, drain: 2s}}}}
   vision: {{runtime: python, interpreter: {python}, engine: "bulkhead.engines.qwen3_vl:Qwen3VL", options: {{model: {vision}}}}}
   echo: {{runtime: python, interpreter: {python}, engine: "{here}/engines.py:Echo", deadlines: {{drain: 1s, kill: 1s}}, channel: {{max: 4GiB}}}}
 """

@@ -27,8 +27,10 @@ SOURCE = Path(__file__).resolve().parents[2]
 sys.path.append(str(Path(__file__).parent / "engines"))
 import small_models  # noqa: E402
 
+# Beside other tests: OpenMP's threads sleep at once.
 FLEET = """
 version: 1
+defaults: {{environment: {{OMP_WAIT_POLICY: passive}}}}
 models:
   speech: {{runtime: python, engine: "bulkhead.engines.small_voice:SmallVoice", interpreter: {python}, device: cpu, deadlines: {{request: 1h}}}}
   vision: {{runtime: python, engine: "bulkhead.engines.qwen3_vl:Qwen3VL", interpreter: {python}, device: cpu, options: {{model: {model}}}}}

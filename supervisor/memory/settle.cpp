@@ -111,7 +111,8 @@ void repair_placements(State& state, Time now) {
                                  ? preload_priority
                                  : std::max(priority_of(*last->model->unit), last->lent.value_or(lowest_priority));
         const auto victims = survey.victims_for(device, -survey.room(device), priority);
-        if (victims.enough && !is_lost) {
+        // One beyond the minimum is started only where there is room.
+        if (victims.enough && !is_lost && !last->is_surplus()) {
             evict(state, survey, victims.candidates, EvictCause::room, last->model->declared.model,
                   "others took memory that had been made free", now);
             continue;

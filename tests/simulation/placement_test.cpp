@@ -172,6 +172,22 @@ TEST_F(MemoryPlacement, AReplicaWaitsForASurplusSiblingThatHoldsItsRoom) {
     EXPECT_THAT(granted(), ElementsAre("many/0"));
 }
 
+TEST_F(MemoryPlacement, NobodyGoesForAReplicaBeyondTheMinimum) {
+    auto many = model("many", 2 * gib);
+    many.replicas_max = 2;
+    declare({many, model("idle", 4 * gib), model("leaving", 3 * gib)});
+    for (const auto& [name, bytes] : {std::pair{"many", 2}, {"idle", 4}, {"leaving", 3}}) load(name, bytes * gib);
+    use("many", limits::pressure_in_flight);
+    send(event::Ending{{"leaving", 0}});
+    now += 1min;
+    send(event::Tick{});
+    ASSERT_THAT(simulation::placed(policy), testing::SizeIs(1)) << "many/1 is to get the room of leaving/0";
+    send(event::Foreign{"GPU-0", 5 * gib / 2});
+    EXPECT_THAT(evicted(), IsEmpty()) << "others took that room";
+    end("leaving");
+    EXPECT_THAT(granted(), IsEmpty());
+}
+
 TEST_F(MemoryPlacement, ALoadWaitsForASurplusReplicaOfAPinnedModel) {
     auto many = model("many", 4 * gib);
     many.pin = true;

@@ -326,15 +326,17 @@ private:
         (void)world_.load(model, Asker::person, some_deadline());
         world_.check = former;
         if (others_wait) return;
+        auto planned = plan.victims;
         std::vector<ReplicaId> evicted;
         bool refused = false;
         for (const Action& action : actions) {
-            if (const auto* evict = std::get_if<action::Evict>(&action);
-                evict != nullptr && evict->cause == EvictCause::room)
-                evicted.push_back(evict->who);
+            if (const auto* evict = std::get_if<action::Evict>(&action)) {
+                if (evict->cause == EvictCause::room) evicted.push_back(evict->who);
+                // Just then its time was over beside another of its group.
+                if (evict->cause == EvictCause::group) std::erase(planned, evict->who);
+            }
             refused = refused || std::holds_alternative<action::Refuse>(action);
         }
-        auto planned = plan.victims;
         std::ranges::sort(planned);
         std::ranges::sort(evicted);
         using Would = Plan::Outcome;

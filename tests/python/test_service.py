@@ -30,9 +30,9 @@ import small_models  # noqa: E402
 # Beside other tests: OpenMP's threads sleep at once.
 FLEET = """
 version: 1
-defaults: {{environment: {{OMP_WAIT_POLICY: passive}}}}
+defaults: {{deadlines: {{request: 1h}}, environment: {{OMP_WAIT_POLICY: passive}}}}
 models:
-  speech: {{runtime: python, engine: "bulkhead.engines.small_voice:SmallVoice", interpreter: {python}, device: cpu, deadlines: {{request: 1h}}}}
+  speech: {{runtime: python, engine: "bulkhead.engines.small_voice:SmallVoice", interpreter: {python}, device: cpu}}
   vision: {{runtime: python, engine: "bulkhead.engines.qwen3_vl:Qwen3VL", interpreter: {python}, device: cpu, options: {{model: {model}}}}}
 """
 WAV_HEADER_BYTES = 44

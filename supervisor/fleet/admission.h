@@ -186,7 +186,8 @@ private:
     std::map<std::string, const config::ModelSpec*> planned_;
     std::map<std::string, std::string> keys_;
     std::map<std::string, std::uint64_t> groups_;  ///< hashes of together groups, by model
-    /// Until the rest of the present one is loaded.
+    /// Of workers whose group a reload changed: the group before, until the load of the rest of the
+    /// present one is served or refused.
     std::map<memory::ReplicaId, std::uint64_t> former_groups_;
     std::map<std::string, FileFacts> files_;
     std::map<memory::DeviceId, KnownDevice> devices_;

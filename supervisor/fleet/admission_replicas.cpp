@@ -137,10 +137,11 @@ void Admission::counted(Replica& replica) {
     const auto& now = process->statistics;
     ToldOut& told_out = told_out_[who];
     if (told_out.generation != process->name.generation) told_out = {process->name.generation, 0};
-    if (now.out_of_memory > std::exchange(told_out.requests, now.out_of_memory) && is_serving(replica.state()))
-        tell(event::RanOut{who, unix_ms()});
-    if (replica.state() != WorkerState::busy) return;
-    tell(event::InFlight{who, static_cast<std::uint32_t>(std::max<std::uint64_t>(now.in_flight + now.queued, 1))});
+    const bool ran_out = now.out_of_memory > std::exchange(told_out.requests, now.out_of_memory);
+    if (replica.state() == WorkerState::busy)
+        tell(event::InFlight{who, static_cast<std::uint32_t>(std::max<std::uint64_t>(now.in_flight + now.queued, 1))});
+    // Behind what is in flight, which may be the very request: the next is awaited from now on.
+    if (ran_out && is_serving(replica.state())) tell(event::RanOut{who, unix_ms()});
 }
 
 void Admission::adopted(Replica& replica) {

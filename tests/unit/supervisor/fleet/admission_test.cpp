@@ -387,6 +387,19 @@ TEST_F(AdmissionTest, ARequestThatRanOutOfMemoryCorrectsTheFigure) {
     EXPECT_EQ(books("cuda:0", "resident"), 5 * gb);
 }
 
+TEST_F(AdmissionTest, AfterARequestThatRanOutOfMemoryItsModelWaitsForTheNext) {
+    auto a = on("cuda:0", "a", 4 * gb);
+    a.keep_alive = 0ms;
+    begin({a});
+    load("a");
+    FakeWorker& worker = ready(1);
+    worker.say({{"type", "busy"}, {"in_flight", 1}});
+    worker.say({{"type", "statistics"}, {"in_flight", 1}, {"queued", 0}, {"errors", 1}, {"out_of_memory", 1}});
+    worker.say({{"type", "idle"}});
+    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
+    EXPECT_THAT(why("a"), testing::Not(testing::ContainsRegex("idle for [0-9][0-9]?(\\.[0-9]+)? (ms|us)")));
+}
+
 TEST_F(AdmissionTest, OneThatFindsNoRoomAtTheStartDoesNotHoldTheOthersUp) {
     declared_.startup = {"large", "b"};
     auto large = on("cuda:0", "large", 6 * gb);

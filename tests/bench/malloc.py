@@ -38,13 +38,14 @@ PROGRAMS = ("bulkhead", "bulkheadd", "bulkhead-supervisor")
 JEMALLOC = re.compile(r"\S*--whole-archive\S*\s+\S*libjemalloc\S*\.a\s+\S*--pop-state\S*")
 
 
-def other_worker(folder: Path) -> Path:
-    """A folder of programs whose worker has glibc's malloc."""
-    commands = subprocess.run(["ninja", "-C", str(BUILD), "-t", "commands", "-s", "bin/bulkhead-worker"], check=True, capture_output=True, text=True)
-    link, without = JEMALLOC.subn("", commands.stdout.splitlines()[-1])
-    if without != 1:
-        raise SystemExit("malloc: the command that links bulkhead-worker names no jemalloc: was build/ made with sanitizers?")
-    link = link.replace("-o bin/bulkhead-worker", f"-o {folder}/bulkhead-worker")
+def other_worker(folder: Path) -> Path | None:
+    """A folder of programs whose worker has glibc's malloc; None: the build has no jemalloc."""
+    commands = subprocess.run(["ninja", "-C", str(BUILD), "-t", "commands", "-s", "bin/bulkhead-worker"],
+                              check=True, capture_output=True, text=True)  # fmt: skip
+    link, removed = JEMALLOC.subn("", commands.stdout.splitlines()[-1])
+    link, moved = re.subn(r"-o bin/bulkhead-worker(?=\s)", f"-o {folder}/bulkhead-worker", link)
+    if (removed, moved) != (1, 1):
+        return None
     subprocess.run(link, shell=True, check=True, cwd=BUILD)
     for name in PROGRAMS:
         shutil.copy2(BUILD / "bin" / name, folder)
@@ -134,7 +135,11 @@ def main() -> None:
             ("SmolLM2, a prompt of 512", "smollm2", {"tokens": prompt}, {"max_new_tokens": 1}, "generate", 2),
         ]
         (folder / "bin").mkdir()
-        with daemon(BUILD / "bin", folder / "jemalloc", models) as ours, daemon(other_worker(folder / "bin"), folder / "glibc", models) as other:
+        programs = other_worker(folder / "bin")
+        if programs is None:
+            print("malloc is left out: the command that links bulkhead-worker names no jemalloc, as in builds with sanitizers")
+            return
+        with daemon(BUILD / "bin", folder / "jemalloc", models) as ours, daemon(programs, folder / "glibc", models) as other:
             print(f"{'medians of ' + str(options.rounds) + ' rounds, in turns':<36} jemalloc, ms   glibc, ms   glibc : jemalloc   pages")
             for what, model, inputs, parameters, method, count in cases:
                 sides = [Asked(client, model, inputs, parameters, method, count) for client in (ours, other)]

@@ -47,17 +47,12 @@ void make_slots(Model& model, std::size_t count) {
 }
 
 Entry& entry_for(State& state, Unit& unit, Time now) {
-    Entry* entry = state.entry_of(unit);
-    if (entry == nullptr) {
-        entry = &state.entries.emplace_back();
-        entry->unit = &unit;
-    }
-    // One that nobody waits for any more is kept while a worker of it starts.
-    if (entry->waiters.empty()) {
-        entry->number = ++state.number_last;
-        entry->since = now;
-    }
-    return *entry;
+    if (Entry* known = state.entry_of(unit)) return *known;
+    Entry& entry = state.entries.emplace_back();
+    entry.unit = &unit;
+    entry.number = ++state.number_last;
+    entry.since = now;
+    return entry;
 }
 
 Error unknown_model(const std::string& model) {

@@ -474,19 +474,6 @@ TEST_F(MemoryPolicy, ModelsOfALostGpuMove) {
     EXPECT_NE(all<action::Grant>()[0].device, first);
 }
 
-TEST_F(MemoryPolicy, WhoAsksAgainAfterHeLeftWaitsBehindThoseWhoAskedMeanwhile) {
-    auto pair = model("pair", 3 * gib);
-    pair.replicas_min = pair.replicas_max = 2;
-    declare({pair, model("large", 8 * gib)});
-    const Ticket first = ask("pair", Asker::person);
-    ASSERT_THAT(granted(), ElementsAre("pair/0", "pair/1"));
-    send(event::Left{first});
-    end("pair", 1);
-    ask("large");
-    ask("pair", Asker::person);
-    EXPECT_THAT(granted(), IsEmpty()) << "pair/1 took the room that large waits for";
-}
-
 TEST_F(MemoryPolicy, WhoWaitsIsToldHisPlaceAndWhy) {
     auto guarded = model("guarded", 8 * gib);
     guarded.min_resident = 10s;

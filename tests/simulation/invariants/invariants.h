@@ -104,6 +104,7 @@ private:
     World& world_;
     OurPolicy* ours_;
     std::map<std::string, Since> since_;
+    std::set<std::string> asked_;  ///< models that somebody waits for
     std::map<ReplicaId, int> lent_;
     struct Bound {
         Time deadline{};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -57,18 +58,20 @@ void Invariants::watch(OurPolicy& ours) {
     holdings_ = world_.holdings();
     places_.clear();
     since_.clear();
+    asked_.clear();
     lent_.clear();
     note_who_waits(event::Tick{});  // they have asked again
 }
 
-/// A unit waits from its first ticket until nobody waits for it and nothing of it loads.
+/// A unit waits from its first ticket until nobody waits for it and nothing of it loads; over a
+/// reload only if somebody waited for it.
 void Invariants::note_who_waits(const Event& event) {
-    const bool is_reload = std::holds_alternative<event::Declared>(event);
     std::set<std::string> asked;
     for (const auto& [ticket, model] : world_.tickets) asked.insert(model);
+    const std::set<std::string> before = std::exchange(asked_, asked);
     std::erase_if(since_, [&](const auto& one) {
         if (!world_.declared.contains(one.first)) return true;
-        if (is_reload) return !asked.contains(one.first);
+        if (std::holds_alternative<event::Declared>(event) && !before.contains(one.first)) return true;
         const auto unit = unit_of(one.first);
         return std::ranges::none_of(unit, [&](const std::string& model) { return asked.contains(model); }) &&
                std::ranges::none_of(world_.processes, [&](const auto& process) {

@@ -170,8 +170,8 @@ def here(frame: FrameType | None = None) -> Place | None:
     return Place(absolute(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), (*before, *reversed(outer)))
 
 
-#: By the identity of a code and the number of its instruction. The code is kept, so that no other
-#: one gets its identity; its hash would be that of all its bytes, each time.
+#: By the identity of a code, whose own hash reads all of it, and the place of its instruction. The
+#: code is kept, so that no other gets its identity.
 _known: dict[tuple[int, int], tuple[CodeType, tuple[int, int, int]]] = {}
 
 

@@ -360,7 +360,7 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
     std::int64_t there = state.free_for_others(device);  // minus what earlier
                                                          // reclaims were promised
     std::int64_t going = 0;
-    Bytes kept = 0;  // a grant needs the margin free beside it
+    std::vector<const Slot*> growing;  // and those to start: a grant needs the margin free beside it
     state.each_slot([&](const Slot& slot) {
         const auto bytes = static_cast<std::int64_t>(slot.bytes_on(*known));
         const auto grows = static_cast<std::int64_t>(slot.device == *known ? slot.grows : 0);
@@ -369,14 +369,23 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
             one.awaited.push_back(slot.id());
         } else if (const std::int64_t to_come = slot.phase == Phase::placed ? bytes : grows; to_come > 0) {
             there -= to_come;
-            kept = device.books.margin;
+            growing.push_back(&slot);
         }
     });
-    there -= static_cast<std::int64_t>(kept);
-    if (there >= asked) one.awaited.clear();
+    const auto margin = static_cast<std::int64_t>(device.books.margin);
+    if (there - (growing.empty() ? 0 : margin) >= asked) one.awaited.clear();
     there += going;
     const Survey survey{state, now};
-    const auto victims = survey.victims_for(*known, asked - there, lowest_priority).candidates;
+    std::vector<std::size_t> victims;
+    const auto choose = [&](std::int64_t kept) {
+        victims = survey.victims_for(*known, asked - there + kept, lowest_priority).candidates;
+        return std::ranges::all_of(growing, [&](const Slot* slot) {
+            return std::ranges::any_of(victims, [&](std::size_t victim) {
+                return std::ranges::count(survey.candidates()[victim].slots, slot) > 0;
+            });
+        });
+    };
+    if (!choose(0) && !choose(margin)) there -= margin;
     for (const std::size_t victim : victims) {
         there += static_cast<std::int64_t>(survey.candidates()[victim].freed_on(*known));
         for (const Slot* slot : survey.candidates()[victim].slots) one.awaited.push_back(slot->id());

@@ -280,6 +280,25 @@ TEST_F(MemoryThatAWorkerIsToGet, IsPromisedToNobodyElse) {
     EXPECT_EQ(gpu().used(), need("chat").device);
 }
 
+TEST_F(MemoryRanOut, OfARequestTheMarginIsNotKeptForAGrantOfWhoGoesHimself) {
+    declare({model("chat", 4 * gib), model("idle", gib), model("spare", 4 * gib)}, {{"GPU-0", {100, gib}}});
+    load("chat", 4 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 4 * gib}, {}});
+    load("idle", gib);
+    now += 1min;
+    load("spare", 4 * gib);
+    send(event::RanOut{{"chat", 0}, 1});
+    ASSERT_THAT(evicted(), ElementsAre("idle/0"));
+    now += 1min;
+    send(event::ReclaimAsked{99, "GPU-0", 6 * gib, "game", std::nullopt});
+    EXPECT_THAT(evicted(), ElementsAre("chat/0")) << "with idle and what is free, 6 GiB";
+    EXPECT_EQ(gpu().promised, 6 * gib);
+    end("idle");
+    end("chat");
+    ASSERT_EQ(all<action::Reclaimed>().size(), 1U);
+    EXPECT_EQ(all<action::Reclaimed>()[0].short_of, "");
+}
+
 TEST_F(MemoryRanOut, OfARequestAnotherThatRunsOutMeanwhileTakesTheRoomOfTheFirst) {
     declare({model("chat", 4 * gib), model("a", 3 * gib), model("b", 3 * gib)});
     load("chat", 4 * gib);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
@@ -67,12 +68,10 @@ void later(cudaStream_t stream, std::function<void()> work) {
 /// Does what was queued on the stream up to this number.
 void finish(cudaStream_t stream, std::uint64_t last) {
     const std::scoped_lock lock{late_mutex};
-    std::vector<Late> now;
-    std::erase_if(late(), [&](Late& one) {
-        if (one.stream != stream || one.number > last) return false;
-        now.push_back(std::move(one));
-        return true;
-    });
+    const auto due = std::ranges::stable_partition(
+        late(), [&](const Late& one) { return one.stream != stream || one.number > last; });
+    const std::vector<Late> now{std::move_iterator{due.begin()}, std::move_iterator{due.end()}};
+    late().erase(due.begin(), due.end());
     for (const Late& one : now) one.work();
 }
 void finish(cudaStream_t stream) { finish(stream, UINT64_MAX); }
@@ -247,6 +246,7 @@ FAKE cudaError_t cudaFreeHost(void* memory) {
     ENTER();
     if (const auto no = forbidden_in_capture(); no != cudaSuccess) return no;
     const std::scoped_lock lock{late_mutex};
+    finish_all();
     std::erase_if(mapped(), [&](std::span<std::byte> one) { return one.data() == memory; });
     ::operator delete(memory, std::align_val_t{512});
     return cudaSuccess;
@@ -322,7 +322,11 @@ FAKE cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, uns
 }
 FAKE cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new_handle<cudaEvent_t>(), cudaSuccess; }
 FAKE cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
-FAKE cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+FAKE cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    const std::scoped_lock lock{late_mutex};
+    recorded().erase(event);
+    return cudaSuccess;
+}
 FAKE cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     ENTER(stream, event);
     record(event, stream);

@@ -6,7 +6,8 @@
 ///   MINIMAL_RUN_MS         how long each request runs
 ///   MINIMAL_RUN_GATE       a FIFO: a request ends once somebody has it open for writing
 ///   MINIMAL_HELD           not empty: a request runs while the first float of its input is
-///                          negative; its client writes another there
+///                          negative; its client writes another there. A generation stops after its
+///                          first token while its prompt begins with 0
 ///   MINIMAL_LOAD_STEPS     how many steps its load reports, a tenth of a second apart
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
 ///   MINIMAL_GENERATES      not empty: it generates too, by the tests' fake engine, each step as
@@ -111,6 +112,35 @@ float first_of(std::span<const TensorView> inputs) {
     return first;
 }
 
+/// Its second step lasts while the prompt begins with 0, where it is held.
+class HeldEngine final : public test::FakeEngine {
+public:
+    HeldEngine(generation::Shape shape, bool is_held) : FakeEngine{std::move(shape)}, is_held_{is_held} {}
+
+    Result<> prefill(std::uint32_t slot, const generation::Prompt& prompt, std::uint32_t first, std::uint32_t count,
+                     bool last) override {
+        prompt_ = prompt.inputs.front().bytes;
+        steps_ = 0;
+        return FakeEngine::prefill(slot, prompt, first, count, last);
+    }
+    Result<> launch(std::uint32_t n) override {
+        if (++steps_ == 2)
+            while (is_held_ && first_token() == 0) ::usleep(1000);
+        return FakeEngine::launch(n);
+    }
+
+private:
+    [[nodiscard]] std::int64_t first_token() const {
+        std::int64_t token = 0;
+        std::memcpy(&token, prompt_.data(), sizeof token);
+        return token;
+    }
+
+    bool is_held_;
+    std::span<const std::byte> prompt_{};
+    std::uint64_t steps_ = 0;
+};
+
 class Echo final : public Model {
 public:
     Echo(const config::ModelSpec& spec, std::unique_ptr<GpuEcho> gpu)
@@ -122,7 +152,7 @@ public:
         generation::Shape shape = test::FakeEngine::usual();
         shape.length = 32768;
         shape.stop.clear();
-        engine_ = std::make_unique<test::FakeEngine>(std::move(shape));
+        engine_ = std::make_unique<HeldEngine>(std::move(shape), is_held_);
         engine_->listens = false;
         engine_->at_launch = [this] { ::usleep(static_cast<useconds_t>(run_for_) * 1000); };
     }
@@ -164,7 +194,7 @@ public:
 private:
     std::vector<config::MethodSpec> methods_;
     std::unique_ptr<GpuEcho> gpu_;
-    std::unique_ptr<test::FakeEngine> engine_;
+    std::unique_ptr<HeldEngine> engine_;
     long run_for_;
     bool is_evil_ = *environment("EVIL_RUN") != '\0';
     bool is_held_ = *environment("MINIMAL_HELD") != '\0';

@@ -28,6 +28,7 @@ START = HERE.parents[2] / "clients/python/bulkhead/worker/start.py"
 BUILD = Path(os.environ["BULKHEAD_BUILD"])
 PROGRAMS = {"minimal": BUILD / "minimal/bin/bulkhead-worker", "torch": BUILD / "bin/bulkhead-worker"}
 SECONDS = 20.0
+PROMPT = 4096  #: its place in the input
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -46,8 +47,8 @@ def cache() -> str:
 
 @functools.cache
 def scripted_echo() -> str:
-    """A TorchScript file that gives its input back, once that does not begin with a
-    negative number."""
+    """A TorchScript file that gives its input back, once that does not begin with a negative
+    number: until then it holds a core, for TorchScript cannot sleep."""
     import torch
 
     class Echo(torch.nn.Module):
@@ -206,10 +207,11 @@ class Client:
         body = layout.INFER.pack(**{"method": method, "deadline_ms": deadline_ms, "tensor_count": len(tensors), "json_bytes": len(text), **infer})  # type: ignore[arg-type]
         self.send("infer", body + b"".join(tensors) + text, number)
 
-    def generate(self, number: int, count: int) -> None:
-        """Asks for so many tokens after three."""
-        struct.pack_into("<3q", self.memory[self.input], 4096, 1, 2, 3)
-        prompt = self.tensor("tokens", dtype=DTYPE["int64"], dims=(3,), offset=4096, size=24)
+    def generate(self, number: int, count: int, held: bool = False) -> None:
+        """Asks for so many tokens after three. Held, it gives one until `let_go` of `PROMPT`, except
+        in the worker with LibTorch, whose model cannot be held."""
+        struct.pack_into("<3q", self.memory[self.input], PROMPT, 0 if held else 1, 2, 3)
+        prompt = self.tensor("tokens", dtype=DTYPE["int64"], dims=(3,), offset=PROMPT, size=24)
         self.infer(number, prompt, method="generate", text=json.dumps({"max_new_tokens": count}).encode())
 
     def write(self, values: list[float], offset: int = 0) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from bulkhead import layout
 from bulkhead.layout import DIRECTION, FEATURE, LIMITS, MESSAGE
 from exchanges import BEFORE_HELLO, BREAKING, MESSAGES, REFUSED, UNAGREED, Exchange, sealed
-from harness import BUILD, PROGRAMS, Client, Worker, ask_slab
+from harness import BUILD, PROGRAMS, PROMPT, Client, Worker, ask_slab
 from link_conformance import LinkConformance
 
-MANY = 30_000  #: tokens, which take seconds
+MANY = 30_000  #: tokens, which take seconds where they cannot be held
 FAKE_CUDART = BUILD / "lib/fake_cudart/libcuda.so.1"
 
 
@@ -122,14 +122,15 @@ class Conformance(LinkConformance):
         self.lives(client)
 
     def test_an_overrun_is_told(self) -> None:
-        worker = self.loaded(request="100ms")
+        worker = self.loaded(request="1000ms")
         client = worker.open_channel()
         client.hold()
         client.infer(1, client.tensor(), deadline_ms=60_000)  # which is cut to the model's own
         self.assertEqual(client.error(), ("deadline_exceeded", 1))
         overrun = worker.expect("overrun")
-        self.assertEqual((overrun["method"], overrun["budget_ms"]), ("forward", 100))
+        self.assertEqual((overrun["method"], overrun["budget_ms"]), ("forward", 1000))
         self.assertGreater(overrun["running_ms"], overrun["budget_ms"])
+        client.let_go()
 
     def test_leases_in_flight_are_the_workers(self) -> None:
         client = self.loaded().open_channel()
@@ -195,17 +196,19 @@ class Conformance(LinkConformance):
 
     def test_a_cancel_amid_parts_is_the_last_word(self) -> None:
         _, client = self.streaming()
-        client.generate(1, MANY)
+        client.generate(1, MANY, held=True)
         begun = client.part(1)
         client.send("cancel", number=1)
         self.assertEqual(client.parts(1, begun)[1], "cancelled")
+        client.let_go(PROMPT)
         self.generates(client, 2, 4)  # nothing of the first comes after its end
 
     def test_a_client_that_leaves_amid_parts_ends_alone(self) -> None:
         worker, client = self.streaming()
-        client.generate(1, MANY)
+        client.generate(1, MANY, held=True)
         client.part(1)
         client.close()
+        client.let_go(PROMPT)
         self.assertEqual(worker.expect("channel_closed")["channel"], 1)
         self.generates(worker.open_channel(FEATURE["streaming"]), 1, 4)
 

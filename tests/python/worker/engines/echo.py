@@ -52,7 +52,8 @@ class Unloads(Echo):
 
 
 class Generates(Echo):
-    """Numbers that follow the last token of its prompt, one a part."""
+    """Numbers that follow the last token of its prompt, one a part; after the first, once the prompt
+    does not begin with 0."""
 
     def load(self, context: Context) -> None:
         super().load(context)
@@ -64,6 +65,8 @@ class Generates(Echo):
         given = [int(tokens[-1]) + 1 + index for index in range(max_new_tokens)]
         for index, token in enumerate(given):
             yield Result(values={"tokens": [token], "index": index})
+            while tokens[0] == 0:  # until the client writes another number there
+                time.sleep(0.001)
         return {"tokens": numpy.array(given)}
 
 

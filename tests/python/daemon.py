@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -38,8 +39,9 @@ def until(client: bulkhead.Client, model: str, reached: Callable[[dict[str, Any]
 
 def until_queued(client: bulkhead.Client, model: str, count: int) -> None:
     """Returns once so many requests wait in its worker, of which no event tells."""
-    while row(client, model)["queued"] < count:
-        pass
+    end = time.monotonic() + 60
+    while (now := row(client, model))["queued"] < count:
+        assert time.monotonic() < end, f"never {count} queued: {now}"
 
 
 FLEET = f"""

@@ -1,7 +1,7 @@
 """The bench "engines": engines in Python in a worker of their own, against the same class called
 in-process by the same Python.
 
-    engines.py [--rounds N] [--reloads N] [--looks N...] [MODEL...]
+    engines.py [MODEL...] [--rounds N] [--reloads N] [--looks N...]
 
 BULKHEAD_BUILD names the build folder; MODELs are some of those that are printed, instead of all.
 Rounds alternate, and each line names its baseline. The models are small and have random weights: a
@@ -266,7 +266,8 @@ def chatterbox(folder: Path) -> tuple[str, dict[str, Any], str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(usage="%(prog)s [MODEL...] [--rounds N] [--reloads N] [--looks N...]", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--reloads", type=int, default=10)
     parser.add_argument("--looks", type=int, nargs="+", default=[])
@@ -299,6 +300,8 @@ def main() -> None:
         chosen = options.models or known
         if absent := [name for name in chosen if name not in known]:
             parser.error(f"there is no {absent[0]}: there are {', '.join(known)}")
+        if options.looks and not {*makers} & {*chosen}:
+            parser.error(f"--looks measures models of several threads: {', '.join(makers)}")
         engines = {name: make() for name, make in makers.items() if {name, f"{name}-one-thread"} & {*chosen}}
         python: dict[str, Any] = {"runtime": "python", "interpreter": sys.executable, "device": "cpu", "environment": {"PYTHONPATH": PYTHONPATH}}
         models: dict[str, Any] = {"echo": {**python, "engine": "echo_engine:Echo"}}

@@ -345,7 +345,8 @@ void Invariants::check_evictions(const Event& event, const Actions& actions) {
             check_parted(*evict, victim);
             continue;
         }
-        if (evict->cause != EvictCause::room || std::holds_alternative<event::RanOut>(event)) {
+        const auto* ran_out = std::get_if<event::RanOut>(&event);
+        if (evict->cause != EvictCause::room || (ran_out != nullptr && evict->for_whom == ran_out->who.model)) {
             if (victim.in_use) return fail(name + " was evicted for others while in use");
             continue;
         }

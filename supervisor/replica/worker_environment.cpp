@@ -56,8 +56,10 @@ std::optional<std::filesystem::path> find_program(std::string_view folders, std:
 
 /// How often a thread of a model that computes in many steps looks for the next parallel region
 /// before it sleeps: about 0.6 ms, enough to bridge the gap between two steps but not between two
-/// requests (docs/decisions.md).
+/// requests. An engine in Python shares the cores with its caller's interpreter, so it looks for
+/// 0.06 ms (docs/decisions.md).
 constexpr const char* looks_between_steps = "20000";
+constexpr const char* looks_of_python = "2000";
 
 /// Returns the declared variables plus defaults for the number of threads and how they wait. On one
 /// core no default is set: a spinning thread would keep the working thread from running.
@@ -66,7 +68,7 @@ std::map<std::string, std::string> environment_of(const config::ModelSpec& spec,
     const bool is_python = spec.runtime == config::Runtime::python;
     const bool has_steps = is_python || spec.runtime == config::Runtime::generate;
     if (has_steps && cores > 1 && !declared.contains("OMP_WAIT_POLICY"))
-        declared.try_emplace("GOMP_SPINCOUNT", looks_between_steps);
+        declared.try_emplace("GOMP_SPINCOUNT", is_python ? looks_of_python : looks_between_steps);
     // Read by torch and numpy when an engine, or a blank, imports them.
     if (is_python && spec.threads > 0)
         declared["OMP_NUM_THREADS"] = std::to_string(spec.threads);

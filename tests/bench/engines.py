@@ -105,7 +105,7 @@ def in_worker(client: bulkhead.Client, model: str, method: str, parameters: dict
 
 
 #: How OpenMP's threads wait: by libgomp's own default, or as they do in workers.
-MANY = {"in-process": {}, "in-process, as there": {"GOMP_SPINCOUNT": "20000"}}
+MANY = {"in-process": {}, "in-process, as there": {"GOMP_SPINCOUNT": "2000"}}
 ONE = {"in-process": {"OMP_NUM_THREADS": "1"}}
 
 

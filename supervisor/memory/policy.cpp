@@ -285,11 +285,8 @@ void apply(State& state, const event::Receipt& event, Time now) {
         one.ended.push_back(event.who);
         one.freed += slot->bytes_on(one.device);
     }
-    if (event.reclaim && !model.last.empty() && model.last_at)
-        state.note(model,
-                   fmt::format("{}, its receipt came after {}", model.last.substr(0, model.last.find(", its receipt")),
-                               duration_text(*event.reclaim)),
-                   now);
+    if (event.reclaim && model.evicted == event.who)
+        state.note(model, fmt::format("{}, its receipt came after {}", model.last, duration_text(*event.reclaim)), now);
     state.enter(*slot, Phase::none);
     if (model.known) return make_slots(model, model.declared.replicas_max);
     make_slots(model, 0);

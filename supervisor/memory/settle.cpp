@@ -307,6 +307,7 @@ void abandon_if_unwanted(State& state, Entry& entry) {
 void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_whom, const std::string& why, Time now) {
     state.actions.emplace_back(action::Evict{slot.id(), cause, for_whom, now + slot.model->declared.drain, why});
     state.note(*slot.model, fmt::format("{} was evicted: {}", slot.id().text(), why), now);
+    slot.model->evicted = slot.id();
     state.enter(slot, Phase::draining);
 }
 

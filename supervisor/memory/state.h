@@ -86,6 +86,7 @@ struct Model {
     std::optional<Time> pressed_since;
     std::string last;  ///< the last decision, one sentence
     std::optional<Time> last_at;
+    std::optional<ReplicaId> evicted;  ///< the replica that `last` says was evicted, until its receipt
 };
 
 /// What loads and ends as one: a together group, or a single model.
@@ -238,6 +239,7 @@ struct State {
     void note(Model& model, std::string sentence, Time now) {
         model.last = std::move(sentence);
         model.last_at = now;
+        model.evicted.reset();
     }
 
 private:

@@ -184,6 +184,15 @@ TEST_F(MemoryPolicy, SaysWhyAModelIsWhereItIs) {
     end("old");
     EXPECT_THAT(policy.why("next", now), HasSubstr("(its only device; old/0 went for it) with 6.0 GiB reserved"));
     EXPECT_THAT(policy.why("old", now), HasSubstr("old/0 was evicted: next needs its place"));
+    EXPECT_THAT(policy.why("old", now), HasSubstr(", its receipt came after "));
+}
+
+TEST_F(MemoryPolicy, AReceiptIsToldOfAnEvictionAlone) {
+    declare({model("chat", gib)});
+    load("chat", 2 * gib);
+    ASSERT_THAT(policy.why("chat", now), HasSubstr("more than the 1.0 GiB that was declared"));
+    end("chat");
+    EXPECT_THAT(policy.why("chat", now), Not(HasSubstr("receipt"))) << "a person unloaded it";
 }
 
 TEST_F(MemoryPolicy, AnExclusiveGroupRunsOneMemberADevice) {

@@ -20,10 +20,18 @@ bool has_its_room(State& state, const Waiter& waiter) {
     return state.missing(unit).empty() && !unit.any([](const Slot& slot) { return slot.phase == Phase::placed; });
 }
 
+/// Of what waiters wait for. A replica beyond the minimum has its place since those that are ready
+/// have too much to do: it keeps that.
 void withdraw_placed(State& state, Unit& unit) {
     for (Model* model : unit.models)
         for (Slot& slot : model->slots)
-            if (slot.phase == Phase::placed) state.enter(slot, Phase::none);
+            if (slot.phase == Phase::placed && (!slot.is_surplus() || least_busy(*model) == nullptr))
+                state.enter(slot, Phase::none);
+}
+
+/// With all that was placed for the same waiters.
+void withdraw_placed(State& state, Slot& slot) {
+    slot.is_surplus() ? state.enter(slot, Phase::none) : withdraw_placed(state, *slot.model->unit);
 }
 
 Error too_late(const Entry& entry, const Waiter& waiter) {
@@ -83,8 +91,8 @@ bool is_outdated(const State& state, const Slot& slot) {
 /// Other programs took memory meant for a placed replica: make more room, or withdraw the
 /// replica placed last.
 void repair_placements(State& state, Time now) {
-    for (const Slot* slot : placed_slots(state))
-        if (slot->phase == Phase::placed && is_outdated(state, *slot)) withdraw_placed(state, *slot->model->unit);
+    for (Slot* slot : placed_slots(state))
+        if (slot->phase == Phase::placed && is_outdated(state, *slot)) withdraw_placed(state, *slot);
     const std::vector<Slot*> placed = placed_slots(state);
     for (std::size_t device = 0; device < state.devices.size();) {
         Slot* last = last_placed_on(placed, device);
@@ -118,7 +126,7 @@ void repair_placements(State& state, Time now) {
             continue;
         }
         state.note(*last->model, is_lost ? "its GPU is lost" : "others took the memory that it was to get", now);
-        withdraw_placed(state, *last->model->unit);
+        withdraw_placed(state, *last);
     }
 }
 

@@ -1,5 +1,7 @@
 /// What loads at the start: in order, and never for the price of another that does.
 
+#include "supervisor/memory/limits.h"
+#include "tests/simulation/placed.h"
 #include "tests/simulation/policy_fixture.h"
 
 namespace bulkhead::simulation {
@@ -107,6 +109,32 @@ TEST_F(MemoryPreloads, ThatARequestWaitsForAreLoadsAsAnyOther) {
     ready("a", 8 * gib);
     EXPECT_THAT(all<action::Refuse>(), IsEmpty());
     EXPECT_THAT(evicted(), ElementsAre("a/0"));
+}
+
+TEST_F(MemoryPreloads, ThatAreRefusedTakeNoPlaceFromAReplicaThatNobodyRefused) {
+    auto many = model("many", 4 * gib);
+    many.replicas_max = 2;
+    auto other = preloaded("other", 3 * gib);
+    many.group = other.group = Group{"pair", GroupKind::together};
+    declare({many, other, model("leaving", 3 * gib)});
+    ask("many", Asker::person);
+    ready("many", 4 * gib);
+    ready("other", 3 * gib);
+    load("leaving", 3 * gib);
+    use("many", limits::pressure_in_flight);
+    end("other");
+    send(event::Ending{{"leaving", 0}});
+    now += 1min;
+    send(event::Tick{});
+    ASSERT_THAT(simulation::placed(policy), testing::SizeIs(1)) << "many/1 is to get the room of leaving/0";
+    ask("other", Asker::preload);
+    EXPECT_THAT(policy.why("other", now), HasSubstr("not preloaded: other/0 needs 3.0 GiB (measured); GPU-0 has 2.0 GiB"));
+    EXPECT_THAT(simulation::placed(policy), testing::SizeIs(1));
+    const Ticket channel = ask("other");
+    send(event::Left{channel});
+    EXPECT_THAT(simulation::placed(policy), testing::SizeIs(1)) << "nor does one whose client leaves";
+    end("leaving");
+    EXPECT_THAT(granted(), ElementsAre("many/1"));
 }
 
 }  // namespace

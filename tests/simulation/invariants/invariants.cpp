@@ -136,7 +136,6 @@ void Invariants::check_grants(const Actions& actions) {
 /// After every event: where a device is over its limit, or in what half of the margin others need,
 /// no worker stays that could go at once.
 void Invariants::check_limits() {
-    const std::vector<Victim> all = victims();
     for (const DeviceLedger& books : ledger_) {
         if (books.lost) continue;
         std::int64_t going = 0;
@@ -148,7 +147,7 @@ void Invariants::check_limits() {
         const std::int64_t over = std::max(used - static_cast<std::int64_t>(books.limit),
                                            used + others - static_cast<std::int64_t>(books.total));
         if (over <= 0) continue;
-        for (const Victim& victim : all) {
+        for (const Victim& victim : victims()) {
             if (victim.pinned || victim.starting || victim.in_use || world_.now < victim.protected_until) continue;
             for (const ReplicaId& who : victim.members)
                 if (held(who, books.id) > 0)

@@ -55,33 +55,33 @@ std::uint64_t AsyncChannel::replays() const noexcept { return state_->channel().
 std::optional<Error> AsyncChannel::why_no_gpu() const { return state_->channel().session().why_no_gpu(); }
 asio::any_io_executor AsyncChannel::get_executor() const noexcept { return state_->executor(); }
 
-void AsyncChannel::start_open(ControlState control, std::string model, ChannelOptions options,
-                              Completion<AsyncChannel> handler) {
+void AsyncChannel::start_open(Completion<AsyncChannel> handler, ControlState control, std::string model,
+                              ChannelOptions options) {
     const asio::any_io_executor executor = control->executor();
     spawn<AsyncChannel>(executor, open(std::move(control), std::move(model), std::move(options)), std::move(handler));
 }
 
-void AsyncChannel::start_adopt(asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
-                               Completion<AsyncChannel> handler) {
+void AsyncChannel::start_adopt(Completion<AsyncChannel> handler, asio::any_io_executor executor, UniqueFd socket,
+                               ChannelOptions options) {
     spawn<AsyncChannel>(executor, adopt(executor, std::make_shared<UniqueFd>(std::move(socket)), std::move(options)),
                         std::move(handler));
 }
 
-void AsyncChannel::start_allocate(const State& state, wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu,
-                                  Completion<Input> handler) {
+void AsyncChannel::start_allocate(Completion<Input> handler, const State& state, wire::DType dtype,
+                                  std::vector<std::int64_t> dims, bool on_gpu) {
     state->allocate(dtype, std::move(dims), on_gpu, {std::move(handler), state->executor()});
 }
 
-void AsyncChannel::start_keep_outputs_on_gpu(const State& state, std::uint64_t size_bytes, Completion<void> handler) {
+void AsyncChannel::start_keep_outputs_on_gpu(Completion<void> handler, const State& state, std::uint64_t size_bytes) {
     state->keep_outputs_on_gpu(size_bytes, {std::move(handler), state->executor()});
 }
 
-void AsyncChannel::start_infer(const State& state, Request request, Completion<Reply> handler) {
+void AsyncChannel::start_infer(Completion<Reply> handler, const State& state, Request request) {
     state->infer(std::move(request), {std::move(handler), state->executor()});
 }
 
-void AsyncChannel::start_reopen(const State& state, std::optional<std::chrono::milliseconds> deadline,
-                                Completion<void> handler) {
+void AsyncChannel::start_reopen(Completion<void> handler, const State& state,
+                                std::optional<std::chrono::milliseconds> deadline) {
     state->reopen(deadline, {std::move(handler), state->executor()});
 }
 
@@ -100,8 +100,8 @@ AsyncStream::~AsyncStream() {
     if (state_) state_->abandon(operation_);
 }
 
-void AsyncStream::start_next(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t operation,
-                             Completion<Reply> handler) {
+void AsyncStream::start_next(Completion<Reply> handler, const std::shared_ptr<AsyncChannelState>& state,
+                             std::uint64_t operation) {
     state->next(operation, {std::move(handler), state->executor()});
 }
 

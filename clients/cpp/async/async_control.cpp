@@ -376,29 +376,17 @@ AsyncControl::~AsyncControl() {
 const std::filesystem::path& AsyncControl::path() const noexcept { return state_->path(); }
 asio::any_io_executor AsyncControl::get_executor() const noexcept { return state_->executor(); }
 
-void AsyncControl::start_call(std::shared_ptr<AsyncControlState> state, std::string method, json::object params,
-                              std::optional<std::chrono::milliseconds> deadline, Completion<Answer> handler) {
+void AsyncControl::start_call(Completion<Answer> handler, const std::shared_ptr<AsyncControlState>& state,
+                              std::string method, json::object params,
+                              std::optional<std::chrono::milliseconds> deadline) {
     const Clock::time_point until = deadline_in(deadline.value_or(limits::call));
-    const asio::any_io_executor executor = state->executor();
-    spawn<Answer>(
-        executor,
-        [](std::shared_ptr<AsyncControlState> self, std::string named, json::object with,
-           Clock::time_point end) -> asio::awaitable<Result<Answer>> {
-            co_return co_await self->call(std::move(named), std::move(with), end);
-        }(std::move(state), std::move(method), std::move(params), until),
-        std::move(handler));
+    spawn<Answer>(state->executor(), state->call(std::move(method), std::move(params), until), std::move(handler),
+                  state);
 }
 
-void AsyncControl::start_next_event(std::shared_ptr<AsyncControlState> state, std::vector<std::string> models,
-                                    Completion<json::object> handler) {
-    const asio::any_io_executor executor = state->executor();
-    spawn<json::object>(
-        executor,
-        [](std::shared_ptr<AsyncControlState> self,
-           std::vector<std::string> of) -> asio::awaitable<Result<json::object>> {
-            co_return co_await self->next_event(std::move(of));
-        }(std::move(state), std::move(models)),
-        std::move(handler));
+void AsyncControl::start_next_event(Completion<json::object> handler, const std::shared_ptr<AsyncControlState>& state,
+                                    std::vector<std::string> models) {
+    spawn<json::object>(state->executor(), state->next_event(std::move(models)), std::move(handler), state);
 }
 
 }  // namespace bulkhead

@@ -32,8 +32,8 @@ boost::asio::awaitable<Result<ImportedInput>> imported(std::shared_ptr<AsyncChan
 
 }  // namespace
 
-void start_from_dlpack(const std::shared_ptr<AsyncChannelState>& channel, DLPackTensor tensor, void* stream,
-                       Completion<ImportedInput> handler) {
+void start_from_dlpack(Completion<ImportedInput> handler, const std::shared_ptr<AsyncChannelState>& channel,
+                       DLPackTensor tensor, void* stream) {
     spawn<ImportedInput>(channel->executor(), imported(channel, std::move(tensor), stream), std::move(handler));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -32,17 +33,18 @@ inline boost::asio::awaitable<void> wait_through_cancellation() {
     return {ErrorCode::cancelled, fmt::format("{}: the caller has cancelled it", what), {}};
 }
 
-/// Runs an operation on the loop, and completes with its result.
+/// Runs an operation on the loop, and completes with its result. `owner` lives until then.
 template <typename T>
 void spawn(const boost::asio::any_io_executor& executor, boost::asio::awaitable<Result<T>> operation,
-           Completion<T> handler) {
+           Completion<T> handler, std::shared_ptr<void> owner = {}) {
     // co_spawn needs a default-constructible value; not every Result is one.
-    auto optional = [](boost::asio::awaitable<Result<T>> inner) -> boost::asio::awaitable<std::optional<Result<T>>> {
+    auto optional = []([[maybe_unused]] std::shared_ptr<void> kept,
+                       boost::asio::awaitable<Result<T>> inner) -> boost::asio::awaitable<std::optional<Result<T>>> {
         co_return co_await std::move(inner);
     };
     Completing<T> completing{std::move(handler), executor};
     const auto slot = completing.slot();
-    boost::asio::co_spawn(executor, optional(std::move(operation)),
+    boost::asio::co_spawn(executor, optional(std::move(owner), std::move(operation)),
                           boost::asio::bind_cancellation_slot(
                               slot, [completing = std::move(completing)](std::exception_ptr failure,
                                                                          std::optional<Result<T>> outcome) mutable {

@@ -36,18 +36,14 @@ public:
     /// Errors  those of `Channel::next`; input_invalid after the end
     template <typename Token>
     auto async_next(Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<Reply>)>(
-            [state = state_, operation = operation_](Completion<Reply> handler) {
-                start_next(state, operation, std::move(handler));
-            },
-            token);
+        return boost::asio::async_initiate<Token, void(Result<Reply>)>(&start_next, token, state_, operation_);
     }
 
 private:
     friend class AsyncChannel;
     AsyncStream(std::shared_ptr<AsyncChannelState> state, std::uint64_t operation) noexcept;
-    static void start_next(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t operation,
-                           Completion<Reply> handler);
+    static void start_next(Completion<Reply> handler, const std::shared_ptr<AsyncChannelState>& state,
+                           std::uint64_t operation);
 
     std::shared_ptr<AsyncChannelState> state_;
     std::uint64_t operation_;
@@ -83,41 +79,34 @@ public:
     /// Completes with Result<AsyncChannel>, on the control's executor. Errors  as `Channel::open`
     template <typename Token>
     static auto async_open(const AsyncControl& control, std::string model, ChannelOptions options, Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<AsyncChannel>)>(
-            [from = control.share()](Completion<AsyncChannel> handler, std::string named, ChannelOptions with) {
-                start_open(from, std::move(named), std::move(with), std::move(handler));
-            },
-            token, std::move(model), std::move(options));
+        return boost::asio::async_initiate<Token, void(Result<AsyncChannel>)>(&start_open, token, control.share(),
+                                                                              std::move(model), std::move(options));
     }
     /// Opens a channel on a descriptor from another source, as `Channel::adopt` does.
     template <typename Token>
     static auto async_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
                             Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<AsyncChannel>)>(
-            [executor](Completion<AsyncChannel> handler, UniqueFd fd, ChannelOptions with) {
-                start_adopt(executor, std::move(fd), std::move(with), std::move(handler));
-            },
-            token, std::move(socket), std::move(options));
+        return boost::asio::async_initiate<Token, void(Result<AsyncChannel>)>(&start_adopt, token, std::move(executor),
+                                                                              std::move(socket), std::move(options));
     }
 
     /// Completes with Result<Input>. Errors  as `Channel::allocate`
     template <typename Token>
     auto async_allocate(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
-        return allocate<Token>(dtype, std::move(dims), false, token);
+        return boost::asio::async_initiate<Token, void(Result<Input>)>(&start_allocate, token, state_, dtype,
+                                                                       std::move(dims), false);
     }
     /// Allocates on the GPU, as `Channel::allocate_on_gpu` does.
     template <typename Token>
     auto async_allocate_on_gpu(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
-        return allocate<Token>(dtype, std::move(dims), true, token);
+        return boost::asio::async_initiate<Token, void(Result<Input>)>(&start_allocate, token, state_, dtype,
+                                                                       std::move(dims), true);
     }
     /// As `Channel::keep_outputs_on_gpu`. Completes with Result<void>.
     template <typename Token>
     auto async_keep_outputs_on_gpu(std::uint64_t size_bytes, Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<>)>(
-            [state = state_](Completion<void> handler, std::uint64_t bytes) {
-                start_keep_outputs_on_gpu(state, bytes, std::move(handler));
-            },
-            token, size_bytes);
+        return boost::asio::async_initiate<Token, void(Result<>)>(&start_keep_outputs_on_gpu, token, state_,
+                                                                  size_bytes);
     }
 
     /// Shares the state with operations defined elsewhere, such as `async_from_dlpack`.
@@ -127,11 +116,7 @@ public:
     /// Errors  those of `Channel::submit` and `Channel::wait`
     template <typename Token>
     auto async_infer(Request request, Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<Reply>)>(
-            [state = state_](Completion<Reply> handler, Request what) {
-                start_infer(state, std::move(what), std::move(handler));
-            },
-            token, std::move(request));
+        return boost::asio::async_initiate<Token, void(Result<Reply>)>(&start_infer, token, state_, std::move(request));
     }
 
     /// Sends a request and streams its answer. Keep what the request points to until
@@ -143,11 +128,7 @@ public:
     /// Result<void>. Errors  as `Channel::reopen`
     template <typename Token>
     auto async_reopen(std::optional<std::chrono::milliseconds> deadline, Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<>)>(
-            [state = state_](Completion<void> handler, std::optional<std::chrono::milliseconds> patience) {
-                start_reopen(state, patience, std::move(handler));
-            },
-            token, deadline);
+        return boost::asio::async_initiate<Token, void(Result<>)>(&start_reopen, token, state_, deadline);
     }
 
     // As in `Channel`.
@@ -163,27 +144,18 @@ private:
     friend class AsyncChannelState;
     explicit AsyncChannel(std::shared_ptr<AsyncChannelState> state) noexcept;
 
-    template <typename Token>
-    auto allocate(wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu, Token& token) {
-        return boost::asio::async_initiate<Token, void(Result<Input>)>(
-            [state = state_, on_gpu](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
-                start_allocate(state, type, std::move(shape), on_gpu, std::move(handler));
-            },
-            token, dtype, std::move(dims));
-    }
-
     using ControlState = std::shared_ptr<AsyncControlState>;
     using State = std::shared_ptr<AsyncChannelState>;
-    static void start_open(ControlState control, std::string model, ChannelOptions options,
-                           Completion<AsyncChannel> handler);
-    static void start_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
-                            Completion<AsyncChannel> handler);
-    static void start_allocate(const State& state, wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu,
-                               Completion<Input> handler);
-    static void start_keep_outputs_on_gpu(const State& state, std::uint64_t size_bytes, Completion<void> handler);
-    static void start_infer(const State& state, Request request, Completion<Reply> handler);
-    static void start_reopen(const State& state, std::optional<std::chrono::milliseconds> deadline,
-                             Completion<void> handler);
+    static void start_open(Completion<AsyncChannel> handler, ControlState control, std::string model,
+                           ChannelOptions options);
+    static void start_adopt(Completion<AsyncChannel> handler, boost::asio::any_io_executor executor, UniqueFd socket,
+                            ChannelOptions options);
+    static void start_allocate(Completion<Input> handler, const State& state, wire::DType dtype,
+                               std::vector<std::int64_t> dims, bool on_gpu);
+    static void start_keep_outputs_on_gpu(Completion<void> handler, const State& state, std::uint64_t size_bytes);
+    static void start_infer(Completion<Reply> handler, const State& state, Request request);
+    static void start_reopen(Completion<void> handler, const State& state,
+                             std::optional<std::chrono::milliseconds> deadline);
 
     std::shared_ptr<AsyncChannelState> state_;
 };

@@ -40,12 +40,8 @@ public:
     template <typename Token>
     auto async_call(std::string method, boost::json::object params, std::optional<std::chrono::milliseconds> deadline,
                     Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<Answer>)>(
-            [state = state_](Completion<Answer> handler, std::string named, boost::json::object with,
-                             std::optional<std::chrono::milliseconds> patience) {
-                start_call(state, std::move(named), std::move(with), patience, std::move(handler));
-            },
-            token, std::move(method), std::move(params), deadline);
+        return boost::asio::async_initiate<Token, void(Result<Answer>)>(&start_call, token, state_, std::move(method),
+                                                                        std::move(params), deadline);
     }
     template <typename Token>
     auto async_call(std::string method, boost::json::object params, Token&& token) {
@@ -59,11 +55,8 @@ public:
     /// Errors  as `async_call`; the next call resumes the stream, after a gap
     template <typename Token>
     auto async_next_event(std::vector<std::string> models, Token&& token) {
-        return boost::asio::async_initiate<Token, void(Result<boost::json::object>)>(
-            [state = state_](Completion<boost::json::object> handler, std::vector<std::string> of) {
-                start_next_event(state, std::move(of), std::move(handler));
-            },
-            token, std::move(models));
+        return boost::asio::async_initiate<Token, void(Result<boost::json::object>)>(&start_next_event, token, state_,
+                                                                                     std::move(models));
     }
 
     [[nodiscard]] const std::filesystem::path& path() const noexcept;
@@ -72,10 +65,11 @@ public:
 private:
     friend class AsyncChannel;
     [[nodiscard]] const std::shared_ptr<AsyncControlState>& share() const noexcept { return state_; }
-    static void start_call(std::shared_ptr<AsyncControlState> state, std::string method, boost::json::object params,
-                           std::optional<std::chrono::milliseconds> deadline, Completion<Answer> handler);
-    static void start_next_event(std::shared_ptr<AsyncControlState> state, std::vector<std::string> models,
-                                 Completion<boost::json::object> handler);
+    static void start_call(Completion<Answer> handler, const std::shared_ptr<AsyncControlState>& state,
+                           std::string method, boost::json::object params,
+                           std::optional<std::chrono::milliseconds> deadline);
+    static void start_next_event(Completion<boost::json::object> handler,
+                                 const std::shared_ptr<AsyncControlState>& state, std::vector<std::string> models);
 
     std::shared_ptr<AsyncControlState> state_;
 };

@@ -8,19 +8,16 @@
 
 namespace bulkhead {
 
-void start_from_dlpack(const std::shared_ptr<AsyncChannelState>& channel, DLPackTensor tensor, void* stream,
-                       Completion<ImportedInput> handler);
+void start_from_dlpack(Completion<ImportedInput> handler, const std::shared_ptr<AsyncChannelState>& channel,
+                       DLPackTensor tensor, void* stream);
 
 /// `from_dlpack` for an `AsyncChannel`. Waits for room as `async_allocate` does, then copies a host
 /// tensor on the channel's executor; do not change the tensor until then. Completes with
 /// Result<ImportedInput>; cancelling ends the wait. Errors  as `from_dlpack`
 template <typename Token>
 auto async_from_dlpack(const AsyncChannel& channel, DLPackTensor tensor, void* stream, Token&& token) {
-    return boost::asio::async_initiate<Token, void(Result<ImportedInput>)>(
-        [state = channel.share()](Completion<ImportedInput> handler, DLPackTensor what, void* on) {
-            start_from_dlpack(state, std::move(what), on, std::move(handler));
-        },
-        token, std::move(tensor), stream);
+    return boost::asio::async_initiate<Token, void(Result<ImportedInput>)>(&start_from_dlpack, token, channel.share(),
+                                                                           std::move(tensor), stream);
 }
 
 }  // namespace bulkhead

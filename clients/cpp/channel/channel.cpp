@@ -34,15 +34,18 @@ Channel& Channel::operator=(Channel&&) noexcept = default;
 Channel::~Channel() = default;
 
 Result<Channel> Channel::open(ControlClient& control, std::string_view model, const ChannelOptions& options) {
-    Result<std::unique_ptr<ReconnectingChannel>> channel = ReconnectingChannel::open(control, model, options);
-    if (!channel) return std::move(channel).error();
-    return Channel{std::move(*channel)};
+    auto channel = std::make_unique<ReconnectingChannel>(control.path(), std::string{model}, options);
+    const Result<> connected = channel->connect(control, channel->introduction(options.deadline, 1));
+    if (!connected) return connected.error();
+    return Channel{std::move(channel)};
 }
 
 Result<Channel> Channel::adopt(UniqueFd socket, const ChannelOptions& options) {
-    Result<std::unique_ptr<ReconnectingChannel>> channel = ReconnectingChannel::adopt(std::move(socket), options);
-    if (!channel) return std::move(channel).error();
-    return Channel{std::move(*channel)};
+    auto channel = std::make_unique<ReconnectingChannel>();
+    Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(socket), channel->number(), options);
+    if (!session) return std::move(session).error();
+    channel->replace_session(std::move(*session));
+    return Channel{std::move(channel)};
 }
 
 Result<> Channel::reopen(std::optional<std::chrono::milliseconds> deadline) { return channel_->reopen(deadline); }

@@ -32,23 +32,6 @@ ReconnectingChannel::ReconnectingChannel() : number_{next_channel()} {}
 ReconnectingChannel::ReconnectingChannel(std::filesystem::path socket, std::string model, const ChannelOptions& options)
     : number_{next_channel()}, origin_{Origin{std::move(socket), std::move(model), options}} {}
 
-Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::open(ControlClient& control, std::string_view model,
-                                                                       const ChannelOptions& options) {
-    auto channel = std::make_unique<ReconnectingChannel>(control.path(), std::string{model}, options);
-    const Result<> connected = channel->connect(control, channel->introduction(options.deadline, 1));
-    if (!connected) return connected.error();
-    return channel;
-}
-
-Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::adopt(UniqueFd socket,
-                                                                        const ChannelOptions& options) {
-    auto channel = std::make_unique<ReconnectingChannel>();
-    Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(socket), channel->number_, options);
-    if (!session) return std::move(session).error();
-    channel->session_ = std::move(*session);
-    return channel;
-}
-
 ReconnectingChannel::Introduction ReconnectingChannel::introduction(std::optional<milliseconds> deadline,
                                                                     int tries) const {
     Introduction asked{{{"model", origin_->model}, {"client", origin_->options.client}}, origin_->options, tries};

@@ -21,10 +21,6 @@ public:
     /// `socket` is the daemon's.
     ReconnectingChannel(std::filesystem::path socket, std::string model, const ChannelOptions& options);
 
-    static Result<std::unique_ptr<ReconnectingChannel>> open(ControlClient& control, std::string_view model,
-                                                             const ChannelOptions& options);
-    static Result<std::unique_ptr<ReconnectingChannel>> adopt(UniqueFd socket, const ChannelOptions& options);
-
     [[nodiscard]] WorkerSession& session() const noexcept { return *session_; }
     [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
     [[nodiscard]] bool owns(const Input& input) const noexcept { return owns(*input.lease_); }
@@ -51,6 +47,8 @@ public:
         std::optional<std::chrono::milliseconds> patience{};  ///< wait for the daemon's answer
     };
     [[nodiscard]] Introduction introduction(std::optional<std::chrono::milliseconds> deadline, int tries) const;
+    /// All steps for a caller that may be blocked: opens a session with the introduced worker.
+    Result<> connect(ControlClient& control, Introduction asked);
     /// Returns the socket from the answer, to open the session on.
     Result<UniqueFd> introduced(Introduction& asked, Result<Answer> answer);
     /// True if the introduced worker was dead, and there is time to ask for the next one.
@@ -108,7 +106,6 @@ private:
 
     using Requests = std::map<std::uint64_t, InFlight>;
 
-    Result<> connect(ControlClient& control, Introduction asked);
     static void limit(Introduction& asked);
     /// Whether the channel may reopen by itself, for a request that may be sent again.
     [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && session_->died(); }

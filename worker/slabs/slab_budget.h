@@ -3,12 +3,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <utility>
-
-#include <fmt/format.h>
-
-#include "ipc/base/error.h"
 
 namespace bulkhead::worker {
 
@@ -19,34 +13,16 @@ class SlabBudget : public std::enable_shared_from_this<SlabBudget> {
 public:
     explicit SlabBudget(std::uint64_t max) : max_{max} {}
 
-    /// A part of the budget; the destructor returns it.
-    class Share {
-    public:
-        Share() = default;
-        Share(std::shared_ptr<SlabBudget> budget, std::uint64_t amount) : budget_{std::move(budget)}, amount_{amount} {}
-        Share(Share&& other) noexcept : budget_{std::move(other.budget_)}, amount_{other.amount_} {}
-        Share& operator=(Share&& other) noexcept {
-            const Share previous{std::move(*this)};  // returned at this brace
-            budget_ = std::move(other.budget_);
-            amount_ = other.amount_;
-            return *this;
-        }
-        ~Share() {
-            if (budget_) budget_->used_ -= amount_;
-        }
-
-    private:
-        std::shared_ptr<SlabBudget> budget_;
-        std::uint64_t amount_ = 0;
-    };
+    /// A part of the budget; its last owner returns it.
+    using Share = std::shared_ptr<const void>;
 
     /// Nothing if `amount` exceeds the remaining budget.
-    [[nodiscard]] std::optional<Share> take(std::uint64_t amount) {
+    [[nodiscard]] Share take(std::uint64_t amount) {
         std::uint64_t used = used_;
         do
-            if (amount > max_ - used) return std::nullopt;
+            if (amount > max_ - used) return nullptr;
         while (!used_.compare_exchange_weak(used, used + amount));
-        return Share{shared_from_this(), amount};
+        return {this, [self = shared_from_this(), amount](const void*) { self->used_ -= amount; }};
     }
     [[nodiscard]] std::uint64_t max() const noexcept { return max_; }
     [[nodiscard]] std::uint64_t used() const noexcept { return used_; }

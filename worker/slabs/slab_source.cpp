@@ -44,20 +44,15 @@ Result<SlabSource::Made> SlabSource::make(wire::SlabKind kind, wire::SlabDirecti
 
 Result<SlabSource::Reservation> SlabSource::reserve(std::uint64_t bytes) const {
     Reservation reserved;
-    const auto take = [](SlabBudget& budget, std::uint64_t amount, SlabBudget::Share& share) {
-        std::optional<SlabBudget::Share> taken = budget.take(amount);
-        if (taken) share = std::move(*taken);
-        return taken.has_value();
-    };
-    if (!take(*bytes_, bytes, reserved.bytes))
+    if (!(reserved.bytes = bytes_->take(bytes)))
         return Error{
             ErrorCode::resources_exhausted,
             fmt::format("a slab of {} bytes for a channel that has {} of its {}", bytes, bytes_->used(), bytes_->max()),
             "give results back sooner, or raise `channel.max` of the model"};
-    if (!take(*slab_count_, 1, reserved.slab))
+    if (!(reserved.slab = slab_count_->take(1)))
         return Error{ErrorCode::resources_exhausted, fmt::format("slab {} of a channel", slab_count_->max() + 1),
                      "ask for fewer, larger slabs, return loans, or raise `channel.input` and `channel.output`"};
-    if (!take(*worker_bytes_, bytes, reserved.worker_bytes))
+    if (!(reserved.worker_bytes = worker_bytes_->take(bytes)))
         return Error{ErrorCode::resources_exhausted,
                      fmt::format("a slab of {} bytes; the slabs of all channels of this worker have {} of {}", bytes,
                                  worker_bytes_->used(), worker_bytes_->max()),

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <condition_variable>
-#include <mutex>
-#include <optional>
+#include <atomic>
 
 #include "ipc/base/error.h"
 
@@ -12,32 +10,29 @@ namespace bulkhead::worker {
 /// thread awaits it.
 class Grant {
 public:
-    void give() { decide(true); }
+    void give() { decide(State::given); }
     /// Ends the wait: the grant will not come.
-    void give_up() { decide(false); }
+    void give_up() { decide(State::given_up); }
 
     /// Waits without a deadline: other models may hold the device for as long as their own
     /// deadlines allow. The supervisor pauses this load's deadline meanwhile, and ends the process
     /// if it is at fault. Errors  cancelled by `give_up`
     Result<> wait() {
-        std::unique_lock lock{mutex_};
-        changed_.wait(lock, [this] { return given_.has_value(); });
-        if (*given_) return {};
+        state_.wait(State::awaited);
+        if (state_ == State::given) return {};
         return Error{ErrorCode::cancelled, "waiting for the grant of device memory: the worker ends", {}};
     }
 
 private:
-    void decide(bool given) {
-        {
-            const std::lock_guard lock{mutex_};
-            if (!given_) given_ = given;
-        }
-        changed_.notify_all();
+    enum class State { awaited, given, given_up };
+
+    /// The first decision stands.
+    void decide(State state) {
+        State awaited = State::awaited;
+        if (state_.compare_exchange_strong(awaited, state)) state_.notify_all();
     }
 
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::optional<bool> given_;
+    std::atomic<State> state_ = State::awaited;
 };
 
 }  // namespace bulkhead::worker

@@ -38,8 +38,4 @@ void Slots::leave(std::uint32_t slot, std::vector<std::int64_t> tokens) {
     slots_[slot] = {0, std::move(tokens), {}, ++leavings_};
 }
 
-std::uint32_t Slots::free() const {
-    return static_cast<std::uint32_t>(std::ranges::count(slots_, Sequence{0}, &Slot::sequence));
-}
-
 }  // namespace bulkhead::worker::generation

@@ -40,7 +40,6 @@ public:
 
     [[nodiscard]] Sequence sequence_in(std::uint32_t slot) const { return slots_[slot].sequence; }
     [[nodiscard]] std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(slots_.size()); }
-    [[nodiscard]] std::uint32_t free() const;
 
 private:
     struct Slot {

@@ -1,11 +1,12 @@
 #include <filesystem>
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
 
 #include "worker/cuda/cuda_device.h"
-#include "worker/torch/aoti_runtime.h"
+#include "worker/torch/function.h"
 
 namespace bulkhead::worker::cuda {
 namespace {
@@ -20,16 +21,14 @@ std::uintmax_t bytes_in(const std::filesystem::path& folder) {
 
 }  // namespace
 
-std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const std::string& library,
-                                           const std::string& cubin_folder) {
+std::unique_ptr<Function> CudaDevice::load_function(const std::string& library, const std::string& cubin_folder) {
+    const c10::cuda::CUDAStreamGuard guard{stream()};
     std::size_t free_bytes = 0;
     std::size_t total_bytes = 0;
     C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     try {
-        return load_aoti_with<torch::inductor::AOTIModelContainerRunnerCuda>(
-            spec, library, /*num_models=*/1U, "cuda:0", cubin_folder, /*run_single_threaded=*/true);
-    } catch (const ErrorException&) {
-        throw;
+        return AotiFunction<torch::inductor::AOTIModelContainerRunnerCuda>::load(
+            library, /*num_models=*/1U, "cuda:0", cubin_folder, /*run_single_threaded=*/true);
     } catch (const std::exception&) {
         // The package's code only says "API call failed". The numbers tell whether memory
         // was the cause.
@@ -38,7 +37,7 @@ std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const 
         if (needed <= free_bytes) throw;
         throw ErrorException{{ErrorCode::out_of_memory,
                               fmt::format("loading {}: its package holds {} MiB, {} MiB of the GPU's {} MiB were free",
-                                          spec.name, needed >> 20, free_bytes >> 20, total_bytes >> 20),
+                                          library, needed >> 20, free_bytes >> 20, total_bytes >> 20),
                               "unload another model or choose another GPU"}};
     }
 }

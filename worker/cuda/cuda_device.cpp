@@ -10,7 +10,6 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
 
 #include "worker/cuda/allocator_memory.h"
 #include "worker/cuda/generation_engine.h"
@@ -111,19 +110,6 @@ boost::json::object CudaDevice::graphs() const {
     report["reserved_bytes"] = memory.reserved;
     report["peak_bytes"] = memory.peak;
     return report;
-}
-
-std::unique_ptr<Runtime> CudaDevice::load_aoti(const config::ModelSpec& spec, const std::string& library,
-                                               const std::string& cubin_folder) {
-    const c10::cuda::CUDAStreamGuard guard{stream()};
-    return load_aoti_package(spec, library, cubin_folder);
-}
-
-std::unique_ptr<generation::Function> CudaDevice::load_function(const std::string& library,
-                                                                const std::string& cubin_folder) {
-    const c10::cuda::CUDAStreamGuard guard{stream()};
-    return generation::AotiFunction<torch::inductor::AOTIModelContainerRunnerCuda>::load(
-        library, /*num_models=*/1U, "cuda:0", cubin_folder, /*run_single_threaded=*/true);
 }
 
 /// Copies through the pinned ring, in stream order; users of the weight run on the same stream.

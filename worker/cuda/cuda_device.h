@@ -17,8 +17,8 @@ namespace bulkhead::worker::cuda {
 /// Runs everything on one non-default stream, so that it can be captured; requests come one at a
 /// time. If a request's results go to the host, it ends with a blocking wait, without spinning. If
 /// they stay on the device, it is handed over in stream order, with at most `queued_requests_max`
-/// unfinished. Only `load_aoti`, `prepare`, `run` and `register_host_memory` make a CUDA context;
-/// they run after the grant.
+/// unfinished. Only `load_function`, `prepare`, `run` and `register_host_memory` make a CUDA
+/// context; they run after the grant.
 class CudaDevice final : public Device {
 public:
     /// Asks the driver for the GPU; makes no context and allocates nothing.
@@ -28,10 +28,7 @@ public:
     [[nodiscard]] c10::Device device() const override { return {c10::kCUDA, 0}; }
     [[nodiscard]] std::string name() const override { return name_; }
     [[nodiscard]] std::string compute_capability() const override { return compute_capability_; }
-    std::unique_ptr<Runtime> load_aoti(const config::ModelSpec& spec, const std::string& library,
-                                       const std::string& cubin_folder) override;
-    std::unique_ptr<generation::Function> load_function(const std::string& library,
-                                                        const std::string& cubin_folder) override;
+    std::unique_ptr<Function> load_function(const std::string& library, const std::string& cubin_folder) override;
     at::Tensor place_weight(const TensorView& weight) override;
     [[nodiscard]] std::uint64_t free_bytes() const override;
     Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
@@ -65,10 +62,6 @@ private:
     HostMemory& memory_;
     GraphEngine& engine_;
 };
-
-/// Loads an unpacked AOTInductor package on the current GPU. Throws c10::Error, ErrorException.
-[[nodiscard]] std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const std::string& library,
-                                                         const std::string& cubin_folder);
 
 /// Crashes this process if its CUDA context is lost: after an illegal address, a failed assertion
 /// or a lost device, every further call fails. The supervisor then reclaims and restarts it.

@@ -4,7 +4,7 @@
 
 #include "worker/generation/models/cpu_engine.h"
 #include "worker/generation/models/fit.h"
-#include "worker/torch/aoti_runtime.h"
+#include "worker/torch/function.h"
 #include "worker/torch/out_arguments.h"
 #include "worker/torch/runtime.h"
 #include "worker/torch/write_outputs.h"
@@ -17,16 +17,10 @@ public:
     [[nodiscard]] c10::Device device() const override { return c10::kCPU; }
     [[nodiscard]] std::string name() const override { return "cpu"; }
 
-    std::unique_ptr<Runtime> load_aoti(const config::ModelSpec& spec, const std::string& library,
-                                       const std::string& /*a CPU's kernels lie in the library*/) override {
-        return load_aoti_with<torch::inductor::AOTIModelContainerRunnerCpu>(spec, library, /*num_models=*/1U,
-                                                                            /*run_single_threaded=*/true);
-    }
-
-    std::unique_ptr<generation::Function> load_function(const std::string& library,
-                                                        const std::string& /*as above*/) override {
-        return generation::AotiFunction<torch::inductor::AOTIModelContainerRunnerCpu>::load(
-            library, /*num_models=*/1U, /*run_single_threaded=*/true);
+    std::unique_ptr<Function> load_function(const std::string& library,
+                                            const std::string& /*a CPU's kernels lie in the library*/) override {
+        return AotiFunction<torch::inductor::AOTIModelContainerRunnerCpu>::load(library, /*num_models=*/1U,
+                                                                                /*run_single_threaded=*/true);
     }
     at::Tensor place_weight(const TensorView& weight) override { return as_tensor(weight); }
     [[nodiscard]] std::uint64_t free_bytes() const override { return generation::free_host_bytes(); }

@@ -11,6 +11,7 @@
 #include "worker/package/package_cache.h"
 #include "worker/package/package_metadata.h"
 #include "worker/torch/device_model.h"
+#include "worker/torch/function.h"
 #include "worker/torch/inference_threads.h"
 #include "worker/torch/model_file.h"
 #include "worker/torch/runtime.h"
@@ -206,7 +207,9 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     read_ahead(compiled.value().folder,
                [&](std::uint64_t done, std::uint64_t total) { report("loading", done, total, "bytes", name); });
     package_writes_inputs_ = may_write_inputs(compiled.value(), spec_.methods.front().inputs.size());
-    runtime_ = device_->load_aoti(spec_, compiled.value().library.string(), compiled.value().folder.string());
+    auto function = device_->load_function(compiled.value().library.string(), compiled.value().folder.string());
+    check_package_declaration(spec_, function->input_count());
+    runtime_ = make_aoti_runtime(std::move(function));
     return {};
 }
 

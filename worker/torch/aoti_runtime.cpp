@@ -6,12 +6,11 @@
 #include <fmt/format.h>
 
 #include "worker/torch/cerr_tap.h"
+#include "worker/torch/function.h"
 #include "worker/torch/out_arguments.h"
 
 namespace bulkhead::worker {
 namespace {
-
-using torch::inductor::AOTIModelContainerRunner;
 
 /// Finds the model's message in what it printed: LibTorch's own if one of its operators failed,
 /// else the last "Error: …" of the generated code. Empty if there is none.
@@ -27,25 +26,20 @@ std::string words_in(std::string_view heard) {
 
 class AotiRuntime final : public Runtime {
 public:
-    explicit AotiRuntime(std::unique_ptr<AOTIModelContainerRunner> runner) : runner_{std::move(runner)} {}
+    explicit AotiRuntime(std::unique_ptr<Function> function) : function_{std::move(function)} {}
 
     std::vector<at::Tensor> call(const config::MethodSpec& method, const std::vector<at::Tensor>& inputs,
                                  const std::vector<config::ParameterValue>& /*none*/) override {
-        CerrTap::instance().clear();
-        try {
-            if (!method.takes_outputs()) return runner_->run(inputs);
-            const std::vector<at::Tensor> arguments = with_outs(method, inputs);
-            runner_->run(arguments);
-            return outs_of(method, arguments);
-        } catch (const std::exception&) {
-            rethrow_in_own_words();
-        }
+        if (!method.takes_outputs()) return function_->call(inputs);
+        const std::vector<at::Tensor> arguments = with_outs(method, inputs);
+        function_->call(arguments);
+        return outs_of(method, arguments);
     }
 
     void reset() override {}
 
 private:
-    std::unique_ptr<AOTIModelContainerRunner> runner_;
+    std::unique_ptr<Function> function_;
 };
 
 [[noreturn]] void disagree(const config::ModelSpec& spec, std::string what, std::string remedy) {
@@ -88,8 +82,7 @@ void rethrow_in_own_words() {
     throw std::runtime_error{words};
 }
 
-std::unique_ptr<Runtime> make_aoti_runtime(const config::ModelSpec& spec,
-                                           std::unique_ptr<AOTIModelContainerRunner> runner, std::size_t input_count) {
+void check_package_declaration(const config::ModelSpec& spec, std::size_t input_count) {
     if (spec.methods.size() != 1)
         disagree(spec, fmt::format("{} methods are declared, a package has one", spec.methods.size()),
                  "declare `forward` alone, and one model for each package");
@@ -107,7 +100,10 @@ std::unique_ptr<Runtime> make_aoti_runtime(const config::ModelSpec& spec,
                              method.takes_outputs() ? "and `out` outputs " : "", input_count),
                  "declare them all, in the order of the exported module's arguments");
     check_dynamic_dims(spec, method);
-    return std::make_unique<AotiRuntime>(std::move(runner));
+}
+
+std::unique_ptr<Runtime> make_aoti_runtime(std::unique_ptr<Function> function) {
+    return std::make_unique<AotiRuntime>(std::move(function));
 }
 
 }  // namespace bulkhead::worker

@@ -15,9 +15,9 @@
 
 namespace bulkhead::worker {
 
+class Function;
 namespace generation {
 class Engine;
-class Function;
 struct Parts;
 }  // namespace generation
 
@@ -46,13 +46,8 @@ public:
 
     /// Loads an unpacked AOTInductor package (`.wrapper.so` or `.so`), single-threaded so that it
     /// can be captured; `cubin_folder` holds its kernels.
-    virtual std::unique_ptr<Runtime> load_aoti(const config::ModelSpec& spec, const std::string& library,
-                                               const std::string& cubin_folder) = 0;
-
-    /// Loads a function of a generation package; it gets its weights afterwards.
-    virtual std::unique_ptr<generation::Function> load_function(const std::string& library,
-                                                                const std::string& cubin_folder) = 0;
-    /// Places a weight of such a package from its mapped file; a CPU uses the mapping itself.
+    virtual std::unique_ptr<Function> load_function(const std::string& library, const std::string& cubin_folder) = 0;
+    /// Places a weight of a generation package from its mapped file; a CPU uses the mapping itself.
     virtual at::Tensor place_weight(const TensorView& weight) = 0;
     /// Memory still free for KV and, on a GPU, weights.
     [[nodiscard]] virtual std::uint64_t free_bytes() const = 0;

@@ -12,8 +12,8 @@ namespace {
 
 using testing::ElementsAre;
 using testing::Each;
+using worker::Function;
 using worker::generation::Engine;
-using worker::generation::Function;
 using worker::generation::Parts;
 
 constexpr std::int64_t vocabulary = 16;
@@ -25,11 +25,8 @@ public:
         return {at::full({inputs[0].size(0), vocabulary}, 1.0, at::TensorOptions{}.dtype(at::kFloat).device(at::kCUDA))};
     }
     [[nodiscard]] std::size_t input_count() const noexcept override { return 5; }
-    [[nodiscard]] const std::vector<Constant>& constants() const noexcept override { return none_; }
+    [[nodiscard]] std::vector<Constant> constants() override { return {}; }
     void use(std::unordered_map<std::string, at::Tensor> /*none*/) override {}
-
-private:
-    std::vector<Constant> none_;
 };
 
 class GenerationOrder : public OnFakeRuntime {

@@ -9,25 +9,12 @@
 #include "worker/generation/models/fit.h"
 #include "worker/generation/models/package.h"
 #include "worker/generation/trial.h"
+#include "worker/torch/aoti_runtime.h"
 #include "worker/torch/device_model.h"
 #include "worker/torch/inference_threads.h"
 
 namespace bulkhead::worker::generation {
 namespace {
-
-/// Runs a package's further method as the device runs any model's.
-class FunctionRuntime final : public Runtime {
-public:
-    explicit FunctionRuntime(std::unique_ptr<Function> function) : function_{std::move(function)} {}
-    std::vector<at::Tensor> call(const config::MethodSpec& /*the only one*/, const std::vector<at::Tensor>& inputs,
-                                 const std::vector<config::ParameterValue>& /*none*/) override {
-        return function_->call(inputs);
-    }
-    void reset() override {}
-
-private:
-    std::unique_ptr<Function> function_;
-};
 
 /// Rewrites a failure of the first step: the functions do not fit the manifest's tensors.
 Error contradicts(Error error) {
@@ -123,7 +110,7 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
         auto function = load(method.file, method.spec.inputs.size(), 0);
         if (!function) return function.error();
         methods_.push_back(method.spec);
-        runtimes_.push_back(std::make_unique<FunctionRuntime>(std::move(*function)));
+        runtimes_.push_back(make_aoti_runtime(std::move(*function)));
     }
     if (context.progress) context.progress("loading", functions, functions, "functions", "");
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "worker/generation/models/function.h"
 #include "worker/generation/models/manifest.h"
 #include "worker/generation/models/weights_file.h"
 #include "worker/package/package_cache.h"
 #include "worker/package/package_metadata.h"
+#include "worker/torch/function.h"
 #include "worker/torch/runtime.h"
 
 namespace bulkhead::worker::generation {

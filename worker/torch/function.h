@@ -1,19 +1,21 @@
 #pragma once
 
-/// One compiled function of a package, without weights of its own. LibTorch's side.
+/// One compiled function: an AOTInductor package, or a part of a generation package, which has no
+/// weights of its own. LibTorch's side.
 
-#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include <ATen/DynamicLibrary.h>
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
 #include "worker/torch/aoti_runtime.h"
 #include "worker/torch/cerr_tap.h"
 
-namespace bulkhead::worker::generation {
+namespace bulkhead::worker {
 
 class Function {
 public:
@@ -23,20 +25,20 @@ public:
     virtual std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) = 0;
     [[nodiscard]] virtual std::size_t input_count() const noexcept = 0;
 
-    /// A weight that the function needs before its first call.
+    /// A weight that such a part needs before its first call.
     struct Constant {
         std::string name;  ///< in the compiled code
         std::string fqn;   ///< in the exported module and in the package
         at::ScalarType dtype;
         std::size_t bytes;
     };
-    [[nodiscard]] virtual const std::vector<Constant>& constants() const noexcept = 0;
+    [[nodiscard]] virtual std::vector<Constant> constants() = 0;
     /// Sets the weights, by `Constant::name`. They are read in place for as long as this lives.
     virtual void use(std::unordered_map<std::string, at::Tensor> tensors) = 0;
 };
 
-/// A LibTorch runner that reports what it takes; the compiled model checks neither inputs
-/// nor constants.
+/// A LibTorch runner that reports what it takes; the compiled model checks neither the number of
+/// inputs, and would read out of bounds, nor constants.
 template <typename Runner>
 class TellingRunner final : public Runner {
 public:
@@ -105,7 +107,7 @@ public:
         }
     }
     [[nodiscard]] std::size_t input_count() const noexcept override { return inputs_; }
-    [[nodiscard]] const std::vector<Constant>& constants() const noexcept override { return constants_; }
+    [[nodiscard]] std::vector<Constant> constants() override { return runner_.constants(); }
 
     void use(std::unordered_map<std::string, at::Tensor> tensors) override {
         tensors_ = std::move(tensors);  // the runner keeps pointers to the tensors themselves
@@ -116,12 +118,11 @@ public:
 private:
     template <typename... Arguments>
     explicit AotiFunction(Arguments&&... arguments)
-        : runner_{std::forward<Arguments>(arguments)...}, inputs_{runner_.inputs()}, constants_{runner_.constants()} {}
+        : runner_{std::forward<Arguments>(arguments)...}, inputs_{runner_.inputs()} {}
 
     TellingRunner<Runner> runner_;
     std::size_t inputs_;
-    std::vector<Constant> constants_;
     std::unordered_map<std::string, at::Tensor> tensors_;
 };
 
-}  // namespace bulkhead::worker::generation
+}  // namespace bulkhead::worker

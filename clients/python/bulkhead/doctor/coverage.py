@@ -25,20 +25,15 @@ def traced(called: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
 
 
 class Executed(defaultdict[str, set[int]]):
-    """Executed lines by file. Records while entered."""
+    """Executed lines by file."""
 
     def __init__(self) -> None:
         super().__init__(set)
-        self._before: Any = None
         self._nodes: dict[str, list[tuple[ast.AST, str]]] = {}
 
-    def __enter__(self) -> Executed:
-        self._before = sys.gettrace()
-        sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        sys.settrace(self._before)
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
+        """Records while entered."""
+        return traced(self._called)
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         file = frame.f_code.co_filename

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import Error
 from . import fake_cuda, numbers, values
 from .source import Place, here
-from .watch import INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, joined, stand_in
+from .watch import DRAWN, INTERNAL, PINNED, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, joined, stand_in
 
 #: Operators whose CUDA kernels read values although a fake tensor shows nothing, from PyTorch's
 # sources (aten/src/ATen/native) and the documentation of torch.linalg 2.11.
@@ -55,14 +55,14 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         with self._watch.function(name, first.device if first is not None and name == "new_tensor" else kwargs.get("device")):
             if isinstance(generator := kwargs.get("generator"), fake_cuda.CudaGenerator):
                 if not generator.is_registered:
-                    self._watch.drawn(name)
+                    self._watch.refuse(DRAWN, name)
                 kwargs = {**kwargs, "generator": None}
             if first is not None and name in _TEXTS:
                 return self._text(first, name, args)
             if first is not None and name in ("numpy", "__array__"):
                 return self._array(first, args)
             if name == "pin_memory" and first is not None:
-                self._watch.pinned()
+                self._watch.refuse(PINNED)
                 first._doctor_pinned = True
                 return first
             if name == "is_pinned" and first is not None:
@@ -81,7 +81,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                     )
                 return id(first)
             if kwargs.pop("pin_memory", False):
-                self._watch.pinned()
+                self._watch.refuse(PINNED)
                 result = function(*args, **kwargs)
                 result._doctor_pinned = True
                 return result
@@ -299,8 +299,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         except (fake_tensor.UnsupportedOperatorException, NotImplementedError) as error:
             self._refuse(function, error)
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):
-            if any(tensor.device.type == "cuda" for tensor in tensors):
-                self._watch.dynamic(name)
+            self._watch.dynamic(name, *tensors)
             raise
         except RuntimeError as error:
             if function.namespace in ("aten", "prims") or _has_fake_implementation(function):
@@ -327,20 +326,17 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             masks = [one for one in args[1] if isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8)]
             if not masks or (name != "index" and _fills_mask(args)):
                 return None
-            if any(mask.device.type == "cuda" for mask in masks):
-                self._watch.dynamic(name.strip("_").removesuffix("_impl"))
+            self._watch.dynamic(name.strip("_").removesuffix("_impl"), *masks)
             return self._by_mask(name, args, kwargs)
         elif name in ("_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "_unique"):
             return self._unique(name, args)
         elif name == "repeat_interleave" and first is not None and (kwargs.get("output_size") is None):
             known = values.known(first)
             rows = values.ask(lambda one: int(one.sum()), known) if known is not None else first.numel() * _STAND_IN_ROWS
-            if first.device.type == "cuda":
-                self._watch.dynamic(name)
+            self._watch.dynamic(name, first)
             return torch.empty((rows,), dtype=first.dtype, device=first.device)
         elif name == "_to_sparse":
-            if first.device.type == "cuda":
-                self._watch.dynamic(name)
+            self._watch.dynamic(name, first)
             rows, dims = self._count(first), len(first.shape)
             indices = torch.empty((dims, rows), dtype=torch.int64, device=first.device)
             return torch.sparse_coo_tensor(indices, first.new_empty((rows,)), first.shape, check_invariants=False)
@@ -352,8 +348,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             )
             return first.new_empty((rows, *first.shape[2:])), torch.empty((steps,), dtype=torch.int64)
         elif name == "bincount":
-            if first.device.type == "cuda":
-                self._watch.dynamic(name)
+            self._watch.dynamic(name, first)
             known = values.known(first)
             bins = max(
                 values.ask(lambda one: int(one.max()), known) + 1 if known is not None and known.numel() else 1,
@@ -362,8 +357,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             return torch.empty((bins,), dtype=torch.int64, device=first.device)
         else:
             return None
-        if first.device.type == "cuda":
-            self._watch.dynamic(name)
+        self._watch.dynamic(name, first)
         dtype = first.dtype if name == "masked_select" else torch.int64
         return torch.empty((rows, *shape), dtype=dtype, device=first.device)
 
@@ -389,8 +383,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _unique(self, name: str, args: Any) -> Any:
         first = args[0]
-        if first.device.type == "cuda":
-            self._watch.dynamic(name)
+        self._watch.dynamic(name, first)
         value = values.known(first)
         dim = args[1] if "dim" in name and len(args) > 1 else None
         rows = (

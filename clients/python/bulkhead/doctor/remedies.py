@@ -112,9 +112,8 @@ class _OnDevice(ast.NodeTransformer):
 def condition(use: Use) -> str:
     """The boolean tensor that decides an `if`, `while` or `assert`; of `and` and `or` the part
     that was read."""
-    try:
-        node: ast.expr = ast.parse(use.around, mode="eval").body
-    except SyntaxError:  # the text was truncated
+    node = _parsed(use.around)
+    if node is None:
         return _without_read(use.text)
     while isinstance(node, ast.BoolOp):
         node = next((part for part in node.values if use.text in ast.unparse(part)), node.values[0])

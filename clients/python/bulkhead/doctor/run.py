@@ -33,7 +33,7 @@ from .findings import Finding, Findings, Report
 from .modes import Functions, Operators
 from .source import code_of, is_users, place_of, place_of_target, short, use_of
 from .threads import Threads
-from .watch import Concatenation, CustomOperator, Watch
+from .watch import NOT_JOINED, Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare; the second and third are compared
 #: the first operand's name
@@ -130,7 +130,7 @@ class _Run:
         self._watch = Watch(self._found, place_of_target(target, report.target))
         #: before the calls, in the first, in the others
         self._setup, self._executed, self._again = Executed(), Executed(), Executed()
-        self._stand_ins = fake_cuda.StandIns(self._watch.observe, self._watch.is_capturing)
+        self._stand_ins = fake_cuda.StandIns(self._watch.refuse, self._watch.is_capturing)
         self._watch.streams = self._stand_ins.streams
 
     def all(self) -> None:
@@ -149,7 +149,7 @@ class _Run:
                 self._watch.registrations(),
             ):
                 self._import()
-                with self._setup:
+                with self._setup.recorded():
                     steps = self._made()
                 for step, args, kwargs in steps:
                     self._call_often(step, args, kwargs)
@@ -298,14 +298,14 @@ class _Run:
         self._watch.begin_call()
         self._watch.step = self._watch.recording = True
         try:
-            with self._again if again else self._executed:
+            with (self._again if again else self._executed).recorded():
                 result = calls.called(step, args, kwargs)
                 self._watch.end_call()
         finally:
             self._watch.step = self._watch.recording = False
         self._report.calls += 1
         for place in self._stand_ins.streams.not_joined():
-            self._watch.not_joined(place or self._watch.target)
+            self._watch.refuse(NOT_JOINED, place=place or self._watch.target)
         return result
 
     def _tell_concatenations(self, result: Any, args: Any, kwargs: Any) -> None:
@@ -392,25 +392,20 @@ def _kept_settings() -> Iterator[None]:
     """Restores what user code sets: the environment, and the compiler's settings. Each run
     begins with the same random numbers, which may decide a branch: two runs of the same code
     give the same report."""
-    environment = dict(os.environ)
     compiler = {
         (config, name): getattr(config, name)
         for config in (dynamo, inductor)
         for name in settings.HIDING
         if hasattr(config, name)
     }
-    random = torch.random.get_rng_state()
-    torch.random.default_generator.manual_seed(0)
     # Transformers would move weights in threads, which know no fake tensors.
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(random)
-        for (config, name), value in compiler.items():
-            setattr(config, name, value)
-        os.environ.clear()
-        os.environ.update(environment)
+    with mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"), torch.random.fork_rng(devices=()):
+        torch.random.default_generator.manual_seed(0)
+        try:
+            yield
+        finally:
+            for (config, name), value in compiler.items():
+                setattr(config, name, value)
 
 
 @contextlib.contextmanager
@@ -428,15 +423,9 @@ def _kept_process() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> contextlib.AbstractContextManager[bool]:
     """Silences PyTorch's own traceback of a wrong shape, logged before it raises."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
+    return mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
 
 
 @contextlib.contextmanager

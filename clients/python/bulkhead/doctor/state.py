@@ -79,7 +79,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
         return
     elif isinstance(value, torch.nn.Module):
-        plain = {name: child for name, child in vars(value).items() if not name.startswith("_") or is_own(value, name)}
+        plain = {name: child for name, child in vars(value).items() if not name.startswith("_") or name not in _MODULE_NAMES}
         yield from ((f".{name}", child) for name, child in plain.items())
         for tensors in (value._buffers, value._modules):
             yield from ((f".{name}", child) for name, child in tensors.items())
@@ -102,12 +102,7 @@ def _of_class(kind: type, value: Any = None) -> Iterator[tuple[str, Any]]:
                 yield f".{name}", child
 
 
-def is_own(module: Any, name: str) -> bool:
-    """Whether the attribute begins with an underscore and is not `nn.Module`'s own."""
-    return name not in _MODULE_NAMES
-
-
-_MODULE_NAMES = frozenset(vars(torch.nn.Module()))
+_MODULE_NAMES = frozenset(vars(torch.nn.Module()))  #: of its own
 
 
 def _is_plain_object(value: Any) -> bool:

@@ -36,6 +36,30 @@ _CHOSEN = "; here "
 _READ = re.compile(r"\.(item|tolist|cpu|numpy)\(\)$|^(int|float|bool)\(")
 
 
+NOT_JOINED, PINNED, DRAWN = "not_joined", "pinned", "drawn"
+#: Code, reason and remedy of what a capture refuses.
+_REFUSED = {
+    fake_cuda.SYNCHRONIZE: (findings.SYNC, "{name} makes the host wait for the GPU, which a capture refuses",
+                            "do it before or after the step, outside the graph"),
+    fake_cuda.STREAM_NOT_FORKED: (findings.SYNC, "work goes to a stream that does not wait for the one that is captured",
+                                  "side.wait_stream(torch.cuda.current_stream()) before `with torch.cuda.stream(side)`"),
+    fake_cuda.OTHER_THREAD: (findings.SYNC, "another thread's work goes to that thread's own current stream, which is not the "
+                             "one that is captured: the graph lacks it",
+                             "do it in the thread of the step; or ask for torch.cuda.current_stream() before, and do the work "
+                             "within `with torch.cuda.stream(it)`"),
+    fake_cuda.SEED: (findings.RNG, "{name} sets a seed within the step: a capture refuses it",
+                     "seed before the step; a replay advances the generator by itself"),
+    fake_cuda.STATE_READ: (findings.RNG, "{name} copies the generator's state within the step",
+                           "save and restore the state outside the step"),
+    NOT_JOINED: (findings.SYNC, "work goes to a stream that is not waited for (CUDA's error 904)",
+                 "torch.cuda.current_stream().wait_stream(side) after the `with`"),
+    PINNED: (findings.SYNC, "pinned host memory is allocated in the step, which a capture refuses",
+             "allocate it once, before the step"),
+    DRAWN: (findings.RNG, "{name} draws from a generator that is not registered with the graph",
+            "graph.register_generator_state(generator) before the capture, or use the device's default generator"),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Origin:
     """The origin of a CPU tensor. ``kind``: an argument, made before or in the step, from a literal
@@ -184,41 +208,14 @@ class Watch:
             value = type(stand_in(dtype))(ending)
         return self._reads.setdefault((place.file, place.line, count), value)
 
-    # --- reports of the torch.cuda stand-ins
-
-    def observe(self, what: str, name: str, place: Place | None = None) -> None:
+    def refuse(self, what: str, name: str = "", place: Place | None = None) -> None:
+        """Reports what a capture refuses; the stand-ins of torch.cuda call it."""
         place = (place or self._here()) if self.step else None
-        if place is None:
-            return
-        if what == fake_cuda.LAUNCHED:
+        if place is not None and what == fake_cuda.LAUNCHED:
             self.skip(f"Triton kernel {name} at {place}: it is not launched, and what it writes is not known")
-            return
-        if what == fake_cuda.SYNCHRONIZE:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
-                           f"{name} makes the host wait for the GPU, which a capture refuses",
-                           "do it before or after the step, outside the graph")  # fmt: skip
-        elif what == fake_cuda.STREAM_NOT_FORKED:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
-                           "work goes to a stream that does not wait for the one that is captured",
-                           "side.wait_stream(torch.cuda.current_stream()) before `with torch.cuda.stream(side)`")  # fmt: skip
-        elif what == fake_cuda.OTHER_THREAD:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
-                           "another thread's work goes to that thread's own current stream, which is not the one that is "
-                           "captured: the graph lacks it",
-                           "do it in the thread of the step; or ask for torch.cuda.current_stream() before, and do the work "
-                           "within `with torch.cuda.stream(it)`")  # fmt: skip
-        elif what == fake_cuda.SEED:
-            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place,
-                           f"{name} sets a seed within the step: a capture refuses it",
-                           "seed before the step; a replay advances the generator by itself")  # fmt: skip
-        else:
-            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place, f"{name} copies the generator's state within the step",
-                           "save and restore the state outside the step")  # fmt: skip
-
-    def not_joined(self, place: Place) -> None:
-        self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
-                       "work goes to a stream that is not waited for (CUDA's error 904)",
-                       "torch.cuda.current_stream().wait_stream(side) after the `with`")  # fmt: skip
+        elif place is not None:
+            code, reason, remedy = _REFUSED[what]
+            self.found.add(code, findings.PREVENTS_CAPTURE, place, reason.format(name=name), remedy)
 
     # --- origins of CPU tensors
 
@@ -419,28 +416,14 @@ class Watch:
         when = "is made on the CPU, before the step," if origin.kind == SETUP else "is made on the CPU"
         self.found.add(findings.CPU_TENSOR, severity, made, f"`{use.text}` {when} {then(str(origin.place))}", remedy, use.kind)
 
-    def pinned(self) -> None:
+    def dynamic(self, name: str, *tensors: Any) -> None:
+        """Reports a shape that depends on values of these, if they lie on the GPU."""
         place = self._here()
-        if place is not None:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place,
-                           "pinned host memory is allocated in the step, which a capture refuses",
-                           "allocate it once, before the step")  # fmt: skip
-
-    def dynamic(self, name: str) -> None:
-        place = self._here()
-        if place is not None:
+        if place is not None and any(tensor.device.type == "cuda" for tensor in tensors):
             use = use_of(place)
             self.found.add(findings.DYNAMIC_SHAPE, findings.PREVENTS_CAPTURE, place,
                            f"`{use.text}` ({name}) has a shape that depends on values of the GPU: the host waits for the count",
                            remedies.dynamic(name), use.kind)  # fmt: skip
-
-    def drawn(self, name: str) -> None:
-        place = self._here()
-        if place is not None:
-            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place,
-                           f"{name} draws from a generator that is not registered with the graph",
-                           "graph.register_generator_state(generator) before the capture, or use the device's default "
-                           "generator")  # fmt: skip
 
 
 def _constructors(frame: FrameType | None) -> Iterator[FrameType]:

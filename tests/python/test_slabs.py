@@ -276,7 +276,7 @@ class Books(unittest.TestCase):
         self.assertTrue(allocator.is_empty)
 
     def test_a_forked_child_leaves_alone_what_lies_where_a_slab_was(self) -> None:
-        mapping = Mapping.own(4096)
+        mapping = Mapping.make(4096, "test", only_we_write=True)
         child = os.fork()
         if child == 0:
             status = 1

@@ -21,8 +21,8 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_PRIVATE, _MAP_NORESERVE, _MAP_POPULATE = 1, 2, 1, 2, 0x4000, 0x8000
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_DONTDUMP, _MADV_POPULATE_READ = 4, 10, 16, 22
-_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
-_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_WRITE, _SEAL_FUTURE_WRITE = 1, 2, 4, 8, 16
+SEAL_FUTURE_WRITE = 16  #: `fcntl` has the others
+SIZE_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _SEALED = "offer a memfd that is sealed as docs/channel.md says"
 
 ALIGNMENT = LIMITS["tensor_alignment"]
@@ -109,9 +109,9 @@ class Mapping(Region):
         """Takes over ``fd``. Checks the seals before it maps: without them the peer could shrink
         the file while it is mapped."""
         try:
-            needed = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | (0 if writable else _SEAL_FUTURE_WRITE)
+            needed = SIZE_SEALS | (0 if writable else SEAL_FUTURE_WRITE)
             try:
-                seals = fcntl.fcntl(fd, _F_GET_SEALS)
+                seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError:
                 raise Error("protocol_violation", "a slab that is not a memfd") from None
             if seals & needed != needed:
@@ -124,15 +124,9 @@ class Mapping(Region):
         return cls(fd, size_bytes, writable=writable)
 
     @classmethod
-    def own(cls, size_bytes: int) -> Mapping:
-        """Allocates memory that only this process can write, and that any worker
-        accepts as a loan."""
-        return cls.make(size_bytes, "bulkhead-client", only_we_write=True)
-
-    @classmethod
     def make(cls, size_bytes: int, label: str, *, only_we_write: bool) -> Mapping:
-        """Allocates memory with its pages, sealed as in ``docs/channel.md``; as an output if
-        ``only_we_write``."""
+        """Allocates memory with its pages, sealed as in ``docs/channel.md``; as an output, which
+        any worker accepts as a loan, if ``only_we_write``."""
         check_room(size_bytes)
         fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -144,7 +138,7 @@ class Mapping(Region):
                         "drop tensors that are no longer needed") from None  # fmt: skip
         mapping = cls(fd, size_bytes, writable=True, flags=_MAP_SHARED | _MAP_POPULATE)
         # After the mapping above: FUTURE_WRITE keeps it writable and forbids later ones.
-        fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | (_SEAL_FUTURE_WRITE if only_we_write else 0))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | (SEAL_FUTURE_WRITE if only_we_write else 0))
         return mapping
 
     @classmethod
@@ -154,13 +148,12 @@ class Mapping(Region):
         are allocated."""
         try:
             try:
-                seals = fcntl.fcntl(fd, _F_GET_SEALS)
+                seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError:
                 raise Error("protocol_violation", f"adopting a slab of {size_bytes} bytes: the descriptor is not a memfd", _SEALED) from None
             status = os.fstat(fd)
-            needed = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW
-            why = ("it is not sealed against a change of size" if seals & needed != needed else
-                   "it is not sealed against writing" if not seals & (_SEAL_FUTURE_WRITE | _SEAL_WRITE) else
+            why = ("it is not sealed against a change of size" if seals & SIZE_SEALS != SIZE_SEALS else
+                   "it is not sealed against writing" if not seals & (SEAL_FUTURE_WRITE | fcntl.F_SEAL_WRITE) else
                    f"the memfd has {status.st_size} bytes" if status.st_size != size_bytes else
                    f"only {status.st_blocks * 512} of them have memory" if status.st_blocks * 512 < size_bytes else "")  # fmt: skip
             if why:

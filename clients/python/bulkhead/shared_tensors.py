@@ -200,7 +200,8 @@ class Arena:
                 if allocator.is_empty:
                     mapping.retire()
             self._slabs = [one for one in self._slabs if not one[0].retired]
-            mapping = Mapping.own(max(needed, min(wanted, (self.bytes_max - used) // PAGE_BYTES * PAGE_BYTES)))
+            size = max(needed, min(wanted, (self.bytes_max - used) // PAGE_BYTES * PAGE_BYTES))
+            mapping = Mapping.make(size, "bulkhead-client", only_we_write=True)
             allocator = Allocator(mapping.size_bytes)
             self._slabs.append((mapping, allocator))
             found = leased_room(mapping, allocator, dtype, dims)

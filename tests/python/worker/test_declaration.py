@@ -7,7 +7,8 @@ from typing import Any
 
 from bulkhead.engine import Boolean, Choice, Integer, Number, Tensor, Text, method, methods_of
 from bulkhead.errors import Error
-from bulkhead.worker.declaration import Input, check_inputs, check_parameters, describe
+from bulkhead.worker import messages
+from bulkhead.worker.declaration import check_inputs, check_parameters, describe
 
 
 class Voice:
@@ -28,7 +29,13 @@ class Voice:
 
 METHODS = methods_of(Voice)
 SPEAK = METHODS["speak"]
-X, Y = Input("x", "float32", (3, 2)), Input("y", "int16", (3,))
+
+
+def sent(name: str, dtype: str, shape: tuple[int, ...]) -> messages.Tensor:
+    return messages.Tensor(name, dtype, shape, messages.Lease(1, 0, 0, 1), 0)
+
+
+X, Y = sent("x", "float32", (3, 2)), sent("y", "int16", (3,))
 
 
 class Declared(unittest.TestCase):
@@ -85,11 +92,11 @@ class Declared(unittest.TestCase):
         for given, code, attempt, remedy in (
             ([Y], "input_invalid", 'input "x" is missing', "send float32 [n=1..4, 2]"),
             ([X, X], "input_invalid", 'input "x" came twice', "once"),
-            ([X, Input("z", "float32", (3,))], "input_invalid", 'it takes no input "z"', "x, y"),
-            ([Input("x", "float64", (3, 2))], "dtype_unsupported", 'input "x" is float64, declared is float32', "float32"),
-            ([Input("x", "float32", (3,))], "shape_mismatch", "has rank 1 ([3]), declared is rank 2 ([n=1..4, 2])", "reshape"),
-            ([Input("x", "float32", (5, 2))], "shape_mismatch", "has shape [5, 2], declared is [n=1..4, 2]", "declared ranges"),
-            ([X, Input("y", "int16", (2,))], "shape_mismatch", 'inputs "x" and "y" share the dimension n: 3 and 2 came', "one size of n"),
+            ([X, sent("z", "float32", (3,))], "input_invalid", 'it takes no input "z"', "x, y"),
+            ([sent("x", "float64", (3, 2))], "dtype_unsupported", 'input "x" is float64, declared is float32', "float32"),
+            ([sent("x", "float32", (3,))], "shape_mismatch", "has rank 1 ([3]), declared is rank 2 ([n=1..4, 2])", "reshape"),
+            ([sent("x", "float32", (5, 2))], "shape_mismatch", "has shape [5, 2], declared is [n=1..4, 2]", "declared ranges"),
+            ([X, sent("y", "int16", (2,))], "shape_mismatch", 'inputs "x" and "y" share the dimension n: 3 and 2 came', "one size of n"),
         ):
             with self.subTest(attempt), self.assertRaises(Error) as refused:
                 check_inputs(SPEAK, given)

@@ -5,24 +5,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from ..engine import UNBOUNDED, Boolean, Choice, Dim, Integer, Method, Number, Parameter, Tensor, Text
 from ..errors import Error
+from . import messages
 
 _METHODS_SHOWN_MAX = 16
 _INTEGER_MIN, _INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 _TYPE = {Text: "string", Number: "number", Integer: "integer", Boolean: "boolean", Choice: "string"}
-
-
-@dataclass(frozen=True)
-class Input:
-    """A request's tensor, before it is checked against the method."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
@@ -69,7 +60,7 @@ def find(methods: Mapping[str, Method], name: str) -> Method:
     return methods[name]
 
 
-def check_inputs(method: Method, inputs: Sequence[Input]) -> None:
+def check_inputs(method: Method, inputs: Sequence[messages.Tensor]) -> None:
     """Checks names, dtypes and shapes; dimensions of one name must have one size."""
     declared = {tensor.name: tensor for tensor in method.inputs}
     for given in inputs:

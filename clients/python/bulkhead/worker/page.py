@@ -9,6 +9,7 @@ import mmap
 import os
 import time
 
+from ..memory import SEAL_FUTURE_WRITE, SIZE_SEALS
 from .link_messages import PAGE
 
 _AT: dict[str, int] = {name: at for name, _, at, _ in PAGE["members"]}
@@ -16,8 +17,6 @@ _REQUEST_BYTES = next(int(kind[5:-1]) for name, kind, *_ in PAGE["members"] if n
 _FUTEX_WAITERS = 0x80000000
 _PROCESS_SHARED = _ROBUST = 1
 _ATTRIBUTE_BYTES = 64  #: more than a pthread_mutexattr_t has
-_F_ADD_SEALS = 1033
-_SEALS = 1 | 2 | 4 | 16  # SEAL, SHRINK, GROW, FUTURE_WRITE
 
 
 class StatusPage:
@@ -29,7 +28,7 @@ class StatusPage:
         self.fd = os.memfd_create("bulkhead:page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, PAGE["bytes"])
         self._memory = mmap.mmap(self.fd, PAGE["bytes"])
-        fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SIZE_SEALS | SEAL_FUTURE_WRITE)
         self._memory.madvise(mmap.MADV_DONTFORK)
         self._steps = ctypes.c_uint64.from_buffer(self._memory, _AT["steps"])
         self._since = ctypes.c_uint64.from_buffer(self._memory, _AT["running_since_ns"])

@@ -18,7 +18,6 @@ from ..errors import Error
 from ..layout import FEATURE, KIND
 from ..protocol import PARTS_MAX, packet
 from . import declaration, messages
-from .declaration import Input
 from .log import say
 from .messages import Broken, Message, Output, Refused
 from .packets import FULL, NOT_TAKEN, PacketStream
@@ -207,7 +206,7 @@ class ChannelSession:
             except Error as error:
                 raise error.during(f'tensor "{tensor.name}"') from None
             self._check_overlap(tensor, message.tensors[:index])
-        declaration.check_inputs(method, [Input(tensor.name, tensor.dtype, tensor.shape) for tensor in message.tensors])
+        declaration.check_inputs(method, message.tensors)
         arguments.update(declaration.check_parameters(method, message.json))
         asked = message.fields["deadline_ms"] / 1000
         deadline = time.monotonic() + (min(asked, serving.request_seconds) if asked else serving.request_seconds)

@@ -1,7 +1,7 @@
 """What transformers itself generates greedily with SmolLM2-135M-Instruct (float32, CPU), and
 whether a package does the same.
 
-  greedy_references.py make FILE [--prompts 20] [--first 0] [--tokens 32]
+  greedy_references.py make FILE [--prompts 20] [--tokens 32]
       writes prompts and their greedy tokens as JSON; tests/python/smollm2_greedy.json was made so
   greedy_references.py compare FILE PACKAGE [--model NAME [--socket PATH]] generates the same with
       the package, in Python, and counts equal tokens; exit 1 unless all are, near ties excused.
@@ -49,11 +49,11 @@ def make(arguments: argparse.Namespace) -> int:
 
     family = source.load(str(model_file()), torch.float32).family
     said = []
-    for text in prompts(arguments.prompts)[arguments.first :]:
+    for text in prompts(arguments.prompts):
         prompt = check.Prompt(tokens=family.encoded(text))
         tokens = family.reference(prompt, arguments.tokens)
         said.append({"text": text, "prompt": prompt.tokens[:, 0].tolist(), "tokens": [token for (token,) in tokens]})
-        print(f"{len(said)} of {arguments.prompts - arguments.first}", end="\r", file=sys.stderr, flush=True)
+        print(f"{len(said)} of {arguments.prompts}", end="\r", file=sys.stderr, flush=True)
     made_by = {"model": model_file().name, "torch": version("torch"), "transformers": version("transformers"), "dtype": "float32"}
     lines = ",\n".join(json.dumps(one) for one in said)
     arguments.file.write_text(f'{{"made_by": {json.dumps(made_by)}, "tokens": {arguments.tokens}, "prompts": [\n{lines}\n]}}\n')
@@ -137,7 +137,6 @@ def main() -> int:
     command.add_argument("file", type=Path)
     command.add_argument("--prompts", type=int, default=20)
     command.add_argument("--tokens", type=int, default=32)
-    command.add_argument("--first", type=int, default=0, help="leave out those before this one")
     command.set_defaults(run=make)
     command = commands.add_parser("compare")
     command.add_argument("file", type=Path)

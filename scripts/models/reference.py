@@ -1,20 +1,16 @@
 """What the models' own Python says, to compare Bulkhead's answers with.
 
-  reference.py vad --audio SPEECH.f32 [--out probabilities.npy] [--compare PROBABILITIES.txt] one
-      probability per 512 samples of raw float32 at 16 kHz, and the speech segments, as JSON; or the
-      largest difference to one probability a line, exit 1 when it is above 1e-4
+  reference.py vad --audio SPEECH.f32 --compare PROBABILITIES.txt
+      one probability per 512 samples of raw float32 at 16 kHz; prints the largest difference to
+          one probability a line, exit 1 when it is above 1e-4
   reference.py minilm --out DIR "a sentence" …
-      writes NAME_input_ids.npy, NAME_attention_mask.npy, NAME_embedding.npy for s0, s1 …, and
-          prints them as JSON
+      writes NAME_input_ids.npy, NAME_attention_mask.npy, NAME_embedding.npy for s0, s1 …
   reference.py similarity --out DIR --ours SUFFIX "a sentence" …
       compares NAME_SUFFIX.npy with NAME_embedding.npy, and prints the sentences' cosine
           similarities by SUFFIX
-  reference.py compare A.npy B.npy [--tolerance 1e-4]
-      prints the largest absolute difference; exit 1 when it is above the tolerance
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -34,16 +30,9 @@ def vad(arguments) -> int:
     whole_chunks = samples[: len(samples) // CHUNK * CHUNK].reshape(-1, 1, CHUNK)
     with torch.no_grad():
         probabilities = [model(chunk, RATE_HZ).item() for chunk in whole_chunks]
-        model.reset_states()
-        segments = silero_vad.get_speech_timestamps(samples, model, sampling_rate=RATE_HZ)
-    if arguments.out:
-        numpy.save(arguments.out, numpy.array(probabilities, dtype=numpy.float32))
-    if arguments.compare:
-        ours = numpy.loadtxt(arguments.compare, ndmin=1)
-        print(f"{len(ours)} probabilities, the package's own Python differs by at most ", end="")
-        return tell_difference(ours, numpy.array(probabilities), TOLERANCE)
-    print(json.dumps({"probabilities": probabilities, "segments": segments}))
-    return 0
+    ours = numpy.loadtxt(arguments.compare, ndmin=1)
+    print(f"{len(ours)} probabilities, the package's own Python differs by at most ", end="")
+    return tell_difference(ours, numpy.array(probabilities))
 
 
 def minilm(arguments) -> int:
@@ -55,9 +44,7 @@ def minilm(arguments) -> int:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model.folder(), local_files_only=True)
     embedder = model.Embedder().eval()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    told = []
     for index, sentence in enumerate(arguments.sentences):
-        name = f"s{index}"
         tokens = tokenizer(sentence, truncation=True, max_length=model.LENGTH_MAX, return_tensors="pt")
         with torch.no_grad():
             embedding = embedder(tokens["input_ids"], tokens["attention_mask"])
@@ -67,9 +54,7 @@ def minilm(arguments) -> int:
             "embedding": embedding.numpy(),
         }
         for what, array in files.items():
-            numpy.save(arguments.out / f"{name}_{what}.npy", array)
-        told.append({"name": name, "sentence": sentence, "input_ids": files["input_ids"][0].tolist()})
-    print(json.dumps(told))
+            numpy.save(arguments.out / f"s{index}_{what}.npy", array)
     return 0
 
 
@@ -80,20 +65,16 @@ def similarity(arguments) -> int:
     for row, sentence in zip(ours @ ours.T, arguments.sentences, strict=True):
         print("  " + " ".join(f"{value:6.3f}" for value in row) + f"   {sentence}")
     print("  transformers' own BertModel differs by at most ", end="")
-    return tell_difference(ours, theirs, TOLERANCE)
+    return tell_difference(ours, theirs)
 
 
-def compare(arguments) -> int:
-    return tell_difference(numpy.load(arguments.a), numpy.load(arguments.b), arguments.tolerance)
-
-
-def tell_difference(ours: numpy.ndarray, theirs: numpy.ndarray, tolerance: float) -> int:
+def tell_difference(ours: numpy.ndarray, theirs: numpy.ndarray) -> int:
     if ours.shape != theirs.shape:
         print(f"shapes differ: {list(ours.shape)} and {list(theirs.shape)}")
         return 1
     difference = float(numpy.max(numpy.abs(ours.astype(numpy.float64) - theirs), initial=0.0))
     print(f"{difference:.3g}")
-    return 0 if difference <= tolerance else 1  # NaN is not equal to itself
+    return 0 if difference <= TOLERANCE else 1  # NaN is not equal to itself
 
 
 def main() -> int:
@@ -102,8 +83,7 @@ def main() -> int:
 
     command = commands.add_parser("vad")
     command.add_argument("--audio", type=Path, required=True)
-    command.add_argument("--out", type=Path)
-    command.add_argument("--compare", type=Path)
+    command.add_argument("--compare", type=Path, required=True)
     command.set_defaults(run=vad)
 
     command = commands.add_parser("minilm")
@@ -116,12 +96,6 @@ def main() -> int:
     command.add_argument("--ours", required=True)
     command.add_argument("sentences", nargs="+")
     command.set_defaults(run=similarity)
-
-    command = commands.add_parser("compare")
-    command.add_argument("a", type=Path)
-    command.add_argument("b", type=Path)
-    command.add_argument("--tolerance", type=float, default=TOLERANCE)
-    command.set_defaults(run=compare)
 
     arguments = parser.parse_args()
     return arguments.run(arguments)

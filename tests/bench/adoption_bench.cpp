@@ -10,7 +10,7 @@
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::adoption_bench {
 namespace {
 
 constexpr int workers = 30;
@@ -66,4 +66,4 @@ Records adoption() {
 const Bench adoption_bench{"adoption", "a killed supervisor: until the next one has adopted 30 workers", adoption};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::adoption_bench

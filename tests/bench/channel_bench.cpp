@@ -20,7 +20,7 @@
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::channel_bench {
 namespace {
 
 constexpr int rounds = 5;
@@ -276,4 +276,4 @@ const Bench channel_bench{"channel",
                           channel, Bench::Prints::itself};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::channel_bench

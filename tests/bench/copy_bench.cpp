@@ -16,7 +16,7 @@
 #include "tests/bench/record.h"
 #include "worker/model/parallel_copy.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::copy_bench {
 namespace {
 
 constexpr std::size_t weights_bytes = std::size_t{512} << 20;
@@ -86,4 +86,4 @@ Records run() {
 const Bench bench{"copy", "weights from a mapped file into a ring of buffers, against one memcpy", run};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::copy_bench

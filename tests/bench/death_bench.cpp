@@ -18,7 +18,7 @@
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::death_bench {
 namespace {
 
 using namespace std::chrono_literals;
@@ -284,4 +284,4 @@ Records death() {
 const Bench death_bench{"death", "a worker's death: when clients, subscribers and its successor know", death};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::death_bench

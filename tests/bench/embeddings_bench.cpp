@@ -9,7 +9,7 @@
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::embeddings_bench {
 namespace {
 
 constexpr std::int64_t tokens = 16;
@@ -68,4 +68,4 @@ Records embeddings() {
 const Bench embeddings_bench{"embeddings", "MiniLM through the daemon; higher is better", embeddings};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::embeddings_bench

@@ -15,7 +15,7 @@
 #include "tests/simulation/rivals.h"
 #include "tests/simulation/trace.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::fleet_bench {
 namespace {
 
 using namespace simulation;
@@ -158,4 +158,4 @@ const Bench fleet{"fleet", "the memory policy on a simulated machine: traces, al
                   }};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::fleet_bench

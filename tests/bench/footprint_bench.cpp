@@ -18,7 +18,7 @@
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::footprint_bench {
 namespace {
 
 /// A number of /proc/PID/status, such as VmRSS and RssAnon (KiB) or voluntary_ctxt_switches, over
@@ -115,4 +115,4 @@ const Bench footprint_bench{
     "footprint", "resident size with one model loaded, and what the daemon and its workers do when idle", footprint};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::footprint_bench

@@ -20,7 +20,7 @@
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::generation_bench {
 namespace {
 
 namespace json = boost::json;
@@ -241,4 +241,4 @@ const Bench together_bench{"generation-together", "the same with several sequenc
                            [] { return where_prepared(several_sequences); }};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::generation_bench

@@ -6,7 +6,7 @@
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::lifecycle_bench {
 namespace {
 
 /// Until a process waits for a model, and has said hello.
@@ -102,4 +102,4 @@ const Bench swap_bench{"swap", "a load that needs another model's place, beside 
 const Bench load_bench{"load", "load to ready, and unload to receipt", load};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::lifecycle_bench

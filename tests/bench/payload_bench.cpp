@@ -9,7 +9,7 @@
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::payload_bench {
 namespace {
 
 /// One tensor of `bytes`, filled once, sent again and again; microseconds of one request.
@@ -71,4 +71,4 @@ const Bench payload_bench{
     "payload", "large requests; the worker writes the result once, which is one copy; `clone` makes another", payload};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::payload_bench

@@ -20,7 +20,7 @@
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/fleets.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::reloads_bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -281,4 +281,4 @@ const Bench reloads_int4_bench{"reloads-int4", "the same with weights of 4 bits"
                                }};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::reloads_bench

@@ -16,7 +16,7 @@
 #include "tests/bench/baselines.h"
 #include "tests/bench/placement.h"
 
-namespace bulkhead::bench {
+namespace bulkhead::bench::wakeup_bench {
 namespace {
 
 constexpr int rounds = 15;
@@ -294,4 +294,4 @@ Records wakeup() {
 const Bench wakeup_bench{"wakeup", "64 B between two processes: rings and sockets, beside a futex", wakeup};
 
 }  // namespace
-}  // namespace bulkhead::bench
+}  // namespace bulkhead::bench::wakeup_bench

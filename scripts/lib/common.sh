@@ -95,9 +95,13 @@ install_options=()
 install_and_compile() {
     "$root/scripts/install" ${install_options[@]+"${install_options[@]}"}
     say "Building into build/"
-    if [ ! -f "$build/build.ninja" ]; then quietly "configuring" cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release; fi
-    quietly "compiling (${jobs} jobs)" cmake --build "$build" -j "$jobs" ${1:+--target "$@"}
-}
+    local cache=()
+    if [ ! -f "$build/build.ninja" ]; then
+        quietly "configuring" cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release
+        # Of a first build most is new: looked up without a run of the preprocessor.
+        cache=(env CCACHE_DEPEND=1)
+    fi
+    quietly "compiling (${jobs} jobs)" ${cache[@]+"${cache[@]}"} cmake --build "$build" -j "$jobs" ${1:+--target "$@"}
 }
 
 # The same, and the demo's models.

@@ -143,32 +143,6 @@ json::object worker_json(const ModelSpec& model) {
     return all;
 }
 
-json::object fleet_settings_to_json(const Fleet& fleet) {
-    json::object all;
-    for (const auto& [device, limit] : fleet.limits) {
-        json::object one{{"margin", limit.margin_bytes}};
-        if (limit.share_bytes)
-            one["share"] = *limit.share_bytes;
-        else
-            one["share"] = fmt::format("{}%", limit.share_percent);
-        if (!all.contains("limits")) all["limits"].emplace_object();
-        all["limits"].as_object()[device] = std::move(one);
-    }
-    if (!fleet.startup.empty()) all["startup"] = json::value_from(fleet.startup);
-    all["blanks"] = json::value_from(fleet.blanks);
-    all["near"] = fleet.near_bytes;
-    return all;
-}
-
-Result<> fleet_settings_from_json(const json::object& json, Fleet& fleet) {
-    Report report{"", ""};
-    Fields fields{Value{from_json(json), "fleet", report}, ""};
-    read_fleet_settings(fields, fleet);
-    auto diagnostics = std::move(report).take();
-    if (!diagnostics.empty()) return std::move(diagnostics.front().error);
-    return {};
-}
-
 Result<ModelSpec> model_from_json(const json::object& json) {
     Report report{"", ""};
     Fields fields{Value{from_json(json), "model", report}, "model: "};

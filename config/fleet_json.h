@@ -18,10 +18,4 @@ namespace bulkhead::config {
 /// Errors  config_invalid with the key: the two ends are of different releases
 [[nodiscard]] Result<ModelSpec> model_from_json(const boost::json::object& json);
 
-/// Converts what a fleet says beside its models, with the keys of the YAML file.
-[[nodiscard]] boost::json::object fleet_settings_to_json(const Fleet& fleet);
-/// The inverse, for a fleet whose models are known; ignores other members.
-/// Errors  config_invalid with the key
-[[nodiscard]] Result<> fleet_settings_from_json(const boost::json::object& json, Fleet& fleet);
-
 }  // namespace bulkhead::config

@@ -6,12 +6,9 @@
 
 #include "config/fields.h"
 #include "config/fleet.h"
+#include "config/reader.h"
 
 namespace bulkhead::config {
-
-/// Must the model's file exist? The daemon checks when it loads a fleet file. A worker does not:
-/// loading the model gives the better error.
-enum class FileCheck { must_exist, none };
 
 /// Reads the keys that `defaults` can hold into `model`. Values of the file override the defaults;
 /// the maps `deadlines`, `channel` and `environment` are merged key by key.

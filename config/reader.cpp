@@ -11,7 +11,7 @@
 namespace bulkhead::config {
 namespace {
 
-void read_models(const Value& map, const ModelSpec& defaults, Fleet& fleet) {
+void read_models(const Value& map, const ModelSpec& defaults, FileCheck check, Fleet& fleet) {
     const Fields fields{map, ""};
     if (fields.is_map() && map.node().entries.empty())
         map.refuse("models is empty", "declare a model: a name, and under it runtime and file");
@@ -26,7 +26,7 @@ void read_models(const Value& map, const ModelSpec& defaults, Fleet& fleet) {
         model.name = member.key;
         Fields keys{Value{member.value.shared(), where + "its value", map.report()}, where};
         if (!keys.is_map()) continue;
-        read_model(keys, where, folder, FileCheck::must_exist, model);
+        read_model(keys, where, folder, check, model);
         workers += model.replicas;
         fleet.models.push_back(std::move(model));
     }
@@ -47,7 +47,7 @@ void read_models(const Value& map, const ModelSpec& defaults, Fleet& fleet) {
                    fmt::format("one daemon runs at most {}", limits::workers_max));
 }
 
-void read_root(const NodeRef& root, Report& report, Fleet& fleet) {
+void read_root(const NodeRef& root, Report& report, FileCheck check, Fleet& fleet) {
     if (root->kind == Node::Kind::null) {
         report.add(root->place, "the file is empty", "begin with version: 1 and models:");
         return;
@@ -64,7 +64,7 @@ void read_root(const NodeRef& root, Report& report, Fleet& fleet) {
         keys.finish();
     }
     if (const auto models = fields.require("models", "add models: with at least one model"))
-        read_models(*models, defaults, fleet);
+        read_models(*models, defaults, check, fleet);
     read_fleet_settings(fields, fleet);
     fields.finish();
 }
@@ -105,12 +105,13 @@ ReadFleet read_fleet(const std::filesystem::path& file) {
     return read_fleet_text(text, file);
 }
 
-ReadFleet read_fleet_text(std::string_view yaml, const std::filesystem::path& name) {
+ReadFleet read_fleet_text(std::string_view yaml, const std::filesystem::path& name, FileCheck check) {
     ReadFleet read;
+    read.text = yaml;
     std::error_code failure;
     read.fleet.source = std::filesystem::absolute(name, failure).lexically_normal();
     Report report{name, yaml};
-    if (const NodeRef root = parse_yaml(yaml, report)) read_root(root, report, read.fleet);
+    if (const NodeRef root = parse_yaml(yaml, report)) read_root(root, report, check, read.fleet);
     read.diagnostics = std::move(report).take();
     read.warnings = std::move(report).take_warnings();
     return read;

@@ -21,6 +21,7 @@ struct Diagnostic {
 };
 
 struct ReadFleet {
+    std::string text;                     ///< of the file
     Fleet fleet;                          ///< meaningful only without errors
     std::vector<Diagnostic> diagnostics;  ///< all errors of the file, in its order
     std::vector<Diagnostic> warnings;     ///< values that have no effect, in the same order
@@ -30,7 +31,12 @@ struct ReadFleet {
 /// Reads and checks a fleet file; relative model paths are relative to its folder.
 [[nodiscard]] ReadFleet read_fleet(const std::filesystem::path& file);
 
+/// Must the models' files exist? The daemon checks when it loads a fleet file. A worker does not:
+/// loading the model gives the better error.
+enum class FileCheck { must_exist, none };
+
 /// As `read_fleet`, for text that is not a file; diagnostics show `name`.
-[[nodiscard]] ReadFleet read_fleet_text(std::string_view yaml, const std::filesystem::path& name);
+[[nodiscard]] ReadFleet read_fleet_text(std::string_view yaml, const std::filesystem::path& name,
+                                        FileCheck check = FileCheck::must_exist);
 
 }  // namespace bulkhead::config

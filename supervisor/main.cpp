@@ -91,9 +91,8 @@ int supervise(const Arguments& arguments, const std::optional<supervisor::LogSto
     std::string fleet_error;
     if (read.ok()) {
         if (logs) {
-            logs->writer->save("last good fleet", [file = supervisor::LastGoodFleet{logs->folder}, fleet = read.fleet] {
-                file.save(fleet);
-            });
+            logs->writer->save("last good fleet",
+                               [file = supervisor::LastGoodFleet{logs->folder}, read] { file.save(read); });
             (void)logs->writer->flush();  // the next supervisor needs the file, so write it
                                           // before anything else
         }

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "config/fleet.h"
+#include "config/reader.h"
 #include "supervisor/keeper_link/keeper_file.h"
 #include "supervisor/memory/footprint.h"
 
@@ -21,7 +21,7 @@ inline memory::Footprints read_footprints(const std::filesystem::path& folder) {
     return known == nullptr ? memory::Footprints{} : memory::Footprints::from_json(*known);
 }
 
-/// The fleet that a supervisor last read without errors, complete, in a file beside the logs. If a
+/// The fleet that a supervisor last read without errors, its text, in a file beside the logs. If a
 /// supervisor starts while the fleet file has errors, it uses this one: a typing error must not end
 /// running workers.
 class LastGoodFleet {
@@ -29,7 +29,7 @@ public:
     explicit LastGoodFleet(const std::filesystem::path& folder);
 
     /// On a full disk, logs a line.
-    void save(const config::Fleet& fleet) const;
+    void save(const config::ReadFleet& read) const;
     [[nodiscard]] std::optional<config::Fleet> load() const;
 
 private:

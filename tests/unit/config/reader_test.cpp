@@ -355,15 +355,6 @@ TEST(FleetJson, BringsEveryModelBackUnchanged) {
         }
 }
 
-TEST(FleetJson, BringsWhatAFleetSaysBesideItsModelsBackUnchanged) {
-    const Fleet fleet = read_fleet(examples / "good/memory.yaml").fleet;
-    Fleet received;
-    received.source = fleet.source;
-    received.models = fleet.models;
-    ASSERT_TRUE(fleet_settings_from_json(fleet_settings_to_json(fleet), received));
-    EXPECT_EQ(received, fleet);
-}
-
 TEST(FleetJson, NamesTheKeyThatAnotherReleaseSent) {
     boost::json::object json = to_json(read_fleet(examples / "good/smallest.yaml").fleet.models.at(0));
     json["turbo"] = true;

@@ -136,28 +136,32 @@ TEST(FleetChange, TellsWhatAReloadFinds) {
 
 TEST(LastGoodFleet, ReadsBackWhatWasSavedUnderTheSameKeeper) {
     const bulkhead::test::TemporaryFolder folder;
-    config::Fleet fleet;
-    fleet.source = "/etc/bulkhead/fleet.yaml";
-    fleet.models = {spec_of("a"), spec_of("b")};
-    fleet.models[0].file = fleet.models[1].file = "/models/a.pt";
-    fleet.models[0].environment = {{"A", "1"}};
-    fleet.models[1].deadlines.request = 1234ms;
-    fleet.models[1].preload = true;
+    constexpr const char* text = R"(
+version: 1
+models:
+  a: {runtime: torchscript, file: a.pt, environment: {A: "1"}, device: [cuda:0, cpu]}
+  b: {runtime: torchscript, file: /models/b.pt, deadlines: {request: 1234ms}, preload: near}
+limits: {cuda:0: {share: 90%, margin: 1GiB}}
+startup: [a]
+blanks: {cpu: 2}
+near: 8GiB
+)";
+    const auto read = config::read_fleet_text(text, "/no/such/folder/fleet.yaml", config::FileCheck::none);
+    ASSERT_TRUE(read.ok()) << read.diagnostics.front().text();
     const LastGoodFleet kept{folder.path()};
     EXPECT_EQ(kept.load(), std::nullopt);
-    kept.save(fleet);
-    ASSERT_TRUE(kept.load());
-    EXPECT_EQ(*kept.load(), fleet);
+    kept.save(read);
+    EXPECT_EQ(kept.load(), read.fleet);
 
     // Another keeper's, or half a file, is none.
     const auto path = folder.path() / "last-good-fleet.json";
-    std::string text;
-    std::getline(std::ifstream{path}, text);
-    const auto keeper = text.find(std::to_string(::getppid()));
+    std::string saved;
+    std::getline(std::ifstream{path}, saved);
+    const auto keeper = saved.find(std::to_string(::getppid()));
     ASSERT_NE(keeper, std::string::npos);
-    std::ofstream{path} << text.substr(0, keeper) << "9" << text.substr(keeper);
+    std::ofstream{path} << saved.substr(0, keeper) << "9" << saved.substr(keeper);
     EXPECT_EQ(kept.load(), std::nullopt);
-    std::ofstream{path} << text.substr(0, text.size() / 2);
+    std::ofstream{path} << saved.substr(0, saved.size() / 2);
     EXPECT_EQ(kept.load(), std::nullopt);
 }
 

@@ -5,7 +5,11 @@
 /// one machine but may be of two releases: each opens with a hello that carries a version range.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
 #include <type_traits>
 
 namespace bulkhead::keeper_link {
@@ -164,6 +168,23 @@ static_assert(is_wire_struct<SpawnFailed, 88>);
 static_assert(is_wire_struct<Exited, 96>);
 static_assert(is_wire_struct<Spawn, 112>);
 static_assert(is_wire_struct<Signal, 88>);
+
+template <typename T>
+std::span<const std::byte> as_packet_bytes(const T& value) noexcept {
+    static_assert(std::has_unique_object_representations_v<T>);
+    return std::as_bytes(std::span{&value, 1});
+}
+
+/// Copies the struct from the front of `bytes` and removes it; empty if there are too few bytes.
+template <typename T>
+std::optional<T> take(std::span<const std::byte>& bytes) noexcept {
+    static_assert(std::has_unique_object_representations_v<T>);
+    if (bytes.size() < sizeof(T)) return std::nullopt;
+    T value;
+    std::memcpy(&value, bytes.data(), sizeof(T));
+    bytes = bytes.subspan(sizeof(T));
+    return value;
+}
 
 /// Descriptors that are open in a child, besides 0 (/dev/null), 1 and 2 (its log pipe).
 inline constexpr int child_link_fd = 3;

@@ -15,33 +15,14 @@ namespace wire = keeper_link;
 
 namespace {
 
-template <typename T>
-void append(std::string& bytes, const T& value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-std::string make_packet(wire::Type type, std::uint64_t request_id, std::string_view body = {}) {
+std::string make_packet(wire::Type type, std::uint64_t request_id, std::span<const std::byte> body = {},
+                        std::string_view tail = {}) {
+    const wire::Header header{static_cast<std::uint16_t>(type), wire::version_max,
+                              static_cast<std::uint32_t>(sizeof header + body.size() + tail.size()), request_id};
     std::string bytes;
-    append(bytes, wire::Header{static_cast<std::uint16_t>(type), wire::version_max,
-                               static_cast<std::uint32_t>(sizeof(wire::Header) + body.size()), request_id});
-    bytes += body;
-    return bytes;
-}
-
-template <typename T>
-std::string packet_of(wire::Type type, const T& body) {
-    static_assert(std::has_unique_object_representations_v<T>);
-    return make_packet(type, 0, std::string_view{reinterpret_cast<const char*>(&body), sizeof body});
-}
-
-/// Copies the struct out of the receive buffer; empty if the packet is too short.
-template <typename T>
-std::optional<T> read_as(std::span<const std::byte> bytes) {
-    if (bytes.size() < sizeof(T)) return std::nullopt;
-    T value;
-    std::memcpy(&value, bytes.data(), sizeof value);
-    return value;
+    for (const auto part : {wire::as_packet_bytes(header), body})
+        bytes.append(reinterpret_cast<const char*>(part.data()), part.size());
+    return bytes.append(tail);
 }
 
 std::string_view step_text(std::uint32_t step) {
@@ -82,17 +63,17 @@ KeeperClient::~KeeperClient() { link_->close(); }
 void KeeperClient::start(Handlers handlers) {
     handlers_ = std::move(handlers);
     link_->start([this](Packet& packet) { on_packet(packet); }, [this](const Error* why) { handlers_.closed(why); });
-    link_->send(
-        packet_of(wire::Type::supervisor_hello, wire::SupervisorHello{wire::version_min, wire::version_max, 0}));
+    const wire::SupervisorHello hello{wire::version_min, wire::version_max, 0};
+    link_->send(make_packet(wire::Type::supervisor_hello, 0, wire::as_packet_bytes(hello)));
 }
 
 void KeeperClient::on_packet(Packet& packet) {
-    const auto header = read_as<wire::Header>(packet.bytes);
+    auto body = packet.bytes;
+    const auto header = wire::take<wire::Header>(body);
     if (!header || header->size_bytes != packet.bytes.size())
         return violated("a packet whose size is not its header's");
-    const auto body = packet.bytes.subspan(sizeof(wire::Header));
     const auto with = [&]<typename T>(std::type_identity<T>, auto handle) {
-        if (const auto value = read_as<T>(body)) {
+        if (const auto value = wire::take<T>(body)) {
             handle(*value);
         } else {
             violated(fmt::format("a packet of type {} with a body of {} bytes", header->type, body.size()));
@@ -101,8 +82,7 @@ void KeeperClient::on_packet(Packet& packet) {
     switch (static_cast<wire::Type>(header->type)) {
     case wire::Type::hello: return with(std::type_identity<wire::KeeperHello>{}, [&](auto& value) { on_hello(value); });
     case wire::Type::worker:
-        return with(std::type_identity<wire::WorkerRecord>{},
-                    [&](auto& value) { on_worker(value, body.subspan(sizeof value), packet); });
+        return with(std::type_identity<wire::WorkerRecord>{}, [&](auto& value) { on_worker(value, body, packet); });
     case wire::Type::hello_end: return on_hello_end();
     case wire::Type::spawned:
         return with(std::type_identity<wire::Spawned>{}, [&](auto& value) { on_spawned(value, packet); });
@@ -186,12 +166,9 @@ void KeeperClient::spawn(SpawnRequest request, OnSpawned spawned, OnExited exite
     body.bytes = static_cast<std::uint32_t>(strings.size());
     body.has_cgroup = request.cgroup ? 1 : 0;
     body.core_bytes_max = request.core_bytes_max;
-    std::string bytes;
-    append(bytes, body);
-    bytes += strings;
     std::vector<UniqueFd> fds;
     if (request.cgroup) fds.push_back(std::move(request.cgroup));
-    link_->send(make_packet(wire::Type::spawn, ++last_request_, bytes), std::move(fds));
+    link_->send(make_packet(wire::Type::spawn, ++last_request_, wire::as_packet_bytes(body), strings), std::move(fds));
 }
 
 void KeeperClient::on_spawned(const wire::Spawned& body, Packet& packet) {
@@ -243,17 +220,17 @@ void KeeperClient::on_exited(const wire::Exited& body) {
 }
 
 void KeeperClient::signal(const WorkerName& name, int number, bool whole_group) {
-    link_->send(packet_of(wire::Type::signal, wire::Signal{name.key(), number, whole_group ? 1U : 0U}));
+    link_->send(make_packet(wire::Type::signal, 0,
+                            wire::as_packet_bytes(wire::Signal{name.key(), number, whole_group ? 1U : 0U})));
 }
 
-void KeeperClient::forget(const WorkerName& name) { link_->send(packet_of(wire::Type::forget, name.key())); }
+void KeeperClient::forget(const WorkerName& name) {
+    link_->send(make_packet(wire::Type::forget, 0, wire::as_packet_bytes(name.key())));
+}
 
 void KeeperClient::keep(const WorkerName& name, const std::string& ledger) {
-    const wire::WorkerKey key = name.key();
-    std::string body;
-    append(body, key);
-    body += std::string_view{ledger}.substr(0, wire::ledger_bytes_max);
-    link_->send(make_packet(wire::Type::ledger, 0, body));
+    link_->send(make_packet(wire::Type::ledger, 0, wire::as_packet_bytes(name.key()),
+                            std::string_view{ledger}.substr(0, wire::ledger_bytes_max)));
 }
 
 void KeeperClient::stop() { link_->send(make_packet(wire::Type::stop, 0)); }

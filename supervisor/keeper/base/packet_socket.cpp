@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstring>
 
 namespace bulkhead::keeper {
 namespace {

@@ -2,16 +2,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <optional>
 #include <span>
-#include <type_traits>
 #include <utility>
 
 #include "ipc/base/unique_fd.h"
 #include "ipc/links/keeper_link.h"
 
 namespace bulkhead::keeper {
+
+using keeper_link::as_packet_bytes, keeper_link::take;
 
 enum class SendOutcome {
     sent,
@@ -53,22 +52,5 @@ public:
 private:
     UniqueFd socket_;
 };
-
-template <typename T>
-std::span<const std::byte> as_packet_bytes(const T& value) noexcept {
-    static_assert(std::has_unique_object_representations_v<T>);
-    return std::as_bytes(std::span{&value, 1});
-}
-
-/// Copies the struct from the front of `bytes` and removes it; empty if there are too few bytes.
-template <typename T>
-std::optional<T> take(std::span<const std::byte>& bytes) noexcept {
-    static_assert(std::has_unique_object_representations_v<T>);
-    if (bytes.size() < sizeof(T)) return std::nullopt;
-    T value;
-    std::memcpy(&value, bytes.data(), sizeof(T));
-    bytes = bytes.subspan(sizeof(T));
-    return value;
-}
 
 }  // namespace bulkhead::keeper

@@ -1,6 +1,5 @@
 #include "supervisor/keeper/process/own_program.h"
 
-#include <poll.h>
 #include <sys/auxv.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -14,7 +13,6 @@
 #include <string_view>
 
 #include "ipc/base/pidfd.h"
-#include "supervisor/keeper/base/clock.h"
 #include "supervisor/keeper/base/limits.h"
 #include "supervisor/keeper/base/say.h"
 
@@ -85,19 +83,13 @@ bool OwnProgram::understands(int state_fd, Spawner& spawner, int null_fd, int oo
         return false;
     }
 
-    const auto deadline = Clock::now() + limits::state_check_deadline;
-    pollfd source{child->pidfd.get(), POLLIN, 0};
-    int ready = 0;
-    do {
-        const timespec timeout = until(deadline);
-        ready = ::ppoll(&source, 1, &timeout, nullptr);
-    } while (ready < 0 && errno == EINTR);
+    const bool ready = ends_within(child->pidfd, limits::state_check_deadline);
     signal_group(child->pid, SIGKILL);
     siginfo_t ended{};
     ::waitid(P_PIDFD, static_cast<id_t>(child->pidfd.get()), &ended, WEXITED);
-    if (ready == 1 && ended.si_code == CLD_EXITED && ended.si_status == 0) return true;
+    if (ready && ended.si_code == CLD_EXITED && ended.si_status == 0) return true;
     say("WARN upgrade: %s does not take this keeper's state (%s %d)", path(),
-        ready != 1                    ? "no answer,"
+        !ready                        ? "no answer,"
         : ended.si_code == CLD_EXITED ? "exit status"
                                       : "signal",
         ended.si_status);

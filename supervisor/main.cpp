@@ -4,7 +4,6 @@
 /// bulkhead-supervisor --check FLEET.yaml: started by the running supervisor before a hand-over.
 /// Reads the fleet, prints its version and that of its keeper link, and exits with 0 or 78.
 
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -60,15 +59,6 @@ std::optional<Arguments> parse_arguments(int argc, char** argv) {
 bool is_socket(int fd) {
     struct stat status {};
     return ::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode);
-}
-
-/// A thousand control connections need more descriptors than the usual soft limit. Workers are the
-/// keeper's children and do not inherit this one.
-void raise_descriptor_limit() {
-    rlimit limit{};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    limit.rlim_cur = limit.rlim_max;
-    ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 int fail(const Error& error, int status) {
@@ -141,7 +131,6 @@ int main(int argc, char** argv) {
     }
     std::signal(SIGPIPE, SIG_IGN);
     ::umask(077);  // logs and cache are readable by their owner only
-    raise_descriptor_limit();
 
     const auto logs = supervisor::make_log_store(std::filesystem::path{arguments->socket}.parent_path());
     supervisor::open_daemon_log(logs);

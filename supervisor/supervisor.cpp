@@ -100,18 +100,13 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     if (hello.supervisor_starts > 1 && !options_.fleet.blanks.empty())
         context_->generation_last += config::limits::blanks_max;
     context_->channel_last = hello.supervisor_starts << 32U;
-    facts_.supervisor_starts = hello.supervisor_starts;
-    facts_.keeper_executions = hello.executions;
+    facts_.keeper = hello;
     facts_.keeper_upgrade_failed = text_of(static_cast<keeper_link::UpgradeFailure>(hello.upgrade_failed));
-    keeper_version_min_ = hello.version_min;
-    keeper_version_max_ = hello.version_max;
     facts_.fleet_error = options_.fleet_error;
     facts_.version = BULKHEAD_VERSION;
-    facts_.keeper_pid = hello.keeper_pid;
     facts_.supervisor_pid = ::getpid();
     facts_.socket = options_.socket;
     facts_.fleet_file = options_.fleet.source.string();
-    facts_.started_unix_ms = static_cast<std::int64_t>(hello.started_unix_ms);
 
     // Leftovers of a former daemon on this socket would hold memory that this fleet needs.
     std::set<std::string> keep;
@@ -176,11 +171,11 @@ void Supervisor::keep_gpu_quarantine(const GpuQuarantineFile& file, const std::s
 void Supervisor::begin() {
     std::vector<WorkerName> keep;
     for (const FoundWorker& worker : found_) keep.push_back(worker.born_as);
-    context_->cgroups = Cgroups::make({static_cast<pid_t>(facts_.keeper_pid), options_.socket}, keep);
+    context_->cgroups = Cgroups::make({facts_.keeper.keeper_pid, options_.socket}, keep);
     kill_with_keeper(context_->cgroups ? context_->cgroups->kill_all_fd() : -1);
     facts_.containment =
         context_->cgroups ? "cgroup " + context_->cgroups->path().string() : "process group and marker";
-    context_->memory_limits = MemoryLimits::make(context_->cgroups.get(), static_cast<pid_t>(facts_.keeper_pid));
+    context_->memory_limits = MemoryLimits::make(context_->cgroups.get(), facts_.keeper.keeper_pid);
     fleet_.emplace(*context_, options_.fleet, options_.logs);
     known_.keys = declarations_;
     fleet_->begin(std::move(known_), [this] { serve(); });
@@ -193,15 +188,15 @@ void Supervisor::serve() {
                            [this](bool with_keeper, auto checked) { upgrade(with_keeper, std::move(checked)); }});
     server_.emplace(io_, std::move(options_.listener), make_methods(*daemon_));
     spdlog::info("supervisor {} pid={} keeper_pid={} fleet={} models={} containment=\"{}\" socket={}", facts_.version,
-                 facts_.supervisor_pid, facts_.keeper_pid, facts_.fleet_file, options_.fleet.models.size(),
+                 facts_.supervisor_pid, facts_.keeper.keeper_pid, facts_.fleet_file, options_.fleet.models.size(),
                  facts_.containment, facts_.socket);
     if (!facts_.fleet_error.empty())
         spdlog::error("the fleet file has errors, and the fleet that was last good stays in force: {}",
                       facts_.fleet_error);
     const std::size_t found = found_.size();
     fleet_->adopt(std::exchange(found_, {}), declarations_, std::exchange(former_lines_, {}));
-    if (facts_.supervisor_starts > 1)
-        spdlog::info("supervisor number {} of this keeper found {} records of workers", facts_.supervisor_starts,
+    if (facts_.keeper.supervisor_starts > 1)
+        spdlog::info("supervisor number {} of this keeper found {} records of workers", facts_.keeper.supervisor_starts,
                      found);
     if (early_order_ == Order::stop) return stop([](const std::vector<Receipt>&) {});
     server_->start();
@@ -280,7 +275,7 @@ void Supervisor::apply(const config::Fleet& fleet, Reloaded reloaded) {
 void Supervisor::check_next(bool with_keeper, std::function<void(Result<>)> checked) {
     checks_.run(
         "trying the installed program",
-        [with_keeper, fleet = facts_.fleet_file, min = keeper_version_min_, max = keeper_version_max_] {
+        [with_keeper, fleet = facts_.fleet_file, min = facts_.keeper.version_min, max = facts_.keeper.version_max] {
             return supervisor::check_next(next_program(with_keeper), fleet, min, max);
         },
         std::move(checked));

@@ -76,12 +76,11 @@ private:
     std::optional<Daemon> daemon_;
     std::optional<ControlServer> server_;
     DaemonFacts facts_;
-    std::uint16_t keeper_version_min_ = 0, keeper_version_max_ = 0;  ///< of the keeper link
-    std::vector<FoundWorker> found_;                                 ///< until they are adopted
+    std::vector<FoundWorker> found_;  ///< until they are adopted
     /// When this supervisor started.
     Declarations declarations_;
-    Admission::Known known_;                                         ///< until the fleet has it
-    FormerLines former_lines_;                                       ///< until its models exist
+    Admission::Known known_;    ///< until the fleet has it
+    FormerLines former_lines_;  ///< until its models exist
     Deadline end_check_{io_};
     Deadline::Clock::time_point end_by_{};
     /// Wait for the reload under way.

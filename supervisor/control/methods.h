@@ -5,6 +5,7 @@
 #include <string>
 
 #include "config/reader.h"
+#include "ipc/links/keeper_link.h"
 #include "supervisor/control/rpc.h"
 #include "supervisor/fleet/fleet.h"
 #include "supervisor/fleet/fleet_change.h"
@@ -15,16 +16,12 @@ namespace bulkhead::supervisor {
 /// Facts that do not change while a supervisor lives.
 struct DaemonFacts {
     std::string version;
-    std::int64_t keeper_pid = 0;
+    keeper_link::KeeperHello keeper{};  ///< since its start: a restarted supervisor is the same daemon
     std::int64_t supervisor_pid = 0;
     std::string socket;
     std::string fleet_file;
-    std::int64_t started_unix_ms = 0;  ///< start of the keeper: a restarted supervisor is
-                                       ///< the same daemon
     std::string containment;
-    std::uint16_t keeper_executions = 0;  ///< how often the keeper has re-executed its program
     std::string keeper_upgrade_failed{};  ///< why its last re-execution failed; empty: it did not
-    std::uint64_t supervisor_starts = 0;  ///< 1: the first supervisor of this keeper
     std::string fleet_error{};            ///< errors of the fleet file, while the last good one is
                                           ///< in force; else empty
 };

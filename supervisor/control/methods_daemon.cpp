@@ -21,16 +21,16 @@ void info(Daemon& daemon, rpc::Call call) {
         const DaemonFacts& facts = daemon.facts;
         const FleetContext& context = daemon.fleet.context();
         answer(json::object{{"version", facts.version},
-                            {"keeper_pid", facts.keeper_pid},
+                            {"keeper_pid", facts.keeper.keeper_pid},
                             {"supervisor_pid", facts.supervisor_pid},
                             {"socket", facts.socket},
                             {"fleet", facts.fleet_file},
-                            {"uptime_s", (unix_ms() - facts.started_unix_ms) / 1'000},
+                            {"uptime_s", (unix_ms() - static_cast<std::int64_t>(facts.keeper.started_unix_ms)) / 1'000},
                             {"torch", or_null(context.torch)},
                             {"gpus", std::move(gpu_list)},
                             {"containment", facts.containment},
-                            {"supervisor_starts", facts.supervisor_starts},
-                            {"keeper_executions", facts.keeper_executions},
+                            {"supervisor_starts", facts.keeper.supervisor_starts},
+                            {"keeper_executions", facts.keeper.executions},
                             {"keeper_upgrade_failed", or_null(facts.keeper_upgrade_failed)},
                             {"blanks", daemon.fleet.blanks().status()},
                             {"adopted", context.adopted},
@@ -57,7 +57,7 @@ void upgrade(const Daemon& daemon, rpc::Call call) {
     daemon.upgrade(with_keeper, [&daemon, answer = std::move(call.answer)](const Result<>& checked) {
         if (!checked) return answer(checked.error());
         answer(json::object{{"supervisor_pid", daemon.facts.supervisor_pid},
-                            {"supervisor_starts", daemon.facts.supervisor_starts}});
+                            {"supervisor_starts", daemon.facts.keeper.supervisor_starts}});
     });
 }
 

@@ -68,6 +68,12 @@ protected:
         keeper_.exit(worker, {false, 0, true});
     }
 
+    static keeper_link::KeeperHello hello_of(std::int32_t keeper) {
+        keeper_link::KeeperHello hello{};
+        hello.keeper_pid = keeper;
+        return hello;
+    }
+
     boost::asio::io_context io_{1};
     Gpus gpus_;
     EventBus events_;
@@ -77,7 +83,7 @@ protected:
         io_, keeper_, off_loop_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
     Fleet fleet_{context_, two_models(), std::nullopt};
     Daemon daemon_{fleet_,
-                   {"0.1.0", 10, 11, "/run/s", "/fleet.yaml", 0, "process group and marker"},
+                   {"0.1.0", hello_of(10), 11, "/run/s", "/fleet.yaml", "process group and marker"},
                    [this](auto stopped) { fleet_.stop(std::move(stopped)); }};
     test::Listener listener_;
     std::optional<ControlServer> server_;

@@ -202,7 +202,7 @@ private:
     void on_gpu_locked();
     void on_message(worker_link::Ready& message);
     void become_ready(worker_link::Ready& message);
-    void on_message(const worker_link::Failed& message) { fail(message.error); }
+    void on_message(const worker_link::Failed& message) { fail(worker_link::error_of(message)); }
     void on_message(const worker_link::Busy& /*message*/) { transition(WorkerEvent::became_busy, "a request started"); }
     void on_message(const worker_link::Idle& /*message*/) {
         transition(WorkerEvent::became_idle, "nothing is in flight");

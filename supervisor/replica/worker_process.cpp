@@ -108,11 +108,12 @@ void WorkerProcess::take(const worker_link::ChannelOpened& message) const {
 }
 
 void WorkerProcess::take(const worker_link::ChannelRefused& message) {
-    spdlog::info("worker={} channel={} refused: {}", name.text(), message.channel, message.error.text());
+    const Error error = worker_link::error_of(message);
+    spdlog::info("worker={} channel={} refused: {}", name.text(), message.channel, error.text());
     // A worker that ran out of descriptors never received its end: tell the client on the
     // duplicate kept here.
     if (const auto end = channels.find(message.channel); end != channels.end()) {
-        (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, message.error}));
+        (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, error}));
         channels.erase(end);
     }
 }

@@ -32,13 +32,6 @@ void make_safe(T& value) {
     }
 }
 
-/// `failed` or `channel_refused`
-Error error_of(auto& message) {
-    return {error_code_from(message.code).value_or(ErrorCode::internal), std::move(message.attempt),
-            std::move(message.remedy)};
-}
-Message of(packets::Failed&& message) { return Failed{error_of(message)}; }
-Message of(packets::ChannelRefused&& message) { return ChannelRefused{message.channel, error_of(message)}; }
 Message of(packets::Hello&& message) { return Hello{std::move(message)}; }
 Message of(packets::Progress&& message) { return Progress{std::move(message)}; }
 Message of(Unknown&& message) { return Unknown{escaped(std::string_view{message.type}.substr(0, 64))}; }

@@ -19,9 +19,9 @@ namespace bulkhead::supervisor::worker_link {
 
 namespace packets = bulkhead::worker_link;
 using packets::Backtrace, packets::Busy, packets::Channel, packets::ChannelClosed, packets::ChannelOpened,
-    packets::Drain, packets::Drained, packets::Dying, packets::Grant, packets::GrantAsked, packets::HelloAsked,
-    packets::Idle, packets::Importer, packets::Overrun, packets::Ready, packets::Statistics, packets::StatisticsAsked,
-    packets::Unknown;
+    packets::ChannelRefused, packets::Drain, packets::Drained, packets::Dying, packets::Failed, packets::Grant,
+    packets::GrantAsked, packets::HelloAsked, packets::Idle, packets::Importer, packets::Overrun, packets::Ready,
+    packets::Statistics, packets::StatisticsAsked, packets::Unknown;
 
 /// Carries the worker's full state, so that a new supervisor can adopt it.
 struct Hello : packets::Hello {
@@ -37,13 +37,11 @@ struct Progress : packets::Progress {
     /// "reading, 12 of 90 bytes"
     [[nodiscard]] std::string text() const;
 };
-struct Failed {
-    Error error;
-};
-struct ChannelRefused {
-    std::uint64_t channel = 0;
-    Error error;
-};
+
+/// Of `failed` or `channel_refused`.
+[[nodiscard]] Error error_of(const auto& message) {
+    return {error_code_from(message.code).value_or(ErrorCode::internal), message.attempt, message.remedy};
+}
 
 using Message = std::variant<Hello, Progress, GrantAsked, Ready, Failed, ChannelOpened, ChannelClosed, ChannelRefused,
                              Busy, Idle, Statistics, Overrun, Drained, Dying, Backtrace, Unknown>;

@@ -143,6 +143,18 @@ json::object worker_json(const ModelSpec& model) {
     return all;
 }
 
+json::array to_json(const std::vector<Diagnostic>& diagnostics) {
+    json::array all;
+    for (const Diagnostic& one : diagnostics)
+        all.push_back({{"file", one.file.string()},
+                       {"line", one.line},
+                       {"column", one.column},
+                       {"code", to_string(one.error.code)},
+                       {"attempt", one.error.attempt},
+                       {"remedy", one.error.remedy}});
+    return all;
+}
+
 Result<ModelSpec> model_from_json(const json::object& json) {
     Report report{"", ""};
     Fields fields{Value{from_json(json), "model", report}, "model: "};

@@ -2,7 +2,7 @@
 
 #include <boost/json.hpp>
 
-#include "config/fleet.h"
+#include "config/reader.h"
 #include "ipc/base/error.h"
 
 namespace bulkhead::config {
@@ -17,5 +17,8 @@ namespace bulkhead::config {
 /// The inverse of both.
 /// Errors  config_invalid with the key: the two ends are of different releases
 [[nodiscard]] Result<ModelSpec> model_from_json(const boost::json::object& json);
+
+/// Converts errors or warnings as `validate --json` shows them.
+[[nodiscard]] boost::json::array to_json(const std::vector<Diagnostic>& diagnostics);
 
 }  // namespace bulkhead::config

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "config/fleet_json.h"
 #include "supervisor/control/methods.h"
 
 namespace bulkhead::supervisor {
@@ -14,15 +15,7 @@ void status(Fleet& fleet, rpc::Call call) {
 }
 
 rpc::Answer refusal(const std::string& file, const std::vector<config::Diagnostic>& errors) {
-    json::array list;
-    for (const auto& one : errors)
-        list.push_back(json::object{{"file", one.file.string()},
-                                    {"line", one.line},
-                                    {"column", one.column},
-                                    {"code", to_string(one.error.code)},
-                                    {"attempt", one.error.attempt},
-                                    {"remedy", one.error.remedy}});
-    rpc::Answer answer{{{"errors", std::move(list)}}};
+    rpc::Answer answer{{{"errors", config::to_json(errors)}}};
     answer.error = Error{ErrorCode::config_invalid,
                          fmt::format("reloading {}: {}{}", file, errors.front().text(),
                                      errors.size() > 1 ? fmt::format(", and {} more", errors.size() - 1) : ""),

@@ -12,6 +12,7 @@
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/output.h"
 #include "clients/cli/text/render.h"
+#include "config/fleet_json.h"
 #include "config/reader.h"
 #include "ipc/base/pidfd.h"
 
@@ -22,8 +23,8 @@ int validate(const Session& session, const std::filesystem::path& file) {
     const config::ReadFleet read = config::read_fleet(file);
     const int status = read.ok() ? exit_done : exit_config_invalid;
     if (session.json) {
-        const json::object all{{"errors", diagnostics_json(read.diagnostics)},
-                               {"warnings", diagnostics_json(read.warnings)}};
+        const json::object all{{"errors", config::to_json(read.diagnostics)},
+                               {"warnings", config::to_json(read.warnings)}};
         print_json(all);
         return status;
     }

@@ -13,6 +13,7 @@
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/output.h"
 #include "clients/cli/text/render.h"
+#include "config/fleet_json.h"
 
 namespace bulkhead::cli {
 namespace {
@@ -179,7 +180,7 @@ int reload(const Session& session) {
         if (answer.error().code != ErrorCode::config_invalid || diagnostics.empty())
             throw ErrorException{answer.error()};
         if (session.json) {
-            print_json({{"errors", diagnostics_json(diagnostics)}});
+            print_json({{"errors", config::to_json(diagnostics)}});
         } else {
             std::fputs(render_diagnostics(diagnostics, Style::of(stderr)).c_str(), stderr);
             std::fputs("The fleet runs on as it was.\n", stderr);

@@ -124,12 +124,12 @@ std::string date_text(std::int64_t unix_ms) {
                        clock_text(unix_ms));
 }
 
-json::object error_json(const Error& error) {
-    return {{"code", to_string(error.code)}, {"attempt", error.attempt}, {"remedy", error.remedy}};
-}
-
 std::string render_error(const Error& error, bool as_json, Style style) {
-    if (as_json) return json::serialize(json::object{{"error", error_json(error)}}) + "\n";
+    if (as_json)
+        return json::serialize(json::object{
+                   {"error",
+                    {{"code", to_string(error.code)}, {"attempt", error.attempt}, {"remedy", error.remedy}}}}) +
+               "\n";
     std::string text =
         fmt::format("{} {} ({})\n", style.paint("error:", Colour::red), one_line(error.attempt), to_string(error.code));
     if (!error.remedy.empty()) text += "  " + one_line(error.remedy) + "\n";
@@ -157,18 +157,6 @@ std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostic
 
 std::string render_warnings(const std::vector<config::Diagnostic>& warnings, Style style) {
     return render_all(warnings, style.paint("warning:", Colour::yellow), style);
-}
-
-json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics) {
-    json::array all;
-    for (const config::Diagnostic& diagnostic : diagnostics)
-        all.push_back({{"file", diagnostic.file.string()},
-                       {"line", diagnostic.line},
-                       {"column", diagnostic.column},
-                       {"code", to_string(diagnostic.error.code)},
-                       {"attempt", diagnostic.error.attempt},
-                       {"remedy", diagnostic.error.remedy}});
-    return all;
 }
 
 namespace {

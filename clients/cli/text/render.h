@@ -36,13 +36,10 @@ namespace bulkhead::cli {
 /// "error: attempt (code)" and the remedy on a line of its own; with `as_json` the one
 /// object of --json.
 [[nodiscard]] std::string render_error(const Error& error, bool as_json, Style style);
-[[nodiscard]] boost::json::object error_json(const Error& error);
 
 /// "file:line:column: error: attempt" and the remedy on a line of its own, for each.
 [[nodiscard]] std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style);
 [[nodiscard]] std::string render_warnings(const std::vector<config::Diagnostic>& warnings, Style style);
-/// `errors`, or `warnings`, of the output of `validate --json`.
-[[nodiscard]] boost::json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics);
 
 /// Leaves out the columns of estimated and measured memory where the table would be wider than
 /// `columns_max`.

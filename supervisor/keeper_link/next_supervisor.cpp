@@ -75,8 +75,7 @@ Result<Said> ask(const std::string& program, const std::string& fleet) {
                    ends_within(pidfd, std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
     if (!said.in_time) signal_child(*pid, SIGKILL);
     siginfo_t ended{};
-    while (::waitid(P_PID, static_cast<id_t>(*pid), &ended, WEXITED) != 0 && errno == EINTR) {
-    }
+    ::waitid(P_PID, static_cast<id_t>(*pid), &ended, WEXITED);
     said.by_signal = ended.si_code != CLD_EXITED;
     said.status = ended.si_status;
     return said;

@@ -72,8 +72,7 @@ Error why_it_ended(std::string_view printed, int wait_status) {
 
 Error why_it_ended(pid_t pid, int output, off_t start) {
     int wait_status = 0;
-    while (::waitpid(pid, &wait_status, 0) < 0 && errno == EINTR) {
-    }
+    ::waitpid(pid, &wait_status, 0);
     const off_t end = ::lseek(output, 0, SEEK_END);
     std::string printed(limits::start_message_bytes, '\0');
     const off_t from = std::max(start, end - static_cast<off_t>(printed.size()));

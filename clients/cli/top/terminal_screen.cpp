@@ -22,21 +22,12 @@ bool write_text(std::string_view text) { return write_all(STDOUT_FILENO, std::as
 
 }  // namespace
 
-Result<TerminalScreen> TerminalScreen::open(bool colours) {
-    termios before{};
-    if (::tcgetattr(STDIN_FILENO, &before) != 0 || ::isatty(STDOUT_FILENO) != 1)
-        return Error{ErrorCode::input_invalid, "drawing a screen: standard input and output are not a terminal",
-                     "use --once"};
-    TerminalScreen screen{before, colours};
-    screen.enter();
-    return screen;
+TerminalScreen::TerminalScreen(bool colours) : colours_{colours} {
+    if (::tcgetattr(STDIN_FILENO, &before_) != 0 || ::isatty(STDOUT_FILENO) != 1)
+        throw ErrorException{
+            {ErrorCode::input_invalid, "drawing a screen: standard input and output are not a terminal", "use --once"}};
+    enter();
 }
-
-TerminalScreen::TerminalScreen(TerminalScreen&& other) noexcept
-    : before_{other.before_}, colours_{other.colours_}, entered_{std::exchange(other.entered_, false)},
-      shown_{std::move(other.shown_)} {}
-
-TerminalScreen::~TerminalScreen() { leave(); }
 
 void TerminalScreen::enter() {
     termios raw = before_;

@@ -18,11 +18,11 @@ public:
         std::size_t columns;
         std::size_t rows;
     };
-    /// Errors  input_invalid if they are not a terminal
-    static Result<TerminalScreen> open(bool colours);
-    TerminalScreen(TerminalScreen&& other) noexcept;
-    TerminalScreen& operator=(TerminalScreen&&) = delete;
-    ~TerminalScreen();
+    /// Throws  input_invalid if they are not a terminal
+    explicit TerminalScreen(bool colours);
+    TerminalScreen(const TerminalScreen&) = delete;
+    TerminalScreen& operator=(const TerminalScreen&) = delete;
+    ~TerminalScreen() { leave(); }
 
     [[nodiscard]] Size size() const;
     /// Writes the lines that changed. Errors  internal: the terminal accepts no output
@@ -34,8 +34,7 @@ public:
     void enter();
 
 private:
-    TerminalScreen(termios before, bool colours) : before_{before}, colours_{colours} {}
-    termios before_;
+    termios before_{};
     bool colours_;
     bool entered_ = false;
     std::optional<Frame> shown_;

@@ -224,7 +224,7 @@ int run_session(const std::filesystem::path& socket) {
     asio::io_context loop;
     asio::signal_set signals{loop, SIGINT, SIGTERM, SIGHUP};
     for (const int number : {SIGQUIT, SIGTSTP, SIGWINCH}) signals.add(number);
-    TerminalScreen terminal = TerminalScreen::open(Style::of(stdout).colours).value();
+    TerminalScreen terminal{Style::of(stdout).colours};
     return Session{loop, std::move(input), signals, terminal, socket}.run();
 }
 

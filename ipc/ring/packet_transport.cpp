@@ -86,8 +86,7 @@ Result<> PacketTransport::send_through_rings(std::span<const std::byte> packet, 
         return Error{ErrorCode::queue_full, "the peer does not read its ring", "read answers as they come"};
     }
     if (!carried) {
-        const Result<> sent = send_packet(socket_, packet, fds);
-        socket_full_ = !sent && sent.error().code == ErrorCode::queue_full;
+        const Result<> sent = send_on_socket(packet, fds);
         if (!sent) {
             announce_posted();
             return sent;

@@ -70,15 +70,6 @@ int up(const Session& session, const std::filesystem::path& fleet) {
     return session.json ? print_json(info) : print(render_info(info, Style::of(stdout)));
 }
 
-void wait_for_end(const UniqueFd& pidfd, std::int64_t pid) {
-    if (ends_within(pidfd, limits::keeper_end)) return;
-    throw ErrorException{
-        {ErrorCode::deadline_exceeded,
-         fmt::format("stopping the daemon: all is unloaded, but its keeper, pid {}, still runs after {} s", pid,
-                     limits::keeper_end.count() / 1000),
-         "see logs/ beside the control socket"}};
-}
-
 int down(const Session& session) {
     ControlClient control = session.connect();
     const Answer info = control.call("daemon.info", {}, limits::answer).value();
@@ -95,7 +86,12 @@ int down(const Session& session) {
         print("all is stopped; the supervisor ended before it could tell the receipts\n");
     else
         print(render_receipts(array_member(stopped.result, "receipts"), Style::of(stdout)));
-    if (pidfd) wait_for_end(pidfd, keeper);
+    if (pidfd && !ends_within(pidfd, limits::keeper_end))
+        throw ErrorException{
+            {ErrorCode::deadline_exceeded,
+             fmt::format("stopping the daemon: all is unloaded, but its keeper, pid {}, still runs after {} s", keeper,
+                         limits::keeper_end.count() / 1000),
+             "see logs/ beside the control socket"}};
     return exit_done;
 }
 

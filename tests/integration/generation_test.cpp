@@ -1,5 +1,5 @@
-// Models that generate, through the daemon: streams of tokens, what shows of them, and a supervisor
-// that is lost meanwhile.
+// Models that generate, through the daemon: streams of tokens, and a supervisor that is lost
+// meanwhile.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,6 @@ namespace bulkhead::test {
 namespace {
 
 namespace json = boost::json;
-using ::testing::HasSubstr;
 
 TEST(Generation, GivesTheSameToWhoeverAsks) {
     Daemon daemon{fleet({tiny()})};
@@ -39,24 +38,6 @@ TEST(Generation, GivesTheSameToWhoeverAsks) {
     EXPECT_EQ(json::value_to<std::vector<std::int64_t>>(document.at("tokens")), streamed.all);
     EXPECT_EQ(std::count(cli.out.begin(), cli.out.end(), '\n'), 41);
     EXPECT_TRUE(cli.out.starts_with("{\"token\":" + std::to_string(streamed.all.front()) + "}\n")) << cli.out;
-}
-
-TEST(Generation, PsAndWhyShowIt) {
-    Daemon daemon{fleet({tiny(), test_model("echo", "echo.pt")})};
-    Channel channel = daemon.open("tiny").value();
-    ASSERT_FALSE(generate(channel, prompt(3), greedy(40)).error);
-    ASSERT_TRUE(daemon.wait_until("tiny", [](const json::object& row) {
-        return row.at("generate").is_object() && row.at("generate").at("tokens").as_int64() == 40;
-    }));
-
-    EXPECT_EQ(told(daemon).at("slots").as_int64(), 4);
-    EXPECT_TRUE(daemon.row("echo").at("generate").is_null());
-    const std::string table = daemon.cli({"ps"}).out;
-    EXPECT_THAT(table, HasSubstr("SLOTS  TOKENS/S"));
-    EXPECT_THAT(table, HasSubstr("0/4"));
-    const std::string why = daemon.cli({"why", "tiny"}).out;
-    EXPECT_THAT(why, HasSubstr("generating: 0/4 slots; 40 tokens, "));
-    EXPECT_THAT(why, HasSubstr("steps: p50 "));
 }
 
 constexpr int long_answer = 240;

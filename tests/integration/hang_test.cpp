@@ -218,11 +218,9 @@ TEST(Hang, OpeningAChannelToAStoppedWorkerFailsAndFindsIt) {
 }
 
 /// Model code that never returns, in the real worker.
-class EndlessInference : public ::testing::TestWithParam<const char*> {};
-
-TEST_P(EndlessInference, CostsItsProcessAndLeavesABacktrace) {
+TEST(Hang, AnEndlessInferenceCostsItsProcessAndLeavesABacktrace) {
     Daemon daemon{
-        fleet({evil_model("bad", "ok", GetParam(), "deadlines: {request: 1s}"), test_model("neighbour", "echo.pt")})};
+        fleet({evil_model("bad", "ok", "spin", "deadlines: {request: 1s}"), test_model("neighbour", "echo.pt")})};
     auto neighbour = daemon.open("neighbour").value();
     auto channel = daemon.open("bad").value();
     const pid_t former = daemon.pid("bad");
@@ -237,9 +235,6 @@ TEST_P(EndlessInference, CostsItsProcessAndLeavesABacktrace) {
     EXPECT_EQ(report.at("exit").at("signal").as_string(), "SIGABRT") << json::serialize(report);
     EXPECT_FALSE(report.at("backtrace").as_array().empty()) << json::serialize(report);
 }
-
-INSTANTIATE_TEST_SUITE_P(How, EndlessInference, ::testing::Values("spin", "deadlock"),
-                         [](const auto& each) { return std::string{each.param}; });
 
 TEST(Hang, OneThatIgnoresSigtermIsUnloadedAllTheSame) {
     Daemon daemon{

@@ -241,7 +241,8 @@ TEST_P(PipelineDeaths, LeaveTheNeighbourServedAndNoSlabBehind) {
     ::close(pipe[1]);
 }
 
-INSTANTIATE_TEST_SUITE_P(InEachOrder, PipelineDeaths, testing::Values("abc", "acb", "bac", "bca", "cab", "cba"),
+// Each dies before each other in one of them.
+INSTANTIATE_TEST_SUITE_P(InOrder, PipelineDeaths, testing::Values("abc", "bca", "cab"),
                          [](const auto& order) { return std::string{order.param}; });
 
 }  // namespace

@@ -105,18 +105,6 @@ TEST_F(GpuHang, AKeeperThatPassesNothingOnIsBlamedAndNotTheProcessNorItsGpu) {
     wait_for(WorkerState::stopped);
 }
 
-TEST_F(GpuHang, AnotherReasonOutlivesTheProcessThatEndedAfterAll) {
-    keeper_.obeys = [](int) { return false; };
-    spec_.deadlines.load = 300ms;
-    load();
-    FakeWorker& worker = loading();
-    ASSERT_TRUE(wait([&] { return context_.gpu_quarantine.reason("GPU-a").has_value(); }));
-    context_.gpu_quarantine.add("GPU-a", "it fell off the bus");
-    keeper_.exit(worker, {true, SIGKILL, true});
-    wait_for(WorkerState::stopped);
-    EXPECT_THAT(context_.gpu_quarantine.reason("GPU-a").value_or(""), HasSubstr("fell off the bus"));
-}
-
 TEST_F(GpuHang, ThreeModelsThatFailOnOneGpuWithinAMinuteQuarantineItAndNoModel) {
     Other b{context_, spec_, "b"};
     Other c{context_, spec_, "c"};

@@ -313,7 +313,7 @@ TEST_P(PacketTransportTest, AKilledPeerIsHeardUpToItsLastPacketAtEachStep) {
 }
 
 TEST_P(PacketTransportTest, TwoProcessesUnderRandomSizes) {
-    constexpr std::uint64_t count = 20'000;
+    constexpr std::uint64_t count = 4'000;
     const pid_t child = fork_client([&] {
         std::mt19937 random{3};
         for (std::uint64_t sent = 0, received = 0; received < count;) {

@@ -80,11 +80,6 @@ class BadInput(unittest.TestCase):
             self.assertEqual(told["level"], "error")
             self.assertIn("there is no file no_such_file.py. Remedy: name a file", told["message"]["text"])
 
-    def test_programs_are_told_of_a_model_without_the_program(self) -> None:
-        ended = doctor("my-voice", "--json", environment={"PATH": "/nowhere"})
-        self.assertEqual(ended.returncode, 2, ended.stderr)
-        self.assertIn("which is not on PATH", json.loads(ended.stdout)["error"]["attempt"])
-
     def test_a_missing_pytorch_is_told(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             bare = {"PYTHONPATH": f"{folder}:{Path(bulkhead.__file__).parents[1]}", "PYTHONNOUSERSITE": "1"}
@@ -207,9 +202,12 @@ class BadInput(unittest.TestCase):
                 self.assertIn("--deadline", self.refused("steps.py:clean", "--deadline", deadline))
 
     def test_a_model_of_a_fleet_without_the_program(self) -> None:
-        ended = doctor("my-voice", environment={"PATH": "/nowhere"})
-        self.assertEqual((ended.returncode, ended.stdout), (2, ""))
-        self.assertIn("a model of a fleet is found by the program bulkhead, which is not on PATH", ended.stderr)
+        with mock.patch.dict(os.environ, PATH="/nowhere"):
+            ended, for_programs = doctor("my-voice"), doctor("my-voice", "--json")
+        self.assertEqual((ended.returncode, for_programs.returncode, ended.stdout), (2, 2, ""))
+        said = "a model of a fleet is found by the program bulkhead, which is not on PATH"
+        self.assertIn(said, ended.stderr)
+        self.assertIn(said, json.loads(for_programs.stdout)["error"]["attempt"])
 
     def test_an_address_of_a_fake_tensor_is_named_and_skipped(self) -> None:
         report = json.loads(self.refused("steps.py:asks_address", "--inputs", "steps.py:inputs", "--json"))

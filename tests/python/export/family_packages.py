@@ -1,4 +1,6 @@
-"""Small packages of each family that no real model can be had of, compiled once and kept beside the build's models."""
+"""Small packages of each family that no real model can be had of, compiled once and kept beside the
+build's models. Each is for one sequence: functions of several are compiled for each family by
+tests/gpu_offline/test_generated.py, and for a CPU by make_test_models.py."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from bulkhead.export.families import Family, family_named
 from bulkhead.export.source import Loaded
 
 NAMES = ("chatterbox_t3", "higgs_audio_v2", "qwen3_vl")
-LENGTH, CHUNK, SLOTS_MAX = 128, 40, 4  # a chunk is more rows than product_kernel.h has at once, and no multiple of them
+LENGTH, CHUNK = 128, 40  # a chunk is more rows than product_kernel.h has at once, and no multiple of them
 
 
 def family(name: str) -> Family:
@@ -30,8 +32,8 @@ def package(name: str, made: Family, build: Path) -> Path:
     if not (folder / "manifest.json").is_file() or not stamp.is_file() or stamp.read_text() != wanted:
         folder.parent.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)
-        make.make(Loaded(made, name, {"kind": "python"}), folder, device="cpu", kv_dtype="float32", length=LENGTH, slots=2,
-                  slots_max=SLOTS_MAX, buckets=None, chunk=CHUNK, tell=print)  # fmt: skip
+        make.make(Loaded(made, name, {"kind": "python"}), folder, device="cpu", kv_dtype="float32", length=LENGTH, slots=1,
+                  slots_max=1, buckets=None, chunk=CHUNK, tell=print)  # fmt: skip
         stamp.write_text(wanted)
     return folder
 

@@ -164,9 +164,11 @@ class HiggsAudioTest(SmallModelTest):
         steps = counted(engine)["no_gpu"]
         self.assertGreater(steps, 50)
         # Beside the prompt that is too long for the cache of 512.
-        self.said(engine, max_new_tokens=500)
+        long = started(engine, "speak", **{"text": TEXT, **SAMPLING, "max_new_tokens": 500})
+        next(long)
+        long.close()
         self.assertEqual(counted(engine)["no_gpu"], steps)
-        self.assertGreater(counted(engine)["no_bucket"], 50)
+        self.assertGreater(counted(engine)["no_bucket"], 20)
 
     def test_without_graphs_there_is_no_static_cache_and_the_sound_is_the_same(self) -> None:
         engine = self.fresh("off")

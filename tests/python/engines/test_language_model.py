@@ -56,10 +56,9 @@ class SpeechTest(SmallModelTest):
         save_file(family.model.state_dict(), cls.folder / "t3_cfg.safetensors")
         cls.kind = small_chatterbox.SpokenTokens
         file = Path(small_chatterbox.__file__).resolve()
-        options = {"model": str(cls.folder), "cache_lengths": [256]}
-        python = {name: (f"{file}:{kind}", {**options, "language_model": drawn_by}, "preferred") for name, kind, drawn_by in (
-            ("tokens", "SpokenTokens", "t3"), ("speech", "WithPackage", "t3"), ("nobody", "WithPackage", "t4"), ("itself", "WithPackage", "itself"),
-        )}  # fmt: skip
+        cls.options = options = {"model": str(cls.folder), "cache_lengths": [256]}
+        python = {name: (f"{file}:{kind}", {**options, "language_model": "t3"}, "preferred")
+                  for name, kind in (("tokens", "SpokenTokens"), ("speech", "WithPackage"))}  # fmt: skip
         cls.daemon = Daemon(fleet_of(python, {"PYTHONPATH": str(CHATTERBOX)}) + f"  t3: {{runtime: generate, package: {package}}}\n")
         cls.addClassCleanup(cls.daemon.stop)
         cls.client = bulkhead.connect(cls.daemon.socket)
@@ -137,12 +136,14 @@ class SpeechTest(SmallModelTest):
         self.assertTrue(numpy.array_equal(self.said(**GREEDY), first))
 
     def test_what_is_no_language_model_is_refused_by_name(self) -> None:
-        with self.assertRaises(bulkhead.Error) as unknown:
-            self.client.load("nobody", deadline=SECONDS)
+        with mock.patch.dict(os.environ, BULKHEAD_SOCKET=self.daemon.socket), contextlib.redirect_stdout(io.StringIO()):
+            with self.assertRaises(bulkhead.Error) as unknown:
+                loaded(self.kind, {**self.options, "language_model": "t4"})
+            engine = loaded(self.kind, {**self.options, "language_model": "tokens"})
+            with self.assertRaises(bulkhead.Error) as wrong:
+                answered(engine, "speak", **SPEAK)
         self.assertEqual(unknown.exception.code, "config_invalid")
         self.assertIn("'t4'", str(unknown.exception))
-        with self.assertRaises(bulkhead.Error) as wrong:
-            self.said("itself")
         self.assertEqual(wrong.exception.code, "config_invalid")
         self.assertIn("runtime: generate", wrong.exception.remedy)
 

@@ -45,6 +45,19 @@ struct Replacement : ::testing::Test {
     }
 };
 
+TEST_F(Replacement, ASupervisorThatHangsIsReplacedWhenAWorkerDies) {
+    const pid_t supervisor = supervisor_of(*daemon);
+    ::kill(supervisor, SIGSTOP);
+    ::kill(worker, SIGKILL);
+
+    ASSERT_TRUE(wait_gone(supervisor, std::chrono::seconds{30}));
+
+    ASSERT_TRUE(daemon->wait_until("m", [&](const boost::json::object& row) {
+        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
+    }));
+    EXPECT_THAT(daemon->output(), HasSubstr("it hangs: it has not read its link"));
+}
+
 TEST_F(Replacement, ACommandNamesTheSupervisorThatHangs) {
     const pid_t supervisor = supervisor_of(*daemon);
     ::kill(supervisor, SIGSTOP);

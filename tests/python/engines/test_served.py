@@ -48,6 +48,7 @@ class ServedTest(SmallModelTest):
         fleet = {
             "voice": (f"{engines}.small_voice:SmallVoice", {}, "preferred"),
             "higgs": (f"{engines}.higgs_audio_v2:HiggsAudio", cls.options["higgs"], "preferred"),
+            "higgs-eager": (f"{engines}.higgs_audio_v2:HiggsAudio", cls.options["higgs"], "off"),
             "qwen": (f"{engines}.qwen3_vl:Qwen3VL", cls.options["qwen"], "preferred"),
             "qwen-of-the-hub": (f"{engines}.qwen3_vl:Qwen3VL", {**cls.options["qwen"], "model": "o/n"}, "preferred"),
             "missing": (f"{engines}.qwen3_vl:Qwen3VL", {"model": "./nowhere"}, "preferred"),
@@ -72,13 +73,15 @@ class ServedTest(SmallModelTest):
     def test_higgs_audio(self) -> None:
         theirs = answered(loaded(HiggsAudio, self.options["higgs"]), "speak", **HIGGS, reference=VOICE)[1].tensors["audio"].numpy()
         self.assertGreater(theirs.shape[1], 24000 // 2)
-        parts = list(self.client.stream("higgs", {"reference": VOICE}, method="speak", parameters=HIGGS, deadline=SECONDS))
-        self.assertTrue(numpy.array_equal(parts[-1]["audio"].numpy(), theirs))
-        numpy.testing.assert_allclose(numpy.concatenate([part["audio"].numpy() for part in parts[:-1]], axis=1), theirs, atol=1e-6)
-        left = self.client.stream("higgs", method="speak", parameters={**HIGGS, "max_new_tokens": 200}, deadline=SECONDS)
-        next(left)
-        left.close()
-        self.assertTrue(numpy.array_equal(self.asked("higgs", "speak", HIGGS, reference=VOICE)["audio"].numpy(), theirs), "after a cancel")
+        for model in ("higgs", "higgs-eager"):
+            with self.subTest(model):
+                parts = list(self.client.stream(model, {"reference": VOICE}, method="speak", parameters=HIGGS, deadline=SECONDS))
+                self.assertTrue(numpy.array_equal(parts[-1]["audio"].numpy(), theirs))
+                numpy.testing.assert_allclose(numpy.concatenate([part["audio"].numpy() for part in parts[:-1]], axis=1), theirs, atol=1e-6)
+                left = self.client.stream(model, method="speak", parameters={**HIGGS, "max_new_tokens": 200}, deadline=SECONDS)
+                next(left)
+                left.close()
+                self.assertTrue(numpy.array_equal(self.asked(model, "speak", HIGGS, reference=VOICE)["audio"].numpy(), theirs), "after a cancel")
 
     def test_qwen3_vl(self) -> None:
         theirs = answered(loaded(Qwen3VL, self.options["qwen"]), "answer", **QWEN, images=IMAGES)[1].values["text"]

@@ -22,7 +22,7 @@ using S = WorkerState;
 using E = WorkerEvent;
 using Time = RestartPolicy::Time;
 
-constexpr std::uint32_t lives = 20'000;
+constexpr std::uint32_t lives = 100'000;
 constexpr int steps_per_life = 60;
 
 /// What the design says, as simply as it can be said: crashes that count, readiness that
@@ -406,7 +406,7 @@ private:
     std::string wrong_;
 };
 
-TEST(PolicySimulation, RandomLivesBreakNoRule) {
+TEST(PolicySimulation, AHundredThousandRandomLivesBreakNoRule) {
     Life::Counts all;
     for (std::uint32_t seed = 0; seed < lives; ++seed) {
         Life life{seed};

@@ -332,8 +332,8 @@ private:
         for (const Action& action : actions) {
             if (const auto* evict = std::get_if<action::Evict>(&action)) {
                 if (evict->cause == EvictCause::room) evicted.push_back(evict->who);
-                // Just then its time beside this model, which is of its group, was over.
-                if (evict->cause == EvictCause::group && evict->for_whom == model) std::erase(planned, evict->who);
+                // Just then its time beside another of its group was over: it goes for that one.
+                if (evict->cause == EvictCause::group) std::erase(planned, evict->who);
             }
             refused = refused || std::holds_alternative<action::Refuse>(action);
         }

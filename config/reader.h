@@ -32,10 +32,12 @@ struct ReadFleet {
 [[nodiscard]] ReadFleet read_fleet(const std::filesystem::path& file);
 
 /// Must the models' files exist? The daemon checks when it loads a fleet file. A worker does not:
-/// loading the model gives the better error.
+/// loading the model gives the better error. Nor does a supervisor that goes on with its last good
+/// fleet.
 enum class FileCheck { must_exist, none };
 
 /// As `read_fleet`, for text that is not a file; diagnostics show `name`.
+/// `check`  of the models' files
 [[nodiscard]] ReadFleet read_fleet_text(std::string_view yaml, const std::filesystem::path& name,
                                         FileCheck check = FileCheck::must_exist);
 

@@ -69,7 +69,8 @@ TEST(Generation, GoesOnWithoutASupervisor) {
 
     EXPECT_EQ(daemon.pid("tiny"), worker);
     EXPECT_TRUE(daemon.wait_until("tiny", [](const json::object& row) {
-        return row.at("generate").is_object() && row.at("generate").at("tokens").as_int64() == many * long_answer;
+        return row.at("generate").is_object() && row.at("generate").at("tokens").as_int64() == many * long_answer &&
+               row.at("generate").at("slots").as_int64() == 1;
     })) << "the next supervisor hears the same counts";
 }
 

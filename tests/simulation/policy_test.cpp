@@ -37,6 +37,7 @@ TEST_F(MemoryPolicy, TheSecondLoadIsPlannedByMeasurement) {
     EXPECT_EQ(policy.need("chat", "GPU-0").device, 5 * gib);
     EXPECT_EQ(policy.need("chat", "GPU-0").basis, Basis::measured);
     EXPECT_THAT(policy.why("chat", now), HasSubstr("5.0 GiB (measured), 4.0 GiB were declared, too little"));
+    EXPECT_THAT(policy.why("chat", now), Not(HasSubstr("receipt"))) << "which is told of an eviction alone";
 }
 
 TEST_F(MemoryPolicy, WhyTellsWhatWasMeasuredBesideAnEstimateThatStillPlansToo) {
@@ -185,14 +186,6 @@ TEST_F(MemoryPolicy, SaysWhyAModelIsWhereItIs) {
     EXPECT_THAT(policy.why("next", now), HasSubstr("(its only device; old/0 went for it) with 6.0 GiB reserved"));
     EXPECT_THAT(policy.why("old", now), HasSubstr("old/0 was evicted: next needs its place"));
     EXPECT_THAT(policy.why("old", now), HasSubstr(", its receipt came after "));
-}
-
-TEST_F(MemoryPolicy, AReceiptIsToldOfAnEvictionAlone) {
-    declare({model("chat", gib)});
-    load("chat", 2 * gib);
-    ASSERT_THAT(policy.why("chat", now), HasSubstr("more than the 1.0 GiB that was declared"));
-    end("chat");
-    EXPECT_THAT(policy.why("chat", now), Not(HasSubstr("receipt"))) << "a person unloaded it";
 }
 
 TEST_F(MemoryPolicy, AnExclusiveGroupRunsOneMemberADevice) {

@@ -36,8 +36,8 @@ std::unique_ptr<Function> CudaDevice::load_function(const std::string& library, 
         const std::uintmax_t needed = bytes_in(std::filesystem::path{library}.parent_path());
         if (needed <= free_bytes) throw;
         throw ErrorException{{ErrorCode::out_of_memory,
-                              fmt::format("loading {}: its package holds {} MiB, {} MiB of the GPU's {} MiB were free",
-                                          library, needed >> 20, free_bytes >> 20, total_bytes >> 20),
+                              fmt::format("its compiled code and what lies beside it are {} MiB, {} MiB of the GPU's {} MiB were free",
+                                          needed >> 20, free_bytes >> 20, total_bytes >> 20),
                               "unload another model or choose another GPU"}};
     }
 }

@@ -80,7 +80,7 @@ private:
     template <typename F, typename... Arguments>
     void ask(const char* symbol, F* /*type*/, Arguments... arguments) {
         const auto function = reinterpret_cast<F*>(this->model_so_->sym(symbol));
-        TORCH_CHECK(function(this->container_handle_, arguments...) == 0, symbol, " failed");
+        TORCH_CHECK(function(this->container_handle_, arguments...) == 0, "the compiled model does not answer ", symbol);
     }
 };
 
@@ -107,7 +107,13 @@ public:
         }
     }
     [[nodiscard]] std::size_t input_count() const noexcept override { return inputs_; }
-    [[nodiscard]] std::vector<Constant> constants() override { return runner_.constants(); }
+    [[nodiscard]] std::vector<Constant> constants() override {
+        try {
+            return runner_.constants();
+        } catch (const std::exception&) {
+            rethrow_in_own_words();
+        }
+    }
 
     void use(std::unordered_map<std::string, at::Tensor> tensors) override {
         tensors_ = std::move(tensors);  // the runner keeps pointers to the tensors themselves

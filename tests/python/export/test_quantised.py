@@ -1,7 +1,9 @@
-"""Weights of 8 and 4 bits: what rounding keeps and costs. Packages of them: test_dtypes.py."""
+"""Weights of 8 and 4 bits: what rounding keeps and costs, and that packages of them are true to the
+model so rounded."""
 
 from __future__ import annotations
 
+import tempfile
 import unittest
 from collections.abc import Container
 from pathlib import Path
@@ -9,9 +11,10 @@ from typing import Any
 from unittest import mock
 
 import family_packages
+import served
 import torch
 from bulkhead.errors import Error
-from bulkhead.export import inductor, products, quantised, source
+from bulkhead.export import check, inductor, make, products, quantised, source
 from bulkhead.export.families import Family
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -126,15 +129,46 @@ def linear_layers(family: Family, but: Container[torch.nn.Module] = ()) -> list[
     return [[module for module in method.module.modules() if type(module) is torch.nn.Linear and module not in but] for method in family.methods()]
 
 
-class Rounded(unittest.TestCase):
-    def test_logits_are_near_those_of_the_model(self) -> None:
-        for kind, counts, far in (("int8", {"int8": 7 + 1}, 0.05), ("int4", {"int8": 1, "int4": 7}, 0.4)):
-            family = source.load(f"{MAKER}:tiny_layer", torch.float32).family
-            ids = torch.arange(5, 45)[None]
-            with self.subTest(kind), torch.no_grad():
-                exact = family.model(ids).logits
-                self.assertEqual(quantised.quantise(family.model, family.step(), kind, VOCABULARY), counts)
-                self.assertLess(float((family.model(ids).logits - exact).norm() / exact.norm()), far)
+class Packages(unittest.TestCase):
+    """Each a package of its own, of one layer, for one and exactly two sequences, so that it is
+    soon compiled."""
+
+    def test_8_bits(self) -> None:
+        self.packaged("int8", {"int8": 7 + 1}, 0.05)
+
+    def test_4_bits_and_the_head_in_8(self) -> None:
+        self.packaged("int4", {"int8": 1, "int4": 7}, 0.4)
+
+    def packaged(self, kind: str, counts: dict[str, int], far: float) -> None:
+        """`far`: the most that rounding may do to the logits, as a part of them."""
+        family = source.load(f"{MAKER}:tiny_layer", torch.float32).family
+        whole = sum(weight.nbytes for weight in family.model.parameters())
+        ids = torch.arange(5, 45)[None]
+        with torch.no_grad():
+            exact = family.model(ids).logits
+            self.assertEqual(quantised.quantise(family.model, family.step(), kind, VOCABULARY), counts)
+            rounded = family.model(ids).logits
+        self.assertLess(float((rounded - exact).norm() / exact.norm()), far)
+        with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
+            out = Path(folder, "tiny")
+            make.make(source.Loaded(family, "tiny", {"weights": kind}), out, device="cpu", kv_dtype="float32", length=None, slots=1, slots_max=2,
+                      buckets=None, chunk=64, tell=lambda said: None)  # fmt: skip
+            package = check.Package(out)
+            saved = whole - package.manifest["weights"]["bytes"]
+            layers = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 160
+            rows = 64 * 2 + 32 * 2 + 160 * 2 + 64
+            # The head shares its matrix with the embeddings where it is not rounded, and is stored
+            # beside them where it is.
+            wanted = {"int8": 3 * layers - 4 * rows, "int4": (4 - 6 / 8) * layers}[kind] - VOCABULARY * (64 + 4)
+            self.assertLess(abs(saved - wanted), 4096, "names and offsets of the file aside")
+            for prompt in family.prompts():
+                verdict = check.compare(package, family, prompt, 24)
+                self.assertTrue(verdict.good(check.NEAR_TIE), f"{verdict}")
+            for verdict in served.verdicts(out, family, 24):
+                self.assertTrue(verdict.good(check.NEAR_TIE), f"by the worker: {verdict}")
+            both = package.run_decode(torch.tensor([[7], [7]]), torch.tensor([0, 0]), 1, package.buffers(2, 64))
+            alone = package.run_decode(torch.tensor([[7]]), torch.tensor([0]), 1, package.buffers(1, 64))
+            torch.testing.assert_close(both, alone.repeat(2, 1, 1, 1), rtol=1e-4, atol=1e-4)
 
 
 if __name__ == "__main__":

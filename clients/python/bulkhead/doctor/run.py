@@ -305,7 +305,7 @@ class _Run:
             self._watch.step = self._watch.recording = False
         self._report.calls += 1
         for place in self._stand_ins.streams.not_joined():
-            self._watch.refuse(NOT_JOINED, place=place or self._watch.target)
+            self._watch.add_refused(NOT_JOINED, "", place or self._watch.target)
         return result
 
     def _tell_concatenations(self, result: Any, args: Any, kwargs: Any) -> None:

@@ -214,8 +214,11 @@ class Watch:
         if place is not None and what == fake_cuda.LAUNCHED:
             self.skip(f"Triton kernel {name} at {place}: it is not launched, and what it writes is not known")
         elif place is not None:
-            code, reason, remedy = _REFUSED[what]
-            self.found.add(code, findings.PREVENTS_CAPTURE, place, reason.format(name=name), remedy)
+            self.add_refused(what, name, place)
+
+    def add_refused(self, what: str, name: str, place: Place) -> None:
+        code, reason, remedy = _REFUSED[what]
+        self.found.add(code, findings.PREVENTS_CAPTURE, place, reason.format(name=name), remedy)
 
     # --- origins of CPU tensors
 

@@ -15,7 +15,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-/// Sets a variable for one test; the fixture has one thread.
+/// Sets a variable for one test; no other thread reads the environment meanwhile.
 class Environment {
 public:
     Environment(const char* name, const char* value) : name_{name} { ::setenv(name, value, 1); }

@@ -105,6 +105,11 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
     if (entry.is_preload()) return keep_or_refuse_preload(state, *survey, entry, pieces, ending);
     const Wait wait = wait_for(state, *survey, pieces, priority, ending, now);
     if (!wait.option) {
+        // The places of others of its unit have no grant yet: all may fit where these go elsewhere.
+        if (entry.unit->any([](const Slot& slot) { return slot.phase == Phase::placed && !slot.is_surplus(); })) {
+            withdraw_placed(state, *entry.unit);
+            return Settled::others_went;
+        }
         fail(state, entry, never_fits(state, pieces));
         return Settled::refused;
     }

@@ -20,15 +20,6 @@ bool has_its_room(State& state, const Waiter& waiter) {
     return state.missing(unit).empty() && !unit.any([](const Slot& slot) { return slot.phase == Phase::placed; });
 }
 
-/// Of what waiters wait for. A replica beyond the minimum has its place since those that are ready
-/// have too much to do: it keeps that.
-void withdraw_placed(State& state, Unit& unit) {
-    for (Model* model : unit.models)
-        for (Slot& slot : model->slots)
-            if (slot.phase == Phase::placed && (!slot.is_surplus() || least_busy(*model) == nullptr))
-                state.enter(slot, Phase::none);
-}
-
 /// With all that was placed for the same waiters.
 void withdraw_placed(State& state, Slot& slot) {
     slot.is_surplus() ? state.enter(slot, Phase::none) : withdraw_placed(state, *slot.model->unit);
@@ -310,6 +301,13 @@ void fail(State& state, Entry& entry, const Error& error) {
 
 void abandon_if_unwanted(State& state, Entry& entry) {
     if (entry.waiters.empty()) withdraw_placed(state, *entry.unit);
+}
+
+void withdraw_placed(State& state, Unit& unit) {
+    for (Model* model : unit.models)
+        for (Slot& slot : model->slots)
+            if (slot.phase == Phase::placed && (!slot.is_surplus() || least_busy(*model) == nullptr))
+                state.enter(slot, Phase::none);
 }
 
 void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_whom, const std::string& why, Time now) {

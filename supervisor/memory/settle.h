@@ -22,6 +22,9 @@ void fail(State& state, Entry& entry, const Error& error);
 /// If no waiter is left, withdraws the entry's placed replicas that have no grant.
 void abandon_if_unwanted(State& state, Entry& entry);
 void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter);
+/// Withdraws the places of what waiters wait for. A replica beyond the minimum has its place since
+/// those that are ready have too much to do: it keeps that.
+void withdraw_placed(State& state, Unit& unit);
 
 /// When an idle replica, with its together group, is unloaded by time alone; empty: never.
 [[nodiscard]] std::optional<Time> unload_time(const Slot& slot);

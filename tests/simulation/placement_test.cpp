@@ -326,5 +326,24 @@ TEST_F(MemoryPlacement, AQuarantinedReplicaIsLeftOutUntilThatIsLifted) {
     EXPECT_THAT(granted(), ElementsAre("twice/1"));
 }
 
+TEST_F(MemoryPlacement, OneWhoseQuarantineIsLiftedFitsOnceItsGroupIsPlacedAnew) {
+    auto movable = on("movable", 4 * gib, {"GPU-0", "GPU-1"});
+    auto fixed = model("fixed", 3 * gib);
+    auto late = model("late", 5 * gib);
+    movable.group = fixed.group = late.group = Group{"all", GroupKind::together};
+    declare({movable, fixed, late, model("leaving", 8 * gib), on("beside", 8 * gib, {"GPU-1"})});
+    load("leaving", 8 * gib);
+    load("beside", 8 * gib);
+    now += 1min;
+    send(event::Quarantined{{"late", 0}, true});
+    const Ticket asked = ask("fixed");
+    ASSERT_THAT(evicted(), ElementsAre("leaving/0"));
+    ASSERT_THAT(placed(), (std::map<DeviceId, int>{{"GPU-0", 2}}));
+    send(event::Quarantined{{"late", 0}, false});
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty()) << asked;
+    EXPECT_THAT(evicted(), ElementsAre("beside/0"));
+    EXPECT_THAT(placed(), (std::map<DeviceId, int>{{"GPU-0", 2}, {"GPU-1", 1}}));
+}
+
 }  // namespace
 }  // namespace bulkhead::simulation

@@ -80,6 +80,8 @@ private:
     [[nodiscard]] std::optional<Since> since(const std::vector<std::string>& unit) const;
     /// Only preloads wait for it.
     [[nodiscard]] bool is_preload(const std::vector<std::string>& unit) const;
+    /// Whether any of it loads or has a place.
+    [[nodiscard]] bool is_loading(const std::vector<std::string>& unit) const;
     /// A preload waits for what loads for other preloads.
     [[nodiscard]] bool is_preloading_beside(const std::vector<std::string>& unit) const;
     /// With what a long wait adds; of a preload below all.

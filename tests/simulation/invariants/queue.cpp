@@ -61,6 +61,16 @@ void Invariants::watch(OurPolicy& ours) {
     asked_.clear();
     lent_.clear();
     note_who_waits(event::Tick{});  // they have asked again
+    // One of its preloads may have been refused meanwhile: its place is then older.
+    for (auto& [model, first] : since_)
+        if (is_loading(unit_of(model)) && is_preload(unit_of(model))) first.ticket = 0;
+}
+
+bool Invariants::is_loading(const std::vector<std::string>& unit) const {
+    return std::ranges::any_of(world_.processes, [&](const auto& one) {
+        return (one.second.state == At::placed || one.second.state == At::loading) &&
+               std::ranges::find(unit, one.first.model) != unit.end();
+    });
 }
 
 /// A unit waits from its first ticket until nobody waits for it and nothing of it loads; over a
@@ -74,15 +84,16 @@ void Invariants::note_who_waits(const Event& event) {
         if (std::holds_alternative<event::Declared>(event) && !before.contains(one.first)) return true;
         const auto unit = unit_of(one.first);
         return std::ranges::none_of(unit, [&](const std::string& model) { return asked.contains(model); }) &&
-               std::ranges::none_of(world_.processes, [&](const auto& process) {
-                   const At state = process.second.state;
-                   return (state == At::placed || state == At::loading) &&
-                          std::ranges::find(unit, process.first.model) != unit.end();
-               });
+               !is_loading(unit);
     });
     for (const auto& [ticket, model] : world_.tickets)
         if (world_.declared.contains(model) && !since_.contains(model))
             since_[model] = since(unit_of(model)).value_or(Since{ticket, world_.now});
+    // Refused at once: its unit has a place in the queue all the same while another of it loads.
+    const auto* refused = std::get_if<event::LoadAsked>(&event);
+    if (refused == nullptr || !world_.declared.contains(refused->model) || since_.contains(refused->model)) return;
+    if (const auto unit = unit_of(refused->model); is_loading(unit))
+        since_[refused->model] = since(unit).value_or(Since{refused->ticket, world_.now});
 }
 
 void Invariants::note_lent() {

@@ -17,6 +17,8 @@ bool exclude_each_other(const Model& a, const Model& b) {
 }
 
 const Slot* company_of(const State& state, const Slot& slot) {
+    const auto& group = slot.model->declared.group;
+    if (!group || group->kind != GroupKind::exclusive) return nullptr;
     for (const auto& [name, model] : state.models) {
         if (!exclude_each_other(model, *slot.model)) continue;
         for (const Slot& other : model.slots)

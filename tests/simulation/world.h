@@ -143,6 +143,8 @@ public:
     // --- what can be seen
     std::map<ReplicaId, Process> processes;
     std::map<Ticket, std::string> tickets;  ///< unanswered, by model; "" of a reclaim
+    /// By model, of those that asked this supervisor again.
+    std::map<std::string, Ticket> refused_at_once;
     std::map<Ticket, Asker> askers;
     std::map<std::uint64_t, Request> requests;  ///< unanswered
     std::map<std::string, Declaration> declared;

@@ -59,11 +59,13 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
     const auto waiting = std::exchange(tickets, {});
     const auto asked = std::exchange(askers, {});
     const auto of = std::exchange(request_of_, {});
+    refused_at_once.clear();
     for (const auto& [ticket, model] : waiting) {
         if (const auto request_id = of.find(ticket); request_id != of.end())
             ask(request_id->second);
         else if (!model.empty())
-            (void)load(model, asked.at(ticket), Millis{60'000});
+            if (const Ticket again = load(model, asked.at(ticket), Millis{60'000}); !tickets.contains(again))
+                refused_at_once.try_emplace(model, again);
     }
 }
 

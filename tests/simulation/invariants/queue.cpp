@@ -61,9 +61,13 @@ void Invariants::watch(OurPolicy& ours) {
     asked_.clear();
     lent_.clear();
     note_who_waits(event::Tick{});  // they have asked again
-    // One of its preloads may have been refused meanwhile: its place is then older.
-    for (auto& [model, first] : since_)
-        if (is_loading(unit_of(model)) && is_preload(unit_of(model))) first.ticket = 0;
+    for (auto& [model, first] : since_) {
+        const auto unit = unit_of(model);
+        if (!is_loading(unit)) continue;
+        for (const std::string& member : unit)
+            if (const auto one = world_.refused_at_once.find(member); one != world_.refused_at_once.end())
+                first.ticket = std::min(first.ticket, one->second);
+    }
 }
 
 bool Invariants::is_loading(const std::vector<std::string>& unit) const {

@@ -93,11 +93,6 @@ void Invariants::note_who_waits(const Event& event) {
     for (const auto& [ticket, model] : world_.tickets)
         if (world_.declared.contains(model) && !since_.contains(model))
             since_[model] = since(unit_of(model)).value_or(Since{ticket, world_.now});
-    // Refused at once: its unit has a place in the queue all the same while another of it loads.
-    const auto* refused = std::get_if<event::LoadAsked>(&event);
-    if (refused == nullptr || !world_.declared.contains(refused->model) || since_.contains(refused->model)) return;
-    if (const auto unit = unit_of(refused->model); is_loading(unit))
-        since_[refused->model] = since(unit).value_or(Since{refused->ticket, world_.now});
 }
 
 void Invariants::note_lent() {

@@ -60,32 +60,21 @@ quietly() {
     fi
 }
 
-# side_by_side NAME COMMAND... [-- NAME COMMAND...]...: as `quietly`, at once, and told one after
-# another. Where one fails, the others are brought to their end too.
-side_by_side() {
-    local first=() lane=() pids=() status=0 word i
+# both NAME COMMAND... -- NAME COMMAND...: as `quietly`, side by side, and told one after the other.
+# Where one fails, the other is brought to its end too.
+both() {
+    local first=() status=0
+    while [ "$1" != -- ]; do first+=("$1") && shift; done
+    shift
     mkdir -p "$build/log"
-    for word in "$@" --; do
-        if [ "$word" != -- ]; then
-            lane+=("$word")
-            continue
-        elif [ ${#first[@]} -eq 0 ]; then
-            first=("${lane[@]}")
-        else
-            set -m  # a process group of its own, which can be ended as a whole
-            (dim='' quietly "${lane[@]}") >"$build/log/beside-${#pids[@]}.log" 2>&1 &
-            set +m
-            pids+=($!)
-        fi
-        lane=()
-    done
-    [ ${#pids[@]} -eq 0 ] || trap "kill -- ${pids[*]/#/-} 2>/dev/null || true" EXIT
+    set -m  # a process group of its own, which can be ended as a whole
+    (dim='' quietly "$@") >"$build/log/beside.log" 2>&1 &
+    set +m
+    trap "kill -- -$! 2>/dev/null || true" EXIT
     (quietly "${first[@]}") || status=$?
-    for i in "${!pids[@]}"; do
-        wait "${pids[$i]}" || status=$?
-        cat "$build/log/beside-$i.log"
-    done
+    wait $! || status=$?
     trap - EXIT
+    cat "$build/log/beside.log"
     return $status
 }
 

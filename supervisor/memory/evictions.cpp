@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "ipc/base/text.h"
 #include "supervisor/memory/settle.h"
@@ -128,27 +129,31 @@ void part_exclusive_groups(State& state, Time now) {
 
 /// Others may use half of the margin freely. Beyond that, evicts idle workers to make room.
 void relieve_pressure(State& state, Time now) {
-    for (std::size_t device = 0; device < state.devices.size(); ++device) {
+    std::vector<std::int64_t> over(state.devices.size());
+    std::vector<std::string> reasons;
+    for (std::size_t device = 0; device < over.size(); ++device) {
         const DeviceLedger& books = state.devices[device].books;
         if (books.lost || books.total == 0) continue;  // of the latter the driver has told nothing
         const auto used = static_cast<std::int64_t>(books.used());
-        std::int64_t over = used - static_cast<std::int64_t>(books.limit);
+        over[device] = used - static_cast<std::int64_t>(books.limit);
         const auto kept = static_cast<std::int64_t>(books.margin / 2);
         const auto beyond =
             used + static_cast<std::int64_t>(books.foreign) - static_cast<std::int64_t>(books.total) + kept;
-        if (beyond > 0) over = std::max(over, beyond + static_cast<std::int64_t>(books.margin) - kept);
+        if (beyond > 0) over[device] = std::max(over[device], beyond + static_cast<std::int64_t>(books.margin) - kept);
         state.each_slot([&](const Slot& slot) {
-            if (slot.is_going()) over -= static_cast<std::int64_t>(slot.bytes_on(device));
+            if (slot.is_going()) over[device] -= static_cast<std::int64_t>(slot.bytes_on(device));
         });
-        if (over <= 0) continue;
-        const Survey survey{state, now};
-        evict(state, survey, survey.victims_for(device, over, lowest_priority).candidates, EvictCause::pressure, "",
-              fmt::format("{} has {} less than is in use", device_text(books.id), bytes_text(static_cast<Bytes>(over))),
-              now);
-        for (const Candidate& one : survey.candidates())
-            for (const Time when : {one.protected_until, one.in_use_until})
-                if (when > now && when != Time::max()) state.wake_at(when);
+        if (over[device] > 0)
+            reasons.push_back(fmt::format("{} has {} less than is in use", device_text(books.id),
+                                          bytes_text(static_cast<Bytes>(over[device]))));
     }
+    if (reasons.empty()) return;
+    const Survey survey{state, now};
+    evict(state, survey, survey.victims_for(over, lowest_priority).candidates, EvictCause::pressure, "",
+          fmt::format("{}", fmt::join(reasons, ", ")), now);
+    for (const Candidate& one : survey.candidates())
+        for (const Time when : {one.protected_until, one.in_use_until})
+            if (when > now && when != Time::max()) state.wake_at(when);
 }
 
 void answer_reclaims(State& state, Time now) {

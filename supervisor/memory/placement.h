@@ -81,11 +81,14 @@ public:
 
     /// Returns the best way to place all pieces together for a caller of this priority.
     [[nodiscard]] std::optional<Option> place(const std::vector<Piece>& pieces, int priority, Reach reach) const;
-    /// The victims that free `bytes` more on the device at once; `but`: none of this unit.
+    /// The victims that free so much more at once; `but`: none of this unit.
     struct Victims {
-        std::vector<std::size_t> candidates;  ///< the fewest that suffice; if none do, all
+        std::vector<std::size_t> candidates;  ///< the fewest that suffice; if none do, all that help
         bool enough = false;
     };
+    /// `short_by`  bytes by device
+    [[nodiscard]] Victims victims_for(const std::vector<std::int64_t>& short_by, int priority,
+                                      const Unit* but = nullptr) const;
     [[nodiscard]] Victims victims_for(std::size_t device, std::int64_t bytes, int priority,
                                       const Unit* but = nullptr) const;
     /// Busy with a higher priority than the caller's: stays until it is idle.

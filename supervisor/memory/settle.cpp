@@ -92,24 +92,28 @@ void repair_placements(State& state, Time now) {
             continue;
         }
         const Survey survey{state, now};
-        const bool is_lost = state.devices[device].books.lost;
+        const bool is_lost = state.devices[device].books.lost || state.devices[last->device].books.lost;
         if (survey.room(device) >= 0 && !is_lost) {
             ++device;
             continue;
         }
         // Takes what is free.
-        if (last->basis == Basis::unknown && last->device == device && !is_lost) {
-            const auto taken = static_cast<std::int64_t>(last->device_bytes) + survey.room(device);
+        if (last->basis == Basis::unknown && survey.room(last->device) < 0 && !is_lost) {
+            const auto taken = static_cast<std::int64_t>(last->device_bytes) + survey.room(last->device);
             if (taken > 0) {
                 last->device_bytes = static_cast<Bytes>(taken);
                 continue;
             }
         }
+        // One victim may free what is missing on its GPU and on the host.
+        std::vector<std::int64_t> short_by(state.devices.size());
+        short_by[last->device] = -survey.room(last->device);
+        if (last->host_bytes > 0) short_by[0] = -survey.room(0);
         const Entry* entry = state.entry_of(*last->model->unit);
         const int priority = entry != nullptr && entry->is_preload()
                                  ? preload_priority
                                  : std::max(priority_of(*last->model->unit), last->lent.value_or(lowest_priority));
-        const auto victims = survey.victims_for(device, -survey.room(device), priority);
+        const auto victims = survey.victims_for(short_by, priority);
         // One beyond the minimum is started only where there is room.
         if (victims.enough && !is_lost && !last->is_surplus()) {
             evict(state, survey, victims.candidates, EvictCause::room, last->model->declared.model,

@@ -155,28 +155,30 @@ bool Survey::choose(std::vector<std::size_t>& listed, const std::vector<std::int
             for (const auto& [device, bytes] : candidates_[one.index].freed)
                 left[device] += static_cast<std::int64_t>(bytes);
     }
-    if (!suffices()) return false;
     for (std::size_t i = listed.size(); i-- > 0;) {  // spare the most valuable ones first
         const auto& freed = candidates_[listed[i]].freed;
         for (const auto& [device, bytes] : freed) left[device] += static_cast<std::int64_t>(bytes);
-        if (suffices()) {
+        if (std::ranges::all_of(freed, [&](const auto& one) { return left[one.first] <= 0; })) {
             listed.erase(listed.begin() + static_cast<std::ptrdiff_t>(i));
         } else {
             for (const auto& [device, bytes] : freed) left[device] -= static_cast<std::int64_t>(bytes);
         }
     }
-    return true;
+    return suffices();
+}
+
+Survey::Victims Survey::victims_for(const std::vector<std::int64_t>& short_by, int priority, const Unit* but) const {
+    Victims victims;
+    for (std::size_t i = 0; i < candidates_.size(); ++i)
+        if (candidates_[i].unit != but && may_go(candidates_[i], priority, Reach::now)) victims.candidates.push_back(i);
+    victims.enough = choose(victims.candidates, short_by);
+    return victims;
 }
 
 Survey::Victims Survey::victims_for(std::size_t device, std::int64_t bytes, int priority, const Unit* but) const {
-    Victims victims;
-    for (const std::size_t i : on_device_[device])
-        if (candidates_[i].unit != but && may_go(candidates_[i], priority, Reach::now))
-            victims.candidates.push_back(i);
     std::vector<std::int64_t> short_by(room_.size());
     short_by[device] = bytes;
-    victims.enough = choose(victims.candidates, short_by);
-    return victims;
+    return victims_for(short_by, priority, but);
 }
 
 std::int64_t Survey::room_within(Reach reach, std::size_t device, int priority) const {

@@ -172,6 +172,60 @@ TEST_F(MemoryPlacement, AReplicaWaitsForASurplusSiblingThatHoldsItsRoom) {
     EXPECT_THAT(granted(), ElementsAre("many/0"));
 }
 
+/// Two models on the GPU and the host, and one on the host alone, which was used before them.
+class MemoryOfBothDevices : public MemoryPlacement {
+protected:
+    MemoryOfBothDevices() {
+        declare(all);
+        load("next", 8 * gib, 20 * gib);
+        end("next");
+        load("idle", 4 * gib, 0);
+        now += 1min;
+        load("both", 2 * gib, 4 * gib);
+    }
+    void load(const std::string& name, Bytes bytes, Bytes beside) {
+        ask(name, Asker::person);
+        Footprint measured;
+        measured.device.at_ready = measured.device.load_peak = bytes;
+        measured.host.at_ready = beside;
+        measured.load = 1s;
+        send(event::Ready{{name, 0}, measured});
+    }
+    void limit(Bytes of_host, Bytes of_gpu) {
+        declare(all, {{DeviceId{host}, {.bytes = of_host}}, {"GPU-0", {.bytes = of_gpu}}});
+    }
+
+    std::vector<Declaration> all{on("idle", 4 * gib, {DeviceId{host}}), model("both", 2 * gib),
+                                 model("leaving", 4 * gib), model("next", 8 * gib)};
+};
+
+TEST_F(MemoryOfBothDevices, OneGoesForAPlacedReplicaWhoFreesWhatIsMissingOnBoth) {
+    load("leaving", 4 * gib, 0);
+    send(event::Ending{{"leaving", 0}});
+    ask("next");
+    ASSERT_THAT(simulation::placed(policy), testing::SizeIs(1)) << "it is to get the room of leaving/0";
+    limit(27 * gib, 9 * gib);
+    EXPECT_THAT(evicted(), ElementsAre("both/0"));
+    end("both");
+    end("leaving");
+    EXPECT_THAT(granted(), ElementsAre("next/0"));
+}
+
+TEST_F(MemoryOfBothDevices, OneGoesWhoFreesWhatBothLimitsLack) {
+    limit(7 * gib, gib);
+    EXPECT_THAT(evicted(), ElementsAre("both/0"));
+    EXPECT_THAT(policy.why("both", now), HasSubstr("the host has 1.0 GiB less than is in use, GPU-0 has 1.0 GiB less"));
+}
+
+TEST_F(MemoryOfBothDevices, NobodyGoesForTheOneWhomTheOtherFreesAnyway) {
+    all[2].priority = -1;  // the first to go
+    declare(all);
+    load("leaving", 4 * gib, 0);
+    send(event::InFlight{{"idle", 0}, 1});
+    limit(3 * gib, 4 * gib);
+    EXPECT_THAT(evicted(), ElementsAre("both/0")) << "the host lacks room even so, and the GPU no longer";
+}
+
 TEST_F(MemoryPlacement, NobodyGoesForAReplicaBeyondTheMinimum) {
     auto many = model("many", 2 * gib);
     many.replicas_max = 2;

@@ -4,6 +4,7 @@ their model does."""
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import shutil
@@ -177,6 +178,23 @@ class Target(unittest.TestCase):
             file.touch()
         for said in ("", "deep", "deep/model.gguf", "own.py:model"):
             self.refused(self.folder, "itself lies", f"{self.folder / said}")
+
+    def test_a_package_in_a_containers_image_is_replaced(self) -> None:
+        partial, out = self.folder / "partial", self.folder / "package"
+        for folder in (partial, out):
+            folder.mkdir()
+            (folder / "manifest.json").write_text(folder.name)
+        rename = os.rename
+
+        def as_overlayfs(old: Path, new: Path) -> None:
+            if Path(old) == out:
+                raise OSError(errno.EXDEV, "Invalid cross-device link", str(old), None, str(new))
+            rename(old, new)
+
+        with mock.patch("os.rename", as_overlayfs):
+            target.replace(partial, out)
+        self.assertEqual((out / "manifest.json").read_text(), "partial")
+        self.assertEqual(os.listdir(self.folder), ["package"])
 
     def test_the_command_refuses_before_it_loads(self) -> None:
         (self.folder / "config.json").write_text("{")

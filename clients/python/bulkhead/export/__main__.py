@@ -1,4 +1,5 @@
-"""python -m bulkhead.export SOURCE FOLDER: makes a package of a model. python -m bulkhead.export --check FOLDER: is it whole?"""
+"""python -m bulkhead.export SOURCE FOLDER: makes a package of a model.
+python -m bulkhead.export --check FOLDER: is it whole?"""
 
 from __future__ import annotations
 

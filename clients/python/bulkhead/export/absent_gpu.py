@@ -1,4 +1,5 @@
-"""Lets PyTorch, Inductor and Triton compile for a GPU that this machine lacks, by describing its kind to them.
+"""Lets PyTorch, Inductor and Triton compile for a GPU that this machine lacks, by describing its
+kind to them.
 
 Nothing runs on it and nothing is measured: of the kernel configurations to time, the first is used.
 PyTorch remembers a GPU for good, so a process that calls `install` must end with its export.
@@ -39,7 +40,8 @@ class Kind:
     uuid: str = ""
 
 
-#: Source: CUDA C++ Programming Guide, "Compute Capabilities"; multiprocessors, memory and cache are those of an H200.
+#: Source: CUDA C++ Programming Guide, "Compute Capabilities"; multiprocessors, memory and cache are
+#: those of an H200.
 KINDS = {"sm_90": Kind("NVIDIA H200", 9, 0, 132, 141 << 30, 227 << 10, 228 << 10, 60 << 20)}
 
 _installed: Kind | None = None
@@ -158,7 +160,8 @@ def _first_alone(before: Any) -> Any:
 
 
 def _compile_kernels(code: Any) -> None:
-    """Replaces Inductor's tuning, which would run each kernel: compiles the kernels and keeps their launch parameters."""
+    """Replaces Inductor's tuning, which would run each kernel: compiles the kernels and keeps their
+    launch parameters."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     code.kernel_autotune_defs.splice("\nasync_compile.wait(globals())\ndel async_compile\n")

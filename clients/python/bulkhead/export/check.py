@@ -50,7 +50,8 @@ class Package:
         return logits.reshape(n, self.manifest["rows"], self.manifest["codebooks"], -1)
 
     def run_prefill(self, prompt: Prompt, start: int, stop: int, span: int, buffers: list[Tensor]) -> Tensor:
-        """Computes positions [start, stop) of a prompt; a single position is passed as two equal rows."""
+        """Computes positions [start, stop) of a prompt; a single position is passed as two equal
+        rows."""
         said = self.manifest["prefill"]
         positions = torch.arange(start, max(stop, start + 2)).clamp(max=stop - 1)
         rest = [] if prompt.rope is None else [prompt.rope[:, positions]]
@@ -66,7 +67,8 @@ class Package:
         return logits
 
     def generate(self, family: Family | Greedy, prompt: Prompt, count: int) -> tuple[list[list[int]], list[Tensor]]:
-        """At most `count` greedy tokens, up to the original's stop; and the logits [R, C, V] before each."""
+        """At most `count` greedy tokens, up to the original's stop; and the logits [R, C, V] before
+        each."""
         said = self.manifest
         size = int(prompt.tokens.shape[0] if prompt.tokens is not None else prompt.embeddings.shape[1])  # type: ignore[union-attr]
         length = min(size + count + 1, said["length_max"])
@@ -87,7 +89,8 @@ class Package:
         return tokens, seen
 
     def _prompt(self, prompt: Prompt, size: int, length: int, buffers: list[Tensor], delta: Tensor | None) -> Tensor | None:
-        """Writes a prompt's keys and values. Returns the logits after it, or None if decode needs a first token."""
+        """Writes a prompt's keys and values. Returns the logits after it, or None if decode needs a
+        first token."""
         said = self.manifest["prefill"]
         whole = prompt.embeddings is not None or said["logits"]
         end = size if whole else size - 1  # the last token is the first step's
@@ -103,7 +106,8 @@ class Package:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One prompt's result: how many of how many tokens were equal, and the gap of logits at the first difference."""
+    """One prompt's result: how many of how many tokens were equal, and the gap of logits at the
+    first difference."""
 
     equal: int
     count: int

@@ -51,8 +51,8 @@ def compile_decode(step: Step, numbers: Numbers, sizes: Sizes, file: Path, most:
 
 
 def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes, file: Path) -> dict[str, Tensor]:
-    """Compiles prefill for 2 to `chunk_max` positions of one sequence. Writes `file`. Returns the constants that it needs, by
-    name."""
+    """Compiles prefill for 2 to `chunk_max` positions of one sequence. Writes `file`. Returns the
+    constants that it needs, by name."""
     chunk = Dim("T", min=2, max=sizes.chunk_max)
     a, length = _lengths(sizes)
     example = example_of(sizes)
@@ -76,7 +76,8 @@ def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes
 
 
 def compile_method(method: Method, device: str, file: Path) -> dict[str, Tensor]:
-    """Compiles a further function of the package. Writes `file`. Returns the constants that it needs, by name."""
+    """Compiles a further function of the package. Writes `file`. Returns the constants that it
+    needs, by name."""
     given = tuple(tensor.to(device) for tensor in method.arguments)
     with torch.no_grad(), Rewriting(device, "anything"):
         program = torch.export.export(method.module.eval(), given, dynamic_shapes=method.dynamic_shapes, strict=False)
@@ -96,7 +97,8 @@ class Example:
 
 
 def example_of(sizes: Sizes) -> Example:
-    """For a GPU as long as in use: Inductor derives the split of sums from them, and measures kernels with them."""
+    """For a GPU as long as in use: Inductor derives the split of sums from them, and measures
+    kernels with them."""
     chunk, span, length = (120, 1000, 1999) if sizes.device == "cuda" else (7, 24, 40)
     length = min(length, sizes.length_max - 1)
     span = min(span, length - 1)
@@ -130,7 +132,8 @@ def _compile(module: torch.nn.Module, step: Step, arguments: list[Tensor], shape
 
 
 def compile_program(program: ExportedProgram, file: Path, device: str, meets: products.Meets, *, single: bool = False) -> dict[str, Tensor]:
-    """Compiles without the constants. Writes `file` completely or not at all. Returns the constants that it needs, by name.
+    """Compiles without the constants. Writes `file` completely or not at all. Returns the constants
+    that it needs, by name.
 
     single: for one sequence, the most frequent step of a graph."""
     options: dict[str, Any] = {"aot_inductor.package_constants_in_so": False, "epilogue_fusion": device != "cpu"}  # product_kernel.h takes nothing in

@@ -62,8 +62,9 @@ def cpu_flags() -> list[str]:
 
 @contextmanager
 def scratch_beside(folder: Path) -> Iterator[None]:
-    """Keeps temporary files of Inductor and gcc (4 times the package) in `folder`/.inductor instead of /tmp, and removes them.
-    What another process can use, the compiled test of vectors and the headers, stays in Inductor's own folder."""
+    """Keeps temporary files of Inductor and gcc (4 times the package) in `folder`/.inductor instead
+    of /tmp, and removes them. What another process can use, the compiled test of vectors and the
+    headers, stays in Inductor's own folder."""
     pick_vectors()
     scratch = folder / ".inductor"
     (scratch / "tmp").mkdir(parents=True, exist_ok=True)
@@ -103,8 +104,9 @@ def vector_bits() -> int:
 
 
 def pick_vectors() -> None:
-    """Makes Inductor test which vectors this CPU and compiler support, by compiling and loading for each kind; this takes seconds,
-    mostly in other processes. It caches the answer. With link_libtorch=False its tests fail, and kernels would be scalar."""
+    """Makes Inductor test which vectors this CPU and compiler support, by compiling and loading for
+    each kind; this takes seconds, mostly in other processes. It caches the answer. With
+    link_libtorch=False its tests fail, and kernels would be scalar."""
     from torch._inductor import cpu_vec_isa
 
     cpu_vec_isa.pick_vec_isa()
@@ -127,7 +129,8 @@ def settings() -> dict[str, Any]:
     return {
         # Otherwise the package links LibTorch, with all CUDA libraries, into a CPU worker.
         "aot_inductor.link_libtorch": False,
-        # Otherwise the kernels start as many threads as this machine has cores, whatever the fleet declares.
+        # Otherwise the kernels start as many threads as this machine has cores, whatever the fleet
+        # declares.
         "cpp.dynamic_threads": True,
         # Accepts a dimension of 1: the loader has the package check its inputs' shapes, and it
         # would refuse sizes below 2, where tracing specialises.

@@ -1,7 +1,8 @@
 """Lets a CPU function take every attention length up to the manifest's.
 
-Inductor writes a float32 sum of up to 4,096 numbers in one way, and a longer one in another. For a dynamic count it
-goes by the example's, and makes the compiled function refuse the others: step 4,097 of a sequence would fail."""
+Inductor writes a float32 sum of up to 4,096 numbers in one way, and a longer one in another. For a
+dynamic count it goes by the example's, and makes the compiled function refuse the others: step
+4,097 of a sequence would fail."""
 
 from __future__ import annotations
 

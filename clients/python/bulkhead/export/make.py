@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +33,8 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
          buckets: list[int] | None, chunk: int, tell: Tell) -> None:  # fmt: skip
     """Writes the package to `out`, completely or not at all; replaces an existing package.
 
-    Errors: input_invalid for sizes that the model or each other forbid, and for an `out` that `target` refuses."""
+    Errors: input_invalid for sizes that the model or each other forbid, and for an `out` that
+    `target` refuses."""
     target.check(out)
     family = loaded.family
     numbers = family.numbers()
@@ -79,7 +79,7 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
             "methods": [{"name": one.name, "file": f"{one.name}.pt2", "inputs": one.inputs, "outputs": one.outputs} for one in methods], "functions": {name: sha256(partial / name) for name in constants}, "weights": stored, "constants": renamed, "tokenizer": _tokenizer_files(family.tokenizer, partial), "source": loaded.origin,
         })  # fmt: skip
         target.check(out)  # again: minutes have passed
-        _replace(partial, out)
+        target.replace(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -111,8 +111,8 @@ def _compiled(tasks: list[Task], modules: list[torch.nn.Module], device: str, fi
 
 
 def check_sizes(length: int | None, slots: int, slots_max: int, buckets: list[int] | None, chunk: int, model_max: int | None = None) -> None:
-    """Checks sizes as far as known before the model is loaded: `model_max` is None then, and so is a `length` that the model
-    decides.
+    """Checks sizes as far as known before the model is loaded: `model_max` is None then, and so is
+    a `length` that the model decides.
 
     Errors: input_invalid."""
 
@@ -143,15 +143,6 @@ def _capability(device: str) -> str | None:
         return None
     major, minor = torch.cuda.get_device_capability()
     return f"{major}{minor}"
-
-
-def _replace(partial: Path, out: Path) -> None:
-    before = out.with_name(f".{out.name}.before")
-    shutil.rmtree(before, ignore_errors=True)
-    if out.exists():
-        os.replace(out, before)
-    os.replace(partial, out)
-    shutil.rmtree(before, ignore_errors=True)
 
 
 class _timed:

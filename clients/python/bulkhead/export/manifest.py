@@ -1,4 +1,5 @@
-"""manifest.json: a package's description. Writes it, reads it back, and checks it before anything is loaded."""
+"""manifest.json: a package's description. Writes it, reads it back, and checks it before anything
+is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ OPTIONAL = ("functions",)  #: missing in packages of earlier exporters
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Errors: input_invalid for a manifest that is missing, of another format, or inconsistent with its folder."""
+    """Errors: input_invalid for a manifest that is missing, of another format, or inconsistent with
+    its folder."""
     file = folder / FILE
     try:
         manifest = json.loads(file.read_text())

@@ -1,8 +1,9 @@
 """A hint to Inductor: compute this once and keep it.
 
-Inductor inlines an elementwise chain into each loop that reads it; in a matrix-vector product that recomputes it for
-each row: a rotary angle's cosine, or SiLU's exponential, some hundred times. `materialized(x)` is x; its only effect on
-the compiled function is that x has a buffer with a contiguous last dimension.
+Inductor inlines an elementwise chain into each loop that reads it; in a matrix-vector product that
+recomputes it for each row: a rotary angle's cosine, or SiLU's exponential, some hundred times.
+`materialized(x)` is x; its only effect on the compiled function is that x has a buffer with a
+contiguous last dimension.
 """
 
 from __future__ import annotations

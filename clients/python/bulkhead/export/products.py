@@ -1,9 +1,10 @@
 """How compiled functions compute matrix products, by the number of vectors.
 
-With few vectors, reading the matrix dominates: the product is written as plain sums, row by row, which read
-the matrix once and in order for any number of vectors, and which Inductor fuses with the code around them.
-With a prompt, arithmetic soon dominates: float32 on a CPU then uses our own kernel. So do bytes where
-vectors are narrower than AVX-512: Inductor loads eight of them by way of memory.
+With few vectors, reading the matrix dominates: the product is written as plain sums, row by row,
+which read the matrix once and in order for any number of vectors, and which Inductor fuses with the
+code around them. With a prompt, arithmetic soon dominates: float32 on a CPU then uses our own
+kernel. So do bytes where vectors are narrower than AVX-512: Inductor loads eight of them by way of
+memory.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def _as_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _as_sum_of_few(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """On a GPU: Inductor itself writes sums for one row; cuBLAS is faster for many, or for a varying number."""
+    """On a GPU: Inductor itself writes sums for one row; cuBLAS is faster for many, or for a
+    varying number."""
     rows = x.numel() // x.shape[-1]
     return _as_sum(x, weight, bias) if isinstance(rows, int) and 1 < rows <= FEW else NotImplemented
 
@@ -89,8 +91,8 @@ def _int8_as_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | Non
 
 
 def _int8_as_sum(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `_as_sum`: reads the bytes once and widens them in registers. In float32, because an unscaled sum exceeds float16's
-    range."""
+    """As `_as_sum`: reads the bytes once and widens them in registers. In float32, because an
+    unscaled sum exceeds float16's range."""
     rows = materialized(x.reshape(-1, x.shape[-1]))
     sums = (weight.to(x.dtype).unsqueeze(1) * rows.unsqueeze(0)).sum(-1, dtype=torch.float32) * scale[:, None]
     done = materialized(sums.to(x.dtype).t()).reshape(*x.shape[:-1], weight.shape[0])

@@ -16,7 +16,8 @@ KINDS = ("int8", "int4")
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose matrix is int8 [out, in] times a scale [out], by the row's largest magnitude."""
+    """A linear layer whose matrix is int8 [out, in] times a scale [out], by the row's largest
+    magnitude."""
 
     weight: Tensor
     scale: Tensor
@@ -36,8 +37,9 @@ class Int8Linear(nn.Module):
 
 
 class Int4Linear(nn.Module):
-    """A linear layer whose matrix is `products.packed` uint8 [out, in / 2] times a scale [out, in / 32] plus a least value
-    [out, in / 32], by the smallest and the largest of each group."""
+    """A linear layer whose matrix is `products.packed` uint8 [out, in / 2] times a scale
+    [out, in / 32] plus a least value [out, in / 32], by the smallest and the largest of each
+    group."""
 
     weight: Tensor
     scale: Tensor
@@ -62,11 +64,13 @@ class Int4Linear(nn.Module):
 
 
 def quantise(model: nn.Module, step: nn.Module, kind: str, logits: int) -> dict[str, int]:
-    """Replaces every linear layer of `model` that `step` has too. Embeddings stay, and so do layers that only the package's methods
-    run (a vision tower, an audio codec): they add no cost per step. Returns how many layers are of which kind.
+    """Replaces every linear layer of `model` that `step` has too. Embeddings stay, and so do layers
+    that only the package's methods run (a vision tower, an audio codec): they add no cost per step.
+    Returns how many layers are of which kind.
 
-    Exceptions from int4: a layer with `logits` outputs, a head, is int8, because its errors affect the choice of a
-    token; so is one whose inputs are not a multiple of a group. `step` may keep an old layer: cut the model again.
+    Exceptions from int4: a layer with `logits` outputs, a head, is int8, because its errors affect
+    the choice of a token; so is one whose inputs are not a multiple of a group. `step` may keep an
+    old layer: cut the model again.
 
     Errors: input_invalid for a step without a linear layer."""
     stepped = set(step.modules())

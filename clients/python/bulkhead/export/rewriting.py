@@ -1,6 +1,7 @@
 """Replaces linear layers by those of `products` while a function is traced.
 
-`ExportedProgram.run_decompositions` could do it afterwards, but would trace the whole function again."""
+`ExportedProgram.run_decompositions` could do it afterwards, but would trace the whole function
+again."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from . import products
 
 
 class Rewriting(TorchFunctionMode):
-    """While active, replaces linear layers called on this thread by those of `products.rewritten`."""
+    """While active, replaces linear layers called on this thread by those of
+    `products.rewritten`."""
 
     def __init__(self, device: str, meets: products.Meets) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Compiles the functions of a package in parallel, each in its own process.
 
-One takes minutes, most of them in Python, which uses one CPU at a time. The processes are forked: they
-share the model without a copy, at the same addresses. Each returns which tensors its function needs."""
+One takes minutes, most of them in Python, which uses one CPU at a time. The processes are forked:
+they share the model without a copy, at the same addresses. Each returns which tensors its function
+needs."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _run(task: Task, held: set[tuple[Any, ...]], pipe: Connection) -> None:
-    """Runs in the task's process. Answers with the tensors by name, each as its identity or as itself; or with an error."""
+    """Runs in the task's process. Answers with the tensors by name, each as its identity or as
+    itself; or with an error."""
     import torch._inductor.config
 
     torch._inductor.config.cpp.threads = torch.get_num_threads()  # the number that kernels are written for

@@ -30,8 +30,8 @@ class Loaded:
 
 
 def load(said: str, dtype: torch.dtype, family: str | None = None, name: str | None = None) -> Loaded:
-    """`said`: a folder, a file.gguf, `file.py:function` or `module:function`. The function takes no argument and returns
-    a module, or (module, tokenizer).
+    """`said`: a folder, a file.gguf, `file.py:function` or `module:function`. The function takes no
+    argument and returns a module, or (module, tokenizer).
 
     Errors: input_invalid for a missing source, or an unknown family."""
     path = Path(said)

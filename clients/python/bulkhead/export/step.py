@@ -4,8 +4,8 @@ A family defines how tokens become embeddings, how embeddings pass the layers, a
 become logits (`Step`). `Decode` and `Prefill` are the two functions of a package; positions and the
 key/value buffers are arguments, and they write into the buffers in place. Nothing here keeps state.
 
-Sizes: n sequences, R rows each (2 with classifier-free guidance), C codebooks, T prompt positions, V vocabulary,
-E embedding width; a buffer is [slots * R, heads, length, dim].
+Sizes: n sequences, R rows each (2 with classifier-free guidance), C codebooks, T prompt positions,
+V vocabulary, E embedding width; a buffer is [slots * R, heads, length, dim].
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ATTENTION = "bulkhead"  #: the name under which transformers knows `attend`
 
 
 class Step(nn.Module):
-    """A family's part. Submodules keep the upstream classes; their parameters' names become the weights' names."""
+    """A family's part. Submodules keep the upstream classes; their parameters' names become the
+    weights' names."""
 
     codebooks: int = 1
     rows: int = 1
@@ -37,7 +38,8 @@ class Step(nn.Module):
         raise NotImplementedError
 
     def embed(self, tokens: Tensor, positions: Tensor, rope_delta: Tensor | None) -> Tensor:
-        """Tokens [n, C] at positions [n] to embeddings [n, E], or [n * R, E] where a sequence's rows differ."""
+        """Tokens [n, C] at positions [n] to embeddings [n, E], or [n * R, E] where a sequence's
+        rows differ."""
         raise NotImplementedError
 
     def embed_prompt(self, tokens: Tensor, positions: Tensor, extras: dict[str, Tensor]) -> Tensor:
@@ -46,17 +48,20 @@ class Step(nn.Module):
         return self.embed(tokens, positions, None)
 
     def decode_positions(self, positions: Tensor, rope_delta: Tensor | None) -> Tensor:
-        """`position_ids` of the backbone, from positions [n * R]: [n * R, 1] unless the family rotates otherwise."""
+        """`position_ids` of the backbone, from positions [n * R]: [n * R, 1] unless the family
+        rotates otherwise."""
         return positions[:, None]
 
     def prefill_positions(self, positions: Tensor, rope: Tensor | None) -> Tensor:
-        """`position_ids` of the backbone, from positions [T] and rope [3, T]: [1, T] unless the family rotates otherwise."""
+        """`position_ids` of the backbone, from positions [T] and rope [3, T]: [1, T] unless the
+        family rotates otherwise."""
         return positions[None, :]
 
     def backbone(self, embeddings: Tensor, position_ids: Tensor, mask: Tensor, cache: Cache, extras: dict[str, Tensor]) -> Tensor:
         """Embeddings [B, T, E] to hidden states [B, T, E], after the last norm.
 
-        `mask` [B, 1, T, a] is True where a query may attend; transformers gets it as the 4-D `attention_mask`."""
+        `mask` [B, 1, T, a] is True where a query may attend; transformers gets it as the 4-D
+        `attention_mask`."""
         raise NotImplementedError
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -75,7 +80,8 @@ class GivenCache(Cache):
         self.length = length
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *unused: object, **also_unused: object) -> tuple[Tensor, Tensor]:
-        """Shapes [B, heads, T, dim]. T = 1 is decode, with `positions` [B]; else prefill, with `positions` [T]."""
+        """Shapes [B, heads, T, dim]. T = 1 is decode, with `positions` [B]; else prefill, with
+        `positions` [T]."""
         return self._put(self.keys[layer_idx], key_states), self._put(self.values[layer_idx], value_states)
 
     def _put(self, buffer: Tensor, states: Tensor) -> Tensor:
@@ -91,11 +97,12 @@ class GivenCache(Cache):
 
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float | None = None,
            dropout: float = 0.0, **unused: object) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention in transformers' interface: query [B, heads, T, dim], key and value [B, key heads, a, dim], mask
-    [B or 1, 1, T, a] of bool; returns [B, T, heads, dim].
+    """Attention in transformers' interface: query [B, heads, T, dim], key and value [B, key heads,
+    a, dim], mask [B or 1, 1, T, a] of bool; returns [B, T, heads, dim].
 
-    One query is written as sums, because it has no matrix product: Inductor makes a few loops over the visible cache,
-    without copies of keys for heads that share them. Several queries on a GPU are written as products."""
+    One query is written as sums, because it has no matrix product: Inductor makes a few loops over
+    the visible cache, without copies of keys for heads that share them. Several queries on a GPU
+    are written as products."""
     batch, heads, queries, dim = query.shape
     key_heads = key.shape[1]
     scale = scaling if scaling is not None else dim**-0.5
@@ -116,8 +123,9 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
 def attended_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """`attend` of several queries: [B, heads, T, dim].
 
-    scaled_dot_product_attention selects a GPU kernel while it is traced, by the example's sizes. Of the kernels with a mask, one
-    needs rows at multiples of 8 elements, so other lengths would fail; another plans again for each length."""
+    scaled_dot_product_attention selects a GPU kernel while it is traced, by the example's sizes. Of
+    the kernels with a mask, one needs rows at multiples of 8 elements, so other lengths would fail;
+    another plans again for each length."""
     group = query.shape[1] // key.shape[1]
     if group > 1:  # picked one by one: a copy of whole dimensions would be merged with them, for which sizes must be known
         shared = torch.arange(query.shape[1], device=query.device) // group
@@ -142,8 +150,9 @@ def given_attention(model: Any) -> Iterator[None]:
 
 
 class Decode(nn.Module):
-    """(tokens int64 [n, C], positions int64 [n], span int64 [a], [rope_delta int64 [n]], k0, v0, k1, v1, …)
-    to logits float32 [n * R, C, V]. span is arange(a): only its length is read, the attention length."""
+    """(tokens int64 [n, C], positions int64 [n], span int64 [a], [rope_delta int64 [n]], k0, v0,
+    k1, v1, …) to logits float32 [n * R, C, V]. span is arange(a): only its length is read, the
+    attention length."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
@@ -165,8 +174,9 @@ class Decode(nn.Module):
 
 
 class Prefill(nn.Module):
-    """(tokens int64 [T, C] or embeddings [R, T, E], positions int64 [T], span int64 [a], [rope int64 [3, T]], extras…,
-    k0, v0, …) of one slot: logits float32 [R, C, V] of the last position, or the position after it, int64 [1].
+    """(tokens int64 [T, C] or embeddings [R, T, E], positions int64 [T], span int64 [a], [rope
+    int64 [3, T]], extras…, k0, v0, …) of one slot: logits float32 [R, C, V] of the last position,
+    or the position after it, int64 [1].
 
     `extras` gives the dimension of each along which the prompt runs."""
 

@@ -1,8 +1,9 @@
-"""Checks what an export may replace in the folder that it writes to."""
+"""What an export may replace, and how it does."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from ..errors import Error
@@ -10,7 +11,8 @@ from . import manifest
 
 
 def check(out: Path, source: str | None = None) -> None:
-    """`out` may be absent, empty, or a package, which a complete new one then replaces. `source` is the command's argument.
+    """`out` may be absent, empty, or a package, which a complete new one then replaces. `source` is
+    the command's argument.
 
     Errors: input_invalid for anything else, which would be lost."""
     attempt = f"exporting to {out}"
@@ -27,6 +29,17 @@ def check(out: Path, source: str | None = None) -> None:
     if not empty and not _is_package(out):
         raise Error("input_invalid", f"{attempt}, which holds something else than a package",
                     f"give a new folder, an empty one, or one with a {manifest.FILE} of {manifest.FORMAT}")  # fmt: skip
+
+
+def replace(partial: Path, out: Path) -> None:
+    """A package that `out` held is removed only once the complete one stands there. It is moved by a
+    copy where it lies in an image of a container, whose folders cannot be renamed."""
+    before = out.with_name(f".{out.name}.before")
+    shutil.rmtree(before, ignore_errors=True)
+    if out.exists():
+        shutil.move(out, before)
+    partial.rename(out)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _read_from(source: str) -> Path | None:

@@ -1,6 +1,8 @@
-"""Weights for an absent GPU: tensors without bytes replace a model's own while its functions are traced and compiled.
+"""Weights for an absent GPU: tensors without bytes replace a model's own while its functions are
+traced and compiled.
 
-They report the GPU as their device. The model's own tensors stay where they are, and are stored in the package.
+They report the GPU as their device. The model's own tensors stay where they are, and are stored in
+the package.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def original(tensor: Tensor, name: str) -> Tensor:
 
 @contextmanager
 def compiling(program: ExportedProgram) -> Iterator[None]:
-    """Active while Inductor compiles a program. If it holds twins, converts all its tensors to the program's fake mode."""
+    """Active while Inductor compiles a program. If it holds twins, converts all its tensors to the
+    program's fake mode."""
     if not absent_gpu.installed():
         yield
         return
@@ -99,7 +102,8 @@ def compiling(program: ExportedProgram) -> Iterator[None]:
 
 @contextmanager
 def _bytes_of_originals() -> Iterator[None]:
-    """Returns the original's bytes when Inductor asks for a twin's, to store constants in the package."""
+    """Returns the original's bytes when Inductor asks for a twin's, to store constants in the
+    package."""
     before = torch.UntypedStorage.cpu
 
     def cpu(storage: Any) -> Any:
@@ -114,7 +118,8 @@ def _bytes_of_originals() -> Iterator[None]:
 
 
 def constants_of(package: Path) -> list[str]:
-    """The constants that a compiled function's code needs; the function need not be able to run here."""
+    """The constants that a compiled function's code needs; the function need not be able to run
+    here."""
     with zipfile.ZipFile(package) as opened:
         (code,) = [name for name in opened.namelist() if name.endswith(".wrapper.cpp")]
         return re.findall(r'constants_info_\[\d+\]\.original_fqn = "([^"]+)"', opened.read(code).decode())

@@ -1,4 +1,5 @@
-"""One safetensors file for all functions of a package, with each tensor once, whatever names the functions use."""
+"""One safetensors file for all functions of a package, with each tensor once, whatever names the
+functions use."""
 
 from __future__ import annotations
 

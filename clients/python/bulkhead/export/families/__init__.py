@@ -1,6 +1,7 @@
 """What the exporter needs of a model family, and the list of families.
 
-A family is a `step.Step` (the model, cut) and a `Family` (its numbers, and the original for comparison).
+A family is a `step.Step` (the model, cut) and a `Family` (its numbers, and the original for
+comparison).
 `FAMILIES` names them without an import, because their modules import torch and transformers.
 """
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
     from ..step import Step
 
-#: Each family's name, and the transformers `model_type`s that it takes. Each of these has a parity test.
+#: Each family's name, and the transformers `model_type`s that it takes. Each of these has a parity
+#: test.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "causal_lm": ("gemma", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"),
     "chatterbox_t3": ("chatterbox_t3",),
@@ -68,7 +70,8 @@ class PromptForm:
 
 @dataclass(frozen=True)
 class Method:
-    """A further function of the package, spelled as in the fleet file: `inputs` and `outputs` are {name: {dtype, shape}}."""
+    """A further function of the package, spelled as in the fleet file: `inputs` and `outputs` are
+    {name: {dtype, shape}}."""
 
     name: str
     module: torch.nn.Module
@@ -93,7 +96,8 @@ class Prompt:
 class Family(ABC):
     """One loaded model of a family.
 
-    `model` is an instance of the upstream class, in evaluation mode. It stays usable: `reference` runs it unwrapped."""
+    `model` is an instance of the upstream class, in evaluation mode. It stays usable: `reference`
+    runs it unwrapped."""
 
     name: ClassVar[str]
 
@@ -103,7 +107,8 @@ class Family(ABC):
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype, gguf: str | None = None) -> Any:
-        """Loads the upstream model of a Hugging Face folder, or of the GGUF file of that name in it."""
+        """Loads the upstream model of a Hugging Face folder, or of the GGUF file of that name in
+        it."""
         import transformers
 
         return transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf, dtype=dtype, local_files_only=True)

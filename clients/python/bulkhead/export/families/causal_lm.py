@@ -1,4 +1,5 @@
-"""Language models like Llama: embedding, layers with rotary positions, head. Takes tokens, gives one codebook."""
+"""Language models like Llama: embedding, layers with rotary positions, head. Takes tokens, gives
+one codebook."""
 
 from __future__ import annotations
 

@@ -63,8 +63,9 @@ class T3Step(Step):
 
 
 class Condition(nn.Module):
-    """Makes a prompt of voice and text: speaker [1, 256], the voice's speech tokens int64 [P], emotion [1],
-    text tokens int64 [T] with start and stop; embeddings [2, L, E], whose row 1 has no text."""
+    """Makes a prompt of voice and text: speaker [1, 256], the voice's speech tokens int64 [P],
+    emotion [1], text tokens int64 [T] with start and stop; embeddings [2, L, E], whose row 1 has no
+    text."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -1,7 +1,9 @@
-"""Higgs Audio v2: text to frames of audio codes in a delay pattern: codebook c runs c frames behind the first.
+"""Higgs Audio v2: text to frames of audio codes in a delay pattern: codebook c runs c frames behind
+the first.
 
-Each layer has two feed-forward networks. Generated tokens are all audio and pass only the second; a prompt passes both,
-row by row. In a prompt's tokens [T, C] a text row is its id followed by -1s, an audio row its C codes.
+Each layer has two feed-forward networks. Generated tokens are all audio and pass only the second; a
+prompt passes both, row by row. In a prompt's tokens [T, C] a text row is its id followed by -1s, an
+audio row its C codes.
 """
 
 from __future__ import annotations
@@ -63,8 +65,9 @@ class HiggsStep(Step):
 
 
 def _both(layer: Any, hidden: Tensor, audio: Tensor, given: dict[str, Any]) -> Tensor:
-    """HiggsAudioV2DecoderLayer for rows [1, T, E] of text and audio. Upstream separates them by indexing
-    with a mask, which has unknown sizes; here both networks run and one result is selected."""
+    """HiggsAudioV2DecoderLayer for rows [1, T, E] of text and audio. Upstream separates them by
+    indexing with a mask, which has unknown sizes; here both networks run and one result is
+    selected."""
     where = audio[None, :, None]
     normed = torch.where(where, layer.audio_input_layernorm(hidden), layer.input_layernorm(hidden))
     hidden = hidden + layer.self_attn(hidden_states=normed, **given)[0]
@@ -74,7 +77,8 @@ def _both(layer: Any, hidden: Tensor, audio: Tensor, given: dict[str, Any]) -> T
 
 
 class DecodeAudio(nn.Module):
-    """Converts frames int64 [N, C], between the frame of all bos and the frame of all eos, to samples."""
+    """Converts frames int64 [N, C], between the frame of all bos and the frame of all eos, to
+    samples."""
 
     codec: Any
 
@@ -200,8 +204,8 @@ FAMILY = HiggsAudioV2
 
 
 def forced_by_delay(generated: list[list[int]], codebooks: int, bos: int, eos: int) -> list[int | None]:
-    """What the delay pattern forces in each codebook of the next frame, after frames `generated` since a prompt that ended in
-    audio_bos.
+    """What the delay pattern forces in each codebook of the next frame, after frames `generated`
+    since a prompt that ended in audio_bos.
 
     Frame k begins with bos in codebooks k and above. Once a frame has eos in any codebook, each
     further frame has it in one more codebook, starting with the first."""
@@ -216,7 +220,8 @@ def text_rows(ids: Tensor, codebooks: int) -> Tensor:
 
 
 def delayed(codes: Tensor, config: Any) -> Tensor:
-    """Codes [N, C] of a voice as prompt rows: bos before, eos after, codebook c delayed by c rows."""
+    """Codes [N, C] of a voice as prompt rows: bos before, eos after, codebook c delayed by c
+    rows."""
     count, codebooks = codes.shape
     rows = torch.full((count + 1 + codebooks, codebooks), config.audio_stream_bos_id)
     for c in range(codebooks):

@@ -1,6 +1,8 @@
-"""Qwen3-VL: the language model, which takes encoded pictures at prefill, and the vision encoder as the method `vision`.
+"""Qwen3-VL: the language model, which takes encoded pictures at prefill, and the vision encoder as
+the method `vision`.
 
-A prompt is tokens with placeholders for pictures, and for them `vision` (replaces their embeddings),
+A prompt is tokens with placeholders for pictures, and for them `vision` (replaces their
+embeddings),
 `deepstack` (added after the first layers) and `rope`; `qwen3_vl_prompt` arranges these.
 """
 
@@ -117,7 +119,8 @@ class Vision(nn.Module):
         return ((row + inside[:, None]).expand(shape).reshape(-1), (column + inside).expand(shape).reshape(-1))
 
     def _learned_positions(self, rows: Tensor, columns: Tensor, height: int, width: int) -> Tensor:
-        """Learned positions, bilinearly interpolated from their square table: [N, width of the encoder]."""
+        """Learned positions, bilinearly interpolated from their square table: [N, width of the
+        encoder]."""
         side = self.model.num_grid_per_side
         low_row, high_row, down = _between(rows, height * self.merge, side)
         low_column, high_column, right = _between(columns, width * self.merge, side)
@@ -129,7 +132,8 @@ class Vision(nn.Module):
 
 
 def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Maps 0 … size - 1 to 0 … side - 1: the entries below and above, and the weight of the upper one."""
+    """Maps 0 … size - 1 to 0 … side - 1: the entries below and above, and the weight of the upper
+    one."""
     at = index.to(torch.float32) * (side - 1) / max(size - 1, 1)
     low = at.floor()
     first = low.long().clamp(0, side - 1)
@@ -137,7 +141,8 @@ def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def _attended(module: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Qwen3VLVisionAttention for one picture. Upstream first splits its input into pictures, by numbers in a tensor."""
+    """Qwen3VLVisionAttention for one picture. Upstream first splits its input into pictures, by
+    numbers in a tensor."""
     from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 
     count = hidden.shape[0]

@@ -1,4 +1,5 @@
-"""Positions of Qwen3-VL's tokens: three rotary ones each, for time, height and width. Plain Python, for clients too."""
+"""Positions of Qwen3-VL's tokens: three rotary ones each, for time, height and width. Plain Python,
+for clients too."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 
 def rope_positions(tokens: Sequence[int], grids: Iterable[tuple[int, int, int]], image_token: int, video_token: int) -> tuple[list[list[int]], int]:
-    """Returns a prompt's `rope` [3, T], and the difference between later tokens' positions and their index.
+    """Returns a prompt's `rope` [3, T], and the difference between later tokens' positions and
+    their index.
 
     grids: (1, height, width) in merged patches for each picture in order, and for each moment of a
     video, which counts as a picture between timestamps.

@@ -20,7 +20,7 @@ namespace bulkhead::cli {
 
 void tell_note(const Session& session, std::string_view text) {
     const std::string line =
-        session.json ? json::serialize(json::object{{"note", text}}) + "\n"
+        session.json ? json_text(json::object{{"note", text}}) + "\n"
                      : fmt::format("{} {}\n", Style::of(stderr).paint("note:", Colour::yellow), one_line(text));
     std::fputs(line.c_str(), stderr);
 }

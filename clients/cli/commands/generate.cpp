@@ -106,7 +106,7 @@ public:
     /// A token is a number, or a list of one for each codebook.
     void show(const json::value& token) {
         json_ ? print_json(json::object{{"token", token}})
-              : print((count_ > 0 ? " " : "") + json::serialize(token));
+              : print((count_ > 0 ? " " : "") + json_text(token));
         ++count_;
     }
     void show(const json::array& tokens, std::size_t from = 0) {

@@ -114,7 +114,7 @@ int print_reply(const Session& session, const Reply& reply, const std::vector<As
     for (const Output& output : reply.outputs) text += summary(output);
     for (const Assignment& output : saved)
         text += fmt::format("{} -> {}\n", one_line(output.name), one_line(output.value));
-    if (!reply.values.empty()) text += one_line(json::serialize(reply.values)) + "\n";
+    if (!reply.values.empty()) text += one_line(json_text(reply.values)) + "\n";
     text += count == 1 ? fmt::format("{} (queued {}, in the model {})\n", ms_text(timing.median),
                                      ms_text(static_cast<double>(reply.queued.count()) / 1000),
                                      ms_text(static_cast<double>(reply.run.count()) / 1000))

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "clients/cli/tensors/half.h"
+#include "clients/cli/text/json_text.h"
 #include "clients/cli/text/terminal.h"
 #include "ipc/channel/dtype.h"
 
@@ -28,7 +29,7 @@ void store(std::byte* to, T value) {
     std::memcpy(to, &value, sizeof value);
 }
 
-std::string shown(const json::value& value) { return std::string{first_of(one_line(json::serialize(value)), 40)}; }
+std::string shown(const json::value& value) { return std::string{first_of(one_line(json_text(value)), 40)}; }
 
 Error unfit(const json::value& value, DType dtype) {
     return {ErrorCode::input_invalid, fmt::format("{} is not a valid {}", shown(value), to_string(dtype)),

@@ -7,6 +7,8 @@
 
 #include <boost/json.hpp>
 
+#include "clients/cli/text/json_text.h"
+
 /// Reads members of an answer without trusting it: a missing, null or wrongly typed member
 /// counts as absent.
 namespace bulkhead::cli {
@@ -35,7 +37,7 @@ namespace json = boost::json;
 [[nodiscard]] inline std::string text_member(const json::value& value, std::string_view key) {
     const json::value* found = member(value, key);
     if (found == nullptr || found->is_null()) return {};
-    return found->is_string() ? std::string{found->get_string()} : json::serialize(*found);
+    return found->is_string() ? std::string{found->get_string()} : json_text(*found);
 }
 
 [[nodiscard]] inline std::string text_or_dash(const json::value& value, std::string_view key) {

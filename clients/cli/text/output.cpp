@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "clients/cli/text/json_text.h"
 #include "ipc/base/error.h"
 
 namespace bulkhead::cli {
@@ -13,6 +14,6 @@ int print(std::string_view text) {
     return 0;
 }
 
-int print_json(const boost::json::value& document) { return print(boost::json::serialize(document) + "\n"); }
+int print_json(const boost::json::value& document) { return print(json_text(document) + "\n"); }
 
 }  // namespace bulkhead::cli

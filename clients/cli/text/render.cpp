@@ -41,7 +41,7 @@ std::string gpus_text(const json::value& info) {
         all += all.empty() ? "" : ", ";
         all += gpu.is_object() ? fmt::format("{} ({} of {} free)", text_or_dash(gpu, "name"),
                                              bytes_or_dash(gpu, "free_bytes"), bytes_or_dash(gpu, "total_bytes"))
-                               : json::serialize(gpu);
+                               : json_text(gpu);
     }
     return all.empty() ? "none" : all;
 }
@@ -126,7 +126,7 @@ std::string date_text(std::int64_t unix_ms) {
 
 std::string render_error(const Error& error, bool as_json, Style style) {
     if (as_json)
-        return json::serialize(json::object{
+        return json_text(json::object{
                    {"error",
                     {{"code", to_string(error.code)}, {"attempt", error.attempt}, {"remedy", error.remedy}}}}) +
                "\n";
@@ -295,19 +295,19 @@ std::string graphs_lines(const json::value& graphs) {
     if (const json::value* eager = member(graphs, "eager"); eager != nullptr && eager->is_object())
         for (const auto& [reason, count] : eager->as_object())
             if (count != 0)
-                text += fmt::format("; {} eager run{} ({})", json::serialize(count), count == 1 ? "" : "s",
+                text += fmt::format("; {} eager run{} ({})", json_text(count), count == 1 ? "" : "s",
                                     one_line(reason));
     text += '\n';
     for (const json::value& bucket : array_member(graphs, "buckets"))
         text += fmt::format(
             "  bucket {} {}: {} hits, {} pads, captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
-            member(bucket, "shapes") != nullptr ? one_line(json::serialize(*member(bucket, "shapes"))) : "",
+            member(bucket, "shapes") != nullptr ? one_line(json_text(*member(bucket, "shapes"))) : "",
             text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
     for (const json::value& failure : array_member(graphs, "failures")) {
         const std::string remedy = one_line(text_member(failure, "remedy"));
         text += fmt::format("  not captured ({}): {} {}: {}\n", one_line(text_or_dash(failure, "cause")),
                             one_line(text_or_dash(failure, "method")),
-                            member(failure, "shapes") != nullptr ? one_line(json::serialize(*member(failure, "shapes")))
+                            member(failure, "shapes") != nullptr ? one_line(json_text(*member(failure, "shapes")))
                                                                  : "",
                             one_line(text_or_dash(failure, "reason")));
         if (!remedy.empty()) text += "    " + remedy + '\n';
@@ -334,7 +334,7 @@ std::string generate_lines(const json::value& generate) {
     if (const json::value* eager = member(generate, "eager"); eager != nullptr && eager->is_object())
         for (const auto& [reason, steps] : eager->as_object())
             text +=
-                one_line(fmt::format("  {} eager steps ({})", json::serialize(steps), std::string_view{reason})) + "\n";
+                one_line(fmt::format("  {} eager steps ({})", json_text(steps), std::string_view{reason})) + "\n";
     return text;
 }
 
@@ -447,7 +447,7 @@ std::string render_event(const json::value& event, Style style) {
         if (expected) text += fmt::format(", for about {}", ms_text(*expected));
         text += ": " + one_line(text_member(event, "reason"));
     } else {
-        text += one_line(json::serialize(event));  // an event of a later release
+        text += one_line(json_text(event));  // an event of a later release
     }
     return text + "\n";
 }

@@ -43,7 +43,7 @@ std::string render_crash_report(const json::value& report, Style style) {
         text += fmt::format("  {}\n", style.paint(name, Colour::dim));
         if (all.empty()) text += "    none\n";
         for (const json::value& one : all)
-            text += "    " + one_line(one.is_string() ? std::string{one.get_string()} : json::serialize(one)) + "\n";
+            text += "    " + one_line(one.is_string() ? std::string{one.get_string()} : json_text(one)) + "\n";
     };
     line("time", date_text(integer_member(report, "time").value_or(0)));
     std::string state = text_or_dash(report, "state");

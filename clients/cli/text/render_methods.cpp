@@ -9,8 +9,7 @@ namespace {
 
 std::string scalar_text(const json::value* value) {
     if (value == nullptr || value->is_null()) return {};
-    if (const auto* number = value->if_double()) return fmt::format("{}", *number);
-    return json::serialize(*value);
+    return json_text(*value);
 }
 
 /// "float32 [1, samples=0..]": an unbounded range has no upper end.
@@ -18,7 +17,7 @@ std::string tensor_text(const json::value& tensor) {
     constexpr std::string_view unbounded = "9223372036854775807";
     std::vector<std::string> dims;
     for (const json::value& dim : array_member(tensor, "shape")) {
-        std::string text = dim.is_string() ? std::string{dim.get_string()} : json::serialize(dim);
+        std::string text = dim.is_string() ? std::string{dim.get_string()} : json_text(dim);
         if (text.ends_with(unbounded)) text.resize(text.size() - unbounded.size());
         dims.push_back(std::move(text));
     }
@@ -40,7 +39,7 @@ std::string parameter_text(const json::value& parameter) {
     if (const std::string step = scalar_text(member(parameter, "step")); !step.empty()) text += " in steps of " + step;
     std::vector<std::string> choices;
     for (const json::value& choice : array_member(parameter, "choices"))
-        choices.push_back(choice.is_string() ? std::string{choice.get_string()} : json::serialize(choice));
+        choices.push_back(choice.is_string() ? std::string{choice.get_string()} : json_text(choice));
     if (!choices.empty()) text += fmt::format(", one of: {}", fmt::join(choices, ", "));
     if (const json::value* value = member(parameter, "default")) text += ", default " + scalar_text(value);
     return text;

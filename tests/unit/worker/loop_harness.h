@@ -197,9 +197,9 @@ inline Result<> send_patiently(int fd, std::span<const std::byte> bytes, std::sp
 
 inline pid_t own_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
 
-/// A thread of this process.
+/// A thread of any process.
 inline bool sleeps(pid_t thread) {
-    std::ifstream status{"/proc/self/task/" + std::to_string(thread) + "/status"};
+    std::ifstream status{"/proc/" + std::to_string(thread) + "/status"};
     for (std::string line; std::getline(status, line);)
         if (line.starts_with("State:")) return line.find('S', 6) != std::string::npos;
     return false;

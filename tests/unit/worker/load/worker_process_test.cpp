@@ -170,6 +170,8 @@ TEST_P(Hanging, IsToldByTheThreadThatHangsWhenAskedFromOutside) {
         provoke();
     }
     await_logged(fmt::format("evil: {}", how));
+    // The handler that handed the model its work is over.
+    while (!test::sleeps(pid)) std::this_thread::yield();
 
     ASSERT_EQ(::kill(pid, SIGABRT), 0);
     expect_said("dying");

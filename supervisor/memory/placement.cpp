@@ -160,20 +160,8 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
 /// Deals the largest piece first, each to the device with the most room left. If that fails, goes
 /// back where one does not fit; replicas of one model then take devices in order, since it is the
 /// same which of them goes where.
-std::optional<Option> Survey::deal(const std::vector<Piece>& pieces, const Allowed& allowed, int priority,
-                                   Reach reach) const {
-    std::vector<std::int64_t> left(room_.size());
-    const auto claim_now = [&](std::size_t device) { return reach == Reach::now ? claim_of(device) : std::nullopt; };
-    for (std::size_t device = 0; device < left.size(); ++device) {
-        const auto claim = claim_now(device);
-        left[device] = claim ? std::min(room_[device], *claim) : room_within(reach, device, priority);
-    }
-    for (const Candidate& one : candidates_)  // what is of the same unit stays
-        if (one.unit == pieces.front().slot->model->unit && may_go(one, priority, reach))
-            for (const auto& [device, bytes] : one.freed)
-                if (!claim_now(device))
-                    left[device] -= static_cast<std::int64_t>(bytes) -
-                                    (reach == Reach::ever ? returned_room(one, device) : 0);
+std::optional<Option> Survey::deal(const std::vector<Piece>& pieces, const Allowed& allowed, int priority, Reach reach,
+                                   std::vector<std::int64_t> left) const {
     std::vector<std::int64_t> size;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         size.push_back(0);
@@ -219,14 +207,18 @@ std::optional<Option> Survey::deal(const std::vector<Piece>& pieces, const Allow
 
 std::optional<Option> Survey::place(const std::vector<Piece>& pieces, int priority, Reach reach) const {
     if (pieces.empty()) return std::nullopt;
+    const std::vector<std::int64_t> rooms = rooms_for(*pieces.front().slot->model->unit, priority, reach);
     Allowed allowed;
     double assignments = 1;
     for (const Piece& piece : pieces) {
-        if (allowed.emplace_back(devices_for(piece, priority, reach)).empty()) return std::nullopt;
+        if (allowed.emplace_back(devices_for(piece, rooms, reach)).empty()) return std::nullopt;
         assignments *= static_cast<double>(allowed.back().size());
     }
     std::optional<Option> best;
-    if (assignments > limits::assignments_max) best = deal(pieces, allowed, priority, reach);
+    if (assignments > limits::assignments_max) {
+        if (reach == Reach::now) best = deal(pieces, allowed, priority, reach, free_rooms());  // nobody goes
+        if (!best) best = deal(pieces, allowed, priority, reach, rooms);
+    }
     if (best && reach == Reach::ever) return best;
     std::vector<std::size_t> turn(pieces.size());
     std::vector<std::size_t> devices(pieces.size());

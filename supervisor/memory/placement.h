@@ -110,14 +110,17 @@ public:
     [[nodiscard]] std::int64_t room_within(Reach reach, std::size_t device, int priority) const;
 
 private:
-    /// Returns whether there may be a place within `reach`. False is certain, and cheaper
-    /// than a search.
-    [[nodiscard]] bool may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const;
+    /// Room that no waiter reserved, by device.
+    [[nodiscard]] std::vector<std::int64_t> free_rooms() const;
+    /// Likewise, if everyone went who may go within `reach`, but none of the unit, which is to be placed.
+    [[nodiscard]] std::vector<std::int64_t> rooms_for(const Unit& own, int priority, Reach reach) const;
     using Allowed = std::vector<std::vector<std::size_t>>;  ///< devices, by piece
-    /// Returns a way to place them where there are too many to compare.
+    /// Returns a way to place them in these rooms, where there are too many to compare.
     [[nodiscard]] std::optional<Option> deal(const std::vector<Piece>& pieces, const Allowed& allowed, int priority,
-                                             Reach reach) const;
-    [[nodiscard]] std::vector<std::size_t> devices_for(const Piece& piece, int priority, Reach reach) const;
+                                             Reach reach, std::vector<std::int64_t> left) const;
+    /// Returns where there may be a place within `reach`.
+    [[nodiscard]] std::vector<std::size_t> devices_for(const Piece& piece, const std::vector<std::int64_t>& rooms,
+                                                       Reach reach) const;
     [[nodiscard]] std::optional<Option> try_devices(const std::vector<Piece>& pieces,
                                                     const std::vector<std::size_t>& devices, int priority,
                                                     Reach reach) const;

@@ -44,6 +44,14 @@ void tell_positions(State& state, Entry& entry, std::size_t position, Time now) 
 
 enum class Settled { as_it_was, others_went, refused };
 
+/// The places of others of its unit have no grant yet: all may fit where these go elsewhere.
+/// False: there are none.
+bool withdraw_members(State& state, Unit& unit) {
+    if (!unit.any([](const Slot& slot) { return slot.phase == Phase::placed && !slot.is_surplus(); })) return false;
+    withdraw_placed(state, unit);
+    return true;
+}
+
 /// A preload that has no room now waits only for preloads before it, which hold more while they
 /// load than afterwards. It closes its devices to preloads after it, so that the order is kept.
 Settled keep_or_refuse_preload(State& state, const Survey& survey, Entry& entry, const std::vector<Piece>& pieces,
@@ -65,6 +73,7 @@ Settled keep_or_refuse_preload(State& state, const Survey& survey, Entry& entry,
     for (const Entry& other : state.entries)
         waits = waits || (other.unit != entry.unit && other.has_preload() && other.unit->any(is_in_the_way));
     if (!waits) {
+        if (withdraw_members(state, *entry.unit)) return Settled::others_went;
         if (!survey.place(pieces, priority_of(*entry.unit), Reach::ever)) {
             fail(state, entry, never_fits(state, pieces));
             return Settled::refused;
@@ -105,11 +114,7 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
     if (entry.is_preload()) return keep_or_refuse_preload(state, *survey, entry, pieces, ending);
     const Wait wait = wait_for(state, *survey, pieces, priority, ending, now);
     if (!wait.option) {
-        // The places of others of its unit have no grant yet: all may fit where these go elsewhere.
-        if (entry.unit->any([](const Slot& slot) { return slot.phase == Phase::placed && !slot.is_surplus(); })) {
-            withdraw_placed(state, *entry.unit);
-            return Settled::others_went;
-        }
+        if (withdraw_members(state, *entry.unit)) return Settled::others_went;
         fail(state, entry, never_fits(state, pieces));
         return Settled::refused;
     }

@@ -198,19 +198,34 @@ std::int64_t Survey::room_within(Reach reach, std::size_t device, int priority) 
     return rooms[device];
 }
 
-bool Survey::may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const {
-    const auto claim = claim_of(device);
-    if (claim && reach == Reach::bounded) return false;
-    const std::int64_t need = piece.bytes(device);
-    if (claim && reach == Reach::now && (need > *claim || need > room_[device])) return false;
-    return need <= room_within(reach, device, priority) || need <= room_[device];
+std::vector<std::int64_t> Survey::free_rooms() const {
+    std::vector<std::int64_t> rooms = room_;
+    for (std::size_t device = 0; device < rooms.size(); ++device)
+        rooms[device] = std::min(rooms[device], claim_of(device).value_or(rooms[device]));
+    return rooms;
 }
 
-std::vector<std::size_t> Survey::devices_for(const Piece& piece, int priority, Reach reach) const {
+std::vector<std::int64_t> Survey::rooms_for(const Unit& own, int priority, Reach reach) const {
+    std::vector<std::int64_t> rooms = free_rooms();
+    const auto is_open = [&](std::size_t device) { return reach != Reach::now || !claim_of(device); };
+    for (std::size_t device = 0; device < rooms.size(); ++device)
+        if (is_open(device)) rooms[device] = room_within(reach, device, priority);
+    for (const Candidate& one : candidates_)
+        if (one.unit == &own && may_go(one, priority, reach))
+            for (const auto& [device, bytes] : one.freed)
+                if (is_open(device))
+                    rooms[device] -= static_cast<std::int64_t>(bytes) -
+                                     (reach == Reach::ever ? returned_room(one, device) : 0);
+    return rooms;
+}
+
+std::vector<std::size_t> Survey::devices_for(const Piece& piece, const std::vector<std::int64_t>& rooms,
+                                             Reach reach) const {
     std::vector<std::size_t> devices;
     for (const DeviceId& id : piece.slot->model->declared.devices)
         if (const auto device = state_.device_of(id);
-            device && !state_.devices[*device].books.lost && may_fit(piece, *device, priority, reach))
+            device && !state_.devices[*device].books.lost && piece.bytes(*device) <= rooms[*device] &&
+            (reach != Reach::bounded || !claim_of(*device)))
             devices.push_back(*device);
     return devices;
 }

@@ -35,6 +35,19 @@ TEST_F(MemoryPlacement, EightReplicasGoOnFourGpusThatHoldThreeEach) {
     EXPECT_THAT(placed(), (std::map<DeviceId, int>{{"GPU-0", 2}, {"GPU-1", 2}, {"GPU-2", 2}, {"GPU-3", 2}}));
 }
 
+TEST_F(MemoryPlacement, NobodyGoesForSixReplicasThatFitOnTheirLastDevice) {
+    auto many = on("many", gib, {DeviceId{host}, "GPU-0", "GPU-1"});
+    many.replicas_min = many.replicas_max = 6;
+    declare({many, on("here", 4 * gib, {DeviceId{host}}), model("there", 10 * gib)},
+            {{DeviceId{host}, {.bytes = 4 * gib}}});
+    load("here", 4 * gib);
+    load("there", 10 * gib);
+    EXPECT_EQ(policy.plan("many", now).outcome, Plan::Outcome::fits);
+    ask("many", Asker::person);
+    EXPECT_THAT(evicted(), IsEmpty());
+    EXPECT_THAT(placed(), (std::map<DeviceId, int>{{"GPU-1", 6}}));
+}
+
 TEST_F(MemoryPlacement, EightReplicasWaitForRoomThatIsToComeFree) {
     auto many = on("many", 4 * gib, {"GPU-0", "GPU-1", "GPU-2", "GPU-3"});
     many.replicas_min = many.replicas_max = 8;

@@ -46,6 +46,26 @@ TEST_F(MemoryPreloads, TakeWhatRoomThereIsInTheirOrderAndEvictNoOther) {
     EXPECT_THAT(evicted(), ElementsAre("a/0")) << "a request is worth more";
 }
 
+TEST_F(MemoryPreloads, OfAGroupFitOnceTheirOtherMembersArePlacedAnew) {
+    auto a = preloaded("a", 4 * gib);
+    auto unknown = preloaded("unknown", 0);
+    unknown.memory.reset();
+    a.group = unknown.group = Group{"pair", GroupKind::together};
+    declare({a, unknown, model("old", 2 * gib)});
+    load("old", 2 * gib);
+    now += 1min;
+    ask("a", Asker::preload);
+    EXPECT_THAT(evicted(), ElementsAre("old/0"));
+    EXPECT_THAT(granted(), ElementsAre("a/0")) << "the other gets what is free once old/0 is gone";
+    send(event::Ended{{"a", 0}, true, std::nullopt, 1});
+    send(event::Receipt{{"a", 0}, 100ms});
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    EXPECT_THAT(granted(), ElementsAre("a/0"));
+    end("old");
+    ASSERT_THAT(granted(), ElementsAre("unknown/0"));
+    EXPECT_EQ(all<action::Grant>()[0].device_bytes, 10 * gib - policy.need("a", "GPU-0").device);
+}
+
 TEST_F(MemoryPreloads, WaitForOneWhoseSizeIsNotKnownUntilItIs) {
     auto unknown = preloaded("new", 0);
     unknown.memory.reset();

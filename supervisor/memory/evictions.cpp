@@ -128,7 +128,7 @@ void part_exclusive_groups(State& state, Time now) {
 }
 
 /// Others may use half of the margin freely. Beyond that, evicts idle workers to make room.
-void relieve_pressure(State& state, Time now) {
+bool relieve_pressure(State& state, Time now) {
     std::vector<std::int64_t> over(state.devices.size());
     std::vector<std::string> reasons;
     for (std::size_t device = 0; device < over.size(); ++device) {
@@ -147,13 +147,14 @@ void relieve_pressure(State& state, Time now) {
             reasons.push_back(fmt::format("{} has {} less than is in use", device_text(books.id),
                                           bytes_text(static_cast<Bytes>(over[device]))));
     }
-    if (reasons.empty()) return;
+    if (reasons.empty()) return false;
     const Survey survey{state, now};
-    evict(state, survey, survey.victims_for(over, lowest_priority).candidates, EvictCause::pressure, "",
-          fmt::format("{}", fmt::join(reasons, ", ")), now);
+    const std::vector<std::size_t> victims = survey.victims_for(over, lowest_priority).candidates;
+    evict(state, survey, victims, EvictCause::pressure, "", fmt::format("{}", fmt::join(reasons, ", ")), now);
     for (const Candidate& one : survey.candidates())
         for (const Time when : {one.protected_until, one.in_use_until})
             if (when > now && when != Time::max()) state.wake_at(when);
+    return !victims.empty();
 }
 
 void answer_reclaims(State& state, Time now) {

@@ -239,12 +239,11 @@ void settle(State& state, Time now) {
     (void)unload_idle(state, now);
     part_exclusive_groups(state, now);
     give_growth(state, now);
-    relieve_pressure(state, now);
+    (void)relieve_pressure(state, now);
     repair_placements(state, now);
     place_entries(state, now);
     // What stayed for waiters who were refused since.
-    if (unload_idle(state, now)) place_entries(state, now);
-    relieve_pressure(state, now);
+    while (unload_idle(state, now) || relieve_pressure(state, now)) place_entries(state, now);
     start_surplus(state, now);
     give_grants(state);
     answer_reclaims(state, now);

@@ -28,9 +28,9 @@ void withdraw_placed(State& state, Unit& unit);
 
 /// When an idle replica, with its together group, is unloaded by time alone; empty: never.
 [[nodiscard]] std::optional<Time> unload_time(const Slot& slot);
-// Steps of `settle`, in evictions.cpp.
+// Steps of `settle`, in evictions.cpp. The first two return whether somebody goes.
 [[nodiscard]] bool unload_idle(State& state, Time now);
-void relieve_pressure(State& state, Time now);
+[[nodiscard]] bool relieve_pressure(State& state, Time now);
 void part_exclusive_groups(State& state, Time now);
 void answer_reclaims(State& state, Time now);
 

@@ -66,6 +66,21 @@ TEST_F(MemoryPreloads, OfAGroupFitOnceTheirOtherMembersArePlacedAnew) {
     EXPECT_EQ(all<action::Grant>()[0].device_bytes, 10 * gib - policy.need("a", "GPU-0").device);
 }
 
+TEST_F(MemoryPreloads, GetTheRoomOfAReplicaThatOnlyALoadKeptUnderPressure) {
+    auto many = preloaded("many", 3 * gib);
+    many.replicas_min = many.replicas_max = 3;
+    declare({preloaded("first", gib), many, preloaded("next", gib)});
+    ask("first", Asker::preload);
+    ask("many", Asker::person);
+    ask("next", Asker::preload);
+    ready("many", 3 * gib, 0);
+    send(event::Ended{{"many", 1}, true, std::nullopt, 1});
+    send(event::Foreign{"GPU-0", 7 * gib / 2});
+    EXPECT_EQ(all<action::Refuse>().size(), 1U) << "many/1 never fits";
+    EXPECT_THAT(evicted(), ElementsAre("many/0"));
+    EXPECT_THAT(simulation::placed(policy), testing::SizeIs(1)) << "next/0";
+}
+
 TEST_F(MemoryPreloads, WaitForOneWhoseSizeIsNotKnownUntilItIs) {
     auto unknown = preloaded("new", 0);
     unknown.memory.reset();

@@ -344,8 +344,9 @@ void Invariants::check_evictions(const Event& event, const Actions& actions) {
             check_parted(*evict, victim);
             continue;
         }
-        const auto* ran_out = std::get_if<event::RanOut>(&event);
-        if (evict->cause != EvictCause::room || (ran_out != nullptr && evict->for_whom == ran_out->who.model)) {
+        // Not for a load of the same model that waits.
+        const bool for_request = std::holds_alternative<event::RanOut>(event) && evict->why.starts_with("a request of ");
+        if (evict->cause != EvictCause::room || for_request) {
             if (victim.in_use) return fail(name + " was evicted for others while in use");
             continue;
         }

@@ -15,7 +15,8 @@ from unittest import mock
 
 import bulkhead
 import torch
-from bulkhead.doctor import diagnose, modes
+from bulkhead.doctor import diagnose
+from bulkhead.doctor.fake import operators
 from command import HERE, doctor, line_of
 
 
@@ -129,9 +130,9 @@ class BadInput(unittest.TestCase):
                     self.assertIn(text, told)
 
     def test_an_error_of_the_doctor_is_told_as_its_own(self) -> None:
-        with mock.patch.object(modes, "_READING_KERNELS", 0):
+        with mock.patch.object(operators, "_READING_KERNELS", 0):
             report = diagnose(lambda x: x.abs(), lambda device: (torch.ones(2, device=device),))
-        self.assertRegex(report.error, r"the doctor itself failed at \S*modes\.py:\d+, .* at \S*test_bad_input\.py:\d+: TypeError: ")
+        self.assertRegex(report.error, r"the doctor itself failed at \S*operators\.py:\d+, .* at \S*test_bad_input\.py:\d+: TypeError: ")
         self.assertIn("report it", report.remedy)
 
     def test_an_error_of_a_call_that_the_doctor_passes_on_is_the_targets(self) -> None:

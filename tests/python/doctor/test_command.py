@@ -449,9 +449,10 @@ class Library(unittest.TestCase):
 
     def test_a_list_of_numbers_is_not_searched_for_tensors_one_by_one(self) -> None:
         import torch
-        from bulkhead.doctor import diagnose, modes
+        from bulkhead.doctor import diagnose
+        from bulkhead.doctor.fake import functions
 
-        with mock.patch.object(modes, "tree_map", side_effect=modes.tree_map) as mapped:
+        with mock.patch.object(functions, "tree_map", side_effect=functions.tree_map) as mapped:
             report = diagnose(lambda x: x + torch.tensor([1.0] * 4, device=x.device), lambda device: torch.ones(4, device=device))
         self.assertEqual([one.code for one in report.findings], ["host_copy"])
         self.assertFalse([call for call in mapped.call_args_list if call.args[1] == [1.0] * 4])
@@ -469,7 +470,7 @@ class Library(unittest.TestCase):
     def test_a_list_of_many_numbers_is_read_at_once(self) -> None:
         import torch
         from bulkhead.doctor import diagnose
-        from bulkhead.doctor.watch import Watch
+        from bulkhead.doctor.fake.watch import Watch
 
         with mock.patch.object(Watch, "read") as read:
             report = diagnose(lambda x: x.tolist(), lambda device: torch.ones(100, 2, device=device))

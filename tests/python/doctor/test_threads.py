@@ -10,7 +10,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from bulkhead.doctor import diagnose, threads
+from bulkhead.doctor import diagnose
+from bulkhead.doctor.fake import threads
 
 
 def line_of(text: str) -> int:

@@ -17,13 +17,13 @@ from typing import Any, Callable, Collection, ContextManager, Iterator, Mapping,
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from . import findings, values
+from . import findings
 from .calls import Step, called
 from .coverage import named
 from .draws import Draws
+from .fake.watch import Kernel, Watch
 from .findings import Findings
 from .source import absolute, is_users, tree, use_of
-from .watch import INTERNAL, Kernel, Watch
 
 _NUMBERS_MAX = 32  #: maximum of varied numbers, each in its own call
 _DEPTH_MAX = 4  #: of objects within objects
@@ -46,27 +46,6 @@ _POSITION = (
 _COMPARISONS = frozenset(
     "eq ne lt le gt ge clamp clamp_min clamp_max remainder where masked_fill masked_fill_ index_put_ full fill_".split()
 )
-
-
-#: Of `y[0] = number`, `y[mask] = number`: PyTorch makes a tensor of the number, whose value
-#: the kernel takes.
-_ASSIGNMENTS = frozenset(("fill_", "copy_", "index_put_"))
-
-
-def taken(name: str, leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """The numbers among the arguments of an operator, and those that an assignment has
-    made tensors of."""
-    return tuple(
-        value for value in (_assigned(leaf) if name in _ASSIGNMENTS else leaf for leaf in leaves)
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    )  # fmt: skip
-
-
-def _assigned(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor) or leaf.dim() > 0 or leaf.device.type != "cpu":
-        return leaf
-    origin, value = getattr(leaf, "_doctor_origin", None), values.known(leaf)
-    return None if origin is None or origin.kind != INTERNAL or value is None else values.ask(lambda one: one.item(), value)
 
 
 def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[Kernel], why: str) -> None:

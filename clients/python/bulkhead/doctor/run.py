@@ -24,16 +24,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import Error
-from . import calls, capture, compiled, exported, fake_cuda, findings, numbers, settings, state
+from . import calls, capture, compiled, exported, findings, numbers, settings, state
 from .calls import Step
 from .coverage import Executed
 from .draws import Draws
 from .failures import described
+from .fake.cuda import StandIns
+from .fake.functions import Functions
+from .fake.operators import Operators
+from .fake.threads import Threads
+from .fake.watch import NOT_JOINED, Concatenation, CustomOperator, Watch
 from .findings import Finding, Findings, Report
-from .modes import Functions, Operators
 from .source import code_of, is_users, place_of, place_of_target, short, use_of
-from .threads import Threads
-from .watch import NOT_JOINED, Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare; the second and third are compared
 #: the first operand's name
@@ -130,7 +132,7 @@ class _Run:
         self._watch = Watch(self._found, place_of_target(target, report.target))
         #: before the calls, in the first, in the others
         self._setup, self._executed, self._again = Executed(), Executed(), Executed()
-        self._stand_ins = fake_cuda.StandIns(self._watch.refuse, self._watch.is_capturing)
+        self._stand_ins = StandIns(self._watch.refuse, self._watch.is_capturing)
         self._watch.streams = self._stand_ins.streams
 
     def all(self) -> None:

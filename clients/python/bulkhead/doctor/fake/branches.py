@@ -9,7 +9,7 @@ import inspect
 from types import FrameType
 from typing import Iterator
 
-from .source import Place, absolute, around, expression_at, frames, parsed, statement_of
+from ..source import Place, absolute, around, expression_at, frames, parsed, statement_of
 
 _ROUNDS = 2
 #: Reads at one line in a loop, after which the value that may end it is returned: the read may be

@@ -15,9 +15,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
-from ..errors import Error
-from .modes import Functions, Operators
-from .source import here, started_at
+from ...errors import Error
+from ..source import here, started_at
+from .functions import Functions
+from .operators import Operators
 from .watch import CustomOperator, Watch
 
 _END_SECONDS = 1.0  #: for which the threads that a call has started are waited for at its end

@@ -19,8 +19,8 @@ from typing import Any, Callable
 import torch
 from torch._subclasses import fake_tensor
 
+from ..source import Place, here
 from . import values
-from .source import Place, here
 
 Observe = Callable[..., None]  #: (what happened, the call's name, its place if not here)
 

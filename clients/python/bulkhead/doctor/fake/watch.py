@@ -9,19 +9,18 @@ import sys
 import threading
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
 
-from . import branches, fake_cuda, findings, remedies
-from .findings import Findings
-from .source import Place, Use, here, is_users, one_line, statement_of, tested_later, use_of
+from .. import findings, remedies
+from ..findings import Findings
+from ..source import Place, Use, here, is_users, one_line, statement_of, tested_later, use_of
+from . import branches
+from .cuda import LAUNCHED, OTHER_THREAD, SEED, STATE_READ, STREAM_NOT_FORKED, SYNCHRONIZE, Streams
+from .origins import ARGUMENT, FOLLOWS, INTERNAL, LITERAL, SETUP, STEP, Origin
 
-if TYPE_CHECKING:
-    from .fake_cuda import Streams
-
-ARGUMENT, SETUP, STEP, LITERAL, INTERNAL, READ, FOLLOWS = "argument", "setup", "step", "literal", "internal", "read", "follows"
 #: Functions that make a tensor which the user asked for.
 _FACTORIES = frozenset(
     "tensor as_tensor from_numpy asarray arange zeros ones full empty rand randn randint randperm linspace logspace eye "
@@ -39,18 +38,18 @@ _READ = re.compile(r"\.(item|tolist|cpu|numpy)\(\)$|^(int|float|bool)\(")
 NOT_JOINED, PINNED, DRAWN = "not_joined", "pinned", "drawn"
 #: Code, reason and remedy of what a capture refuses.
 _REFUSED = {
-    fake_cuda.SYNCHRONIZE: (findings.SYNC, "{name} makes the host wait for the GPU, which a capture refuses",
-                            "do it before or after the step, outside the graph"),
-    fake_cuda.STREAM_NOT_FORKED: (findings.SYNC, "work goes to a stream that does not wait for the one that is captured",
-                                  "side.wait_stream(torch.cuda.current_stream()) before `with torch.cuda.stream(side)`"),
-    fake_cuda.OTHER_THREAD: (findings.SYNC, "another thread's work goes to that thread's own current stream, which is not the "
-                             "one that is captured: the graph lacks it",
-                             "do it in the thread of the step; or ask for torch.cuda.current_stream() before, and do the work "
-                             "within `with torch.cuda.stream(it)`"),
-    fake_cuda.SEED: (findings.RNG, "{name} sets a seed within the step: a capture refuses it",
-                     "seed before the step; a replay advances the generator by itself"),
-    fake_cuda.STATE_READ: (findings.RNG, "{name} copies the generator's state within the step",
-                           "save and restore the state outside the step"),
+    SYNCHRONIZE: (findings.SYNC, "{name} makes the host wait for the GPU, which a capture refuses",
+                  "do it before or after the step, outside the graph"),
+    STREAM_NOT_FORKED: (findings.SYNC, "work goes to a stream that does not wait for the one that is captured",
+                        "side.wait_stream(torch.cuda.current_stream()) before `with torch.cuda.stream(side)`"),
+    OTHER_THREAD: (findings.SYNC, "another thread's work goes to that thread's own current stream, which is not the "
+                   "one that is captured: the graph lacks it",
+                   "do it in the thread of the step; or ask for torch.cuda.current_stream() before, and do the work "
+                   "within `with torch.cuda.stream(it)`"),
+    SEED: (findings.RNG, "{name} sets a seed within the step: a capture refuses it",
+           "seed before the step; a replay advances the generator by itself"),
+    STATE_READ: (findings.RNG, "{name} copies the generator's state within the step",
+                 "save and restore the state outside the step"),
     NOT_JOINED: (findings.SYNC, "work goes to a stream that is not waited for (CUDA's error 904)",
                  "torch.cuda.current_stream().wait_stream(side) after the `with`"),
     PINNED: (findings.SYNC, "pinned host memory is allocated in the step, which a capture refuses",
@@ -58,35 +57,6 @@ _REFUSED = {
     DRAWN: (findings.RNG, "{name} draws from a generator that is not registered with the graph",
             "graph.register_generator_state(generator) before the capture, or use the device's default generator"),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The origin of a CPU tensor. ``kind``: an argument, made before or in the step, from a literal
-    for the device, made within PyTorch, read from the GPU, or made for another tensor's device."""
-
-    kind: str
-    place: Place | None = None
-    made_by: str = ""
-    is_module: bool = False
-    #: of a parameter or a buffer: the modules around it, and where each is made
-    makers: tuple[tuple[Any, Place | None], ...] = ()
-    #: Of the other tensors that the user made on the CPU, and that it was computed from.
-    beside: tuple[Origin, ...] = ()
-
-    @property
-    def is_made(self) -> bool:
-        return self.place is not None and self.kind in (STEP, SETUP, FOLLOWS)
-
-
-def joined(origins: Sequence[Origin]) -> Origin | None:
-    """The origin of what is computed on the CPU from tensors with these: one that the user made, or
-    gave, before others."""
-    if len(set(origins)) < 2:
-        return next(iter(origins), None)
-    alone = dict.fromkeys(replace(part, beside=()) for one in origins for part in (one, *one.beside))
-    first = min(alone, key=lambda one: one.kind in (FOLLOWS, INTERNAL))
-    return replace(first, beside=tuple(one for one in alone if one.kind in (STEP, SETUP) and one != first))
 
 
 @dataclass(frozen=True)
@@ -211,7 +181,7 @@ class Watch:
     def refuse(self, what: str, name: str = "", place: Place | None = None) -> None:
         """Reports what a capture refuses; the stand-ins of torch.cuda call it."""
         place = (place or self._here()) if self.step else None
-        if place is not None and what == fake_cuda.LAUNCHED:
+        if place is not None and what == LAUNCHED:
             self.skip(f"Triton kernel {name} at {place}: it is not launched, and what it writes is not known")
         elif place is not None:
             self.add_refused(what, name, place)

@@ -33,11 +33,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m bulkhead.doctor", description=__doc__,
                                      epilog="Exit status: 0 nothing prevents capture, 1 a finding does, "
                                      "2 the target could not be looked at to the end, and why.")  # fmt: skip
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        help="package.module:function, file.py:function or …:Class, an exported program (.pt2), or a model of the fleet",
-    )
+    parser.add_argument("target", metavar="TARGET", help="package.module:function, file.py:function or …:Class, an exported "
+                        "program (.pt2), or a model of the fleet")  # fmt: skip
     parser.add_argument("--inputs", metavar="FILE.py:FACTORY",
                         help="a function that is given the device and returns the arguments: a tuple, or a dictionary of names; "
                         "of a class (arguments of the constructor, arguments of the call)")  # fmt: skip
@@ -45,29 +42,18 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--compile", action="store_true", help="also what torch.compile says: graph breaks, and where CUDA Graphs are skipped"
     )
     parser.add_argument(
-        "--gpu",
-        action="store_true",
-        help="also capture on this machine's GPU, and measure what each finding costs",
+        "--gpu", action="store_true", help="also capture on this machine's GPU, and measure what each finding costs"
     )
     parser.add_argument("--fleet", metavar="FILE", help="the fleet file of the model; else the daemon's")
-    parser.add_argument(
-        "--engine",
-        type=_options,
-        metavar="JSON",
-        help="TARGET is the class of an engine, with these options; the functions that it gives to context.graph are looked at",
-    )
+    parser.add_argument("--engine", type=_options, metavar="JSON", help="TARGET is the class of an engine, with these options; "
+                        "the functions that it gives to context.graph are looked at")  # fmt: skip
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON document")
     shape.add_argument("--sarif", action="store_true", help="SARIF 2.1.0, for editors and CI")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="leave out the findings that this file accepts")
     parser.add_argument("--write-baseline", type=Path, metavar="FILE", help="accept all findings of this run in this file")
-    parser.add_argument(
-        "--deadline",
-        type=seconds,
-        default=120.0,
-        metavar="S",
-        help="seconds after which a callable that does not return is given up (120)",
-    )
+    parser.add_argument("--deadline", type=seconds, default=120.0, metavar="S",
+                        help="seconds after which a callable that does not return is given up (120)")  # fmt: skip
     return parser.parse_args(arguments)
 
 
@@ -108,14 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if said == _ENDED and os.WIFEXITED(how):
         return os.WEXITSTATUS(how)
     by = signal.Signals(os.WTERMSIG(how)).name if os.WIFSIGNALED(how) else f"exit({os.WEXITSTATUS(how)})"
-    return _refuse(
-        options,
-        Error(
-            "input_invalid",
-            f"looking at {options.target}: it ended its process by {by}",
-            "call it with these inputs on the CPU first: it must return",
-        ),
-    )
+    return _refuse(options, Error("input_invalid", f"looking at {options.target}: it ended its process by {by}",
+                                  "call it with these inputs on the CPU first: it must return"))  # fmt: skip
 
 
 def _said(ended: int, child: int, options: argparse.Namespace) -> bytes:
@@ -152,7 +132,7 @@ def _of_fleet(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def _told(options: argparse.Namespace, begin: Callable[[], Any]) -> int:
     try:
-        return examine(options, begin)
+        return _examined(options, begin)
     except Error as error:
         return _refuse(options, error)
     except BrokenPipeError:  # such as `| head`
@@ -173,7 +153,7 @@ def _refuse(options: argparse.Namespace, error: Error) -> int:
     return FAILED
 
 
-def examine(options: argparse.Namespace, begin: Callable[[], Any] = lambda: None) -> int:
+def _examined(options: argparse.Namespace, begin: Callable[[], Any]) -> int:
     accepted = [] if options.baseline is None else baseline.read(options.baseline)
     with _output_to_stderr(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -182,10 +162,8 @@ def examine(options: argparse.Namespace, begin: Callable[[], Any] = lambda: None
         try:
             baseline.write(options.write_baseline, report.findings)
         except OSError as error:
-            report.error, report.remedy = (
-                f"writing the baseline {options.write_baseline}: {error.strerror}",
-                "name a file that can be written",
-            )
+            failed = f"writing the baseline {options.write_baseline}: {error.strerror}"
+            report.end_early(failed, "name a file that can be written")
     found = len(report.findings)
     if accepted:
         report.findings = baseline.without(report.findings, accepted, options.baseline)
@@ -235,21 +213,11 @@ def _report(options: argparse.Namespace, begin: Callable[[], Any]) -> Report:
     from .run import diagnose
     from .target import load
 
-    def named(text: str, what: str) -> Any:
-        return Deferred(lambda: load(text, what))
-
-    factory = named(options.inputs, "--inputs") if options.inputs else None
-    target = Program(Path(options.target)) if options.target.endswith(".pt2") else named(options.target, "TARGET")
-    return diagnose(
-        target,
-        factory,
-        options=options.engine,
-        compiler=options.compile,
-        gpu=options.gpu,
-        deadline=options.deadline,
-        name=options.target,
-        begin=begin,
-    )
+    factory: Any = Deferred(lambda: load(options.inputs, "--inputs")) if options.inputs else None
+    is_program = options.target.endswith(".pt2")
+    target = Program(Path(options.target)) if is_program else Deferred(lambda: load(options.target, "TARGET"))
+    return diagnose(target, factory, options=options.engine, compiler=options.compile, gpu=options.gpu,
+                    deadline=options.deadline, name=options.target, begin=begin)  # fmt: skip
 
 
 def _options(text: str) -> dict[str, Any]:

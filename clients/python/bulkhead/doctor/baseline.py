@@ -29,9 +29,8 @@ def entry(finding: Finding, folder: Path) -> dict[str, str]:
 
 
 def write(file: Path, found: list[Finding]) -> None:
-    file.write_text(
-        json.dumps({"accepted": [entry(finding, file.parent) for finding in found]}, indent=1, ensure_ascii=False) + "\n"
-    )
+    accepted = [entry(finding, file.parent) for finding in found]
+    file.write_text(json.dumps({"accepted": accepted}, indent=1, ensure_ascii=False) + "\n")
 
 
 def read(file: Path) -> list[dict[str, str]]:
@@ -40,15 +39,10 @@ def read(file: Path) -> list[dict[str, str]]:
         accepted: Any = json.loads(file.read_text())["accepted"]
         return [{key: str(one[key]) for key in _KEYS} for one in accepted]
     except OSError as error:
-        raise Error(
-            "input_invalid", f"reading the baseline {file}: {error.strerror}", "write one with --write-baseline FILE"
-        ) from None
+        why = error.strerror
     except (ValueError, KeyError, TypeError):
-        raise Error(
-            "input_invalid",
-            f"reading the baseline {file}: it is not a baseline of the doctor",
-            "write one with --write-baseline FILE",
-        ) from None
+        why = "it is not a baseline of the doctor"
+    raise Error("input_invalid", f"reading the baseline {file}: {why}", "write one with --write-baseline FILE")
 
 
 def without(found: list[Finding], accepted: list[dict[str, str]], file: Path) -> list[Finding]:

@@ -25,59 +25,34 @@ _OUT_OF_MEMORY = r"out of memory"
 #: Errors of CUDA and PyTorch in a failed capture, and their meanings.
 ERRORS = (
     (_OUT_OF_MEMORY, "the graphs' memory pool has no room"),
-    (
-        r"cudaErrorStreamCaptureUnsupported|operation not permitted when stream is capturing|" + _numbered(900),
-        "the line does what a capture refuses (CUDA's error 900)",
-    ),
-    (
-        r"cudaErrorStreamCaptureInvalidated|previous error during capture|" + _numbered(901),
-        "an earlier line has invalidated the capture (901)",
-    ),
+    (r"cudaErrorStreamCaptureUnsupported|operation not permitted when stream is capturing|" + _numbered(900),
+     "the line does what a capture refuses (CUDA's error 900)"),
+    (r"cudaErrorStreamCaptureInvalidated|previous error during capture|" + _numbered(901),
+     "an earlier line has invalidated the capture (901)"),
     (r"cudaErrorStreamCaptureUnjoined|unjoined work|" + _numbered(904), "work on another stream is not joined (904)"),
-    (
-        r"cudaErrorStreamCaptureImplicit|legacy stream|" + _numbered(906),
-        "the line uses the default stream, which waits for all others (906)",
-    ),
+    (r"cudaErrorStreamCaptureImplicit|legacy stream|" + _numbered(906),
+     "the line uses the default stream, which waits for all others (906)"),
     (r"cudaErrorStreamCaptureWrongThread|" + _numbered(908), "another thread ends or uses the capture (908)"),
-    (
-        r"Cannot copy between CPU and CUDA tensors during CUDA graph capture",
-        "the line copies between pageable host memory and the GPU",
-    ),
-    (
-        r"Offset increment outside graph capture|generator.*(captur|regist)",
-        "random numbers come from a generator that is not registered with the graph",
-    ),
+    (r"Cannot copy between CPU and CUDA tensors during CUDA graph capture",
+     "the line copies between pageable host memory and the GPU"),
+    (r"Offset increment outside graph capture|generator.*(captur|regist)",
+     "random numbers come from a generator that is not registered with the graph"),
     (r"Expected all tensors to be on the same device", "a tensor of the CPU meets tensors of the GPU"),
-)
+)  # fmt: skip
 #: What is called in a failing line: code and remedy.
 _CAUSES = (
-    (
-        r"\.item\(\)|\.tolist\(\)|\.cpu\(|\.numpy\(|\bprint\(|\bbool\(|\bint\(|\bfloat\(",
-        findings.HOST_READ,
-        "keep the value a tensor on the device, torch.where(condition, a, b) for a branch",
-    ),
+    (r"\.item\(\)|\.tolist\(\)|\.cpu\(|\.numpy\(|\bprint\(|\bbool\(|\bint\(|\bfloat\(", findings.HOST_READ,
+     "keep the value a tensor on the device, torch.where(condition, a, b) for a branch"),
     (r"synchronize\(|elapsed_time\(|\.query\(|empty_cache\(", findings.SYNC, "do it before or after the step"),
-    (
-        r"manual_seed\(|generator",
-        findings.RNG,
-        "graph.register_generator_state(generator) before the capture, and seed outside the step",
-    ),
-    (
-        r"nonzero|masked_select|unique\(|argwhere|repeat_interleave",
-        findings.DYNAMIC_SHAPE,
-        "keep the full shape and a mask: torch.where(mask, x, 0)",
-    ),
-    (
-        r"torch\.(tensor|as_tensor|from_numpy)\(|\.new_tensor\(|\.to\(|\.cuda\(|\.copy_\(",
-        findings.HOST_COPY,
-        "copy before the step into a static tensor of the device",
-    ),
-    (
-        r"torch\.(arange|zeros|ones|full|empty|rand|randn|linspace|eye|hann_window)\((?!.*device)",
-        findings.CPU_TENSOR,
-        "give it the device: device=x.device",
-    ),
-)
+    (r"manual_seed\(|generator", findings.RNG,
+     "graph.register_generator_state(generator) before the capture, and seed outside the step"),
+    (r"nonzero|masked_select|unique\(|argwhere|repeat_interleave", findings.DYNAMIC_SHAPE,
+     "keep the full shape and a mask: torch.where(mask, x, 0)"),
+    (r"torch\.(tensor|as_tensor|from_numpy)\(|\.new_tensor\(|\.to\(|\.cuda\(|\.copy_\(", findings.HOST_COPY,
+     "copy before the step into a static tensor of the device"),
+    (r"torch\.(arange|zeros|ones|full|empty|rand|randn|linspace|eye|hann_window)\((?!.*device)", findings.CPU_TENSOR,
+     "give it the device: device=x.device"),
+)  # fmt: skip
 
 
 #: The cause of a capture that fails whatever its lines do; no finding.
@@ -95,17 +70,9 @@ def explain(error: BaseException, target: Place | None = None) -> Finding | None
     code, remedy = _cause(place, text)
     if re.search(_OUT_OF_MEMORY, text):
         code, remedy = OUT_OF_MEMORY, "declare fewer or smaller buckets, or choose a GPU with more free memory"
-    return Finding(
-        code,
-        findings.PREVENTS_CAPTURE,
-        place.file,
-        place.line,
-        place.columns[0],
-        place.function,
-        f"`{place.text.strip()}`: {meaning}",
-        remedy,
-        place.path,
-    )
+    reason = f"`{place.text.strip()}`: {meaning}"
+    return Finding(code, findings.PREVENTS_CAPTURE, place.file, place.line, place.columns[0], place.function, reason, remedy,
+                   place.path)  # fmt: skip
 
 
 def _cause(place: Place, text: str) -> tuple[str, str]:
@@ -149,19 +116,13 @@ class Captured:
             has_finding = any((one.file, one.line) == (failed.file, failed.line) for one in found)
             document |= {"cause": failed.code, "reason": failed.reason, "remedy": failed.remedy}
             document["failed_at"] = {"file": failed.file, "line": failed.line, "has_finding": has_finding}
-        document |= {
-            "eager_ms": round(self.eager_ms, 4),
-            "replay_ms": round(self.replay_ms, 4),
-            "idle_ms": round(self.idle_ms, 4),
-        }
-        return document | {
-            "costs": [{"file": file, "line": line, **asdict(cost)} for (file, line), cost in sorted(self.costs.items())]
-        }
+        document |= {name: round(getattr(self, name), 4) for name in ("eager_ms", "replay_ms", "idle_ms")}
+        document["costs"] = [{"file": file, "line": line, **asdict(cost)} for (file, line), cost in sorted(self.costs.items())]
+        return document
 
 
-def capture(
-    step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device: str = "cuda", target: Place | None = None
-) -> Captured:
+def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device: str = "cuda",
+            target: Place | None = None) -> Captured:  # fmt: skip
     """Warms up, measures, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``.
     Keeps the graph until the process ends. ``target``: where a failure is told that came
     through no user line."""

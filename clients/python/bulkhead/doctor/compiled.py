@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from . import exported, findings
 from .calls import called
+from .fake.watch import stand_in
 from .findings import Findings, Note
 from .source import Place, is_users, line_place, one_line, place_of
 
@@ -135,9 +136,9 @@ def _lower(said: list[Said], graph: Any, inputs: Any, **options: Any) -> Any:
 
     eager = make_boxed_func(torch.fx.GraphModule(graph, copy.deepcopy(graph.graph)).forward)
     changed = _changed_inputs(graph.graph, options.get("static_input_idxs") or ())
-    reason = (
-        cudagraph_utils.get_mutation_stack_trace(cudagraph_utils.get_placeholder_info(graph.graph), changed) if changed else ""
-    )
+    reason = ""
+    if changed:
+        reason = cudagraph_utils.get_mutation_stack_trace(cudagraph_utils.get_placeholder_info(graph.graph), changed)
     with DebugContext(), mock.patch.object(GraphLowering, "compile_to_module", _without_code):
         lowered = compile_fx.fx_codegen_and_compile(graph, inputs, (), **options)
     for text in (lowered.disabled_cudagraphs_reason, reason):
@@ -209,32 +210,23 @@ def _name(function: str) -> str:
     return re.sub(r"torch_dynamo_resume_in_(\w+)_at_\d+", r"\1", function)
 
 
-@contextlib.contextmanager
-def _stand_in_values(mode: Any) -> Iterator[None]:
-    """At a graph break, the code between two graphs runs with fake tensors: lets it read
-    stand-in values."""
+def _stand_in_values(mode: Any) -> Any:
+    """At a graph break, the code between two graphs runs with fake tensors: while this is entered,
+    it reads stand-in values."""
     aten = torch.ops.aten
     table = fake_impls.op_implementations_dict
 
-    def ours(operator: Any, stand_in: Callable[..., Any]) -> tuple[Any, Any]:
+    def ours(operator: Any, answer: Callable[..., Any]) -> Any:
         before = table.get(operator)
 
         def implemented(asked: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-            return stand_in(*args) if asked is mode or before is None else before(asked, function, *args, **kwargs)
+            return answer(*args) if asked is mode or before is None else before(asked, function, *args, **kwargs)
 
-        table[operator] = implemented
-        return operator, before
+        return implemented
 
-    replaced = [
-        ours(
-            aten._local_scalar_dense.default,
-            lambda tensor: True if tensor.dtype == torch.bool else 1.0 if tensor.dtype.is_floating_point else 1,
-        ),
-        ours(aten.nonzero.default, lambda tensor: tensor.new_empty((2, tensor.dim()), dtype=torch.int64)),
-        ours(aten.masked_select.default, lambda tensor, mask: tensor.new_empty((2,))),
-    ]
-    try:
-        yield
-    finally:
-        for operator, before in replaced:
-            table[operator] = before
+    answers: dict[Any, Callable[..., Any]] = {
+        aten._local_scalar_dense.default: lambda tensor: stand_in(tensor.dtype),
+        aten.nonzero.default: lambda tensor: tensor.new_empty((2, tensor.dim()), dtype=torch.int64),
+        aten.masked_select.default: lambda tensor, mask: tensor.new_empty((2,)),
+    }
+    return mock.patch.dict(table, {operator: ours(operator, answer) for operator, answer in answers.items()})

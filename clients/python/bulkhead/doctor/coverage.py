@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import os
 import sys
 from collections import defaultdict
@@ -29,7 +30,6 @@ class Executed(defaultdict[str, set[int]]):
 
     def __init__(self) -> None:
         super().__init__(set)
-        self._nodes: dict[str, list[tuple[ast.AST, str]]] = {}
 
     def recorded(self) -> contextlib.AbstractContextManager[None]:
         """Records while entered."""
@@ -48,17 +48,17 @@ class Executed(defaultdict[str, set[int]]):
 
         return stepped
 
-    def nodes(self, file: str) -> list[tuple[ast.AST, str]]:
-        """All nodes of a file, each with its function's name; empty at module level."""
-        if file not in self._nodes:
-            self._nodes[file] = list(named(tree(file), ""))
-        return self._nodes[file]
+
+@functools.lru_cache(maxsize=256)
+def nodes(file: str) -> list[tuple[ast.AST, str]]:
+    """All nodes of a file, each with its function's name; empty at module level."""
+    return list(_named(tree(file), ""))
 
 
-def named(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str]]:
+def _named(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str]]:
     for child in ast.iter_child_nodes(node):
         inner = function
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             inner = f"{function}.{child.name}" if function else child.name
         yield child, inner
-        yield from named(child, inner)
+        yield from _named(child, inner)

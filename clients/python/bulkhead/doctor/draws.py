@@ -33,10 +33,9 @@ class Draws:
         if numpy is not None:
             self._generators.append(numpy.mtrand._rand)
             kinds += numpy.RandomState, numpy.Generator
-        self._generators += [
-            one for _, one in reached(roots) if isinstance(one, kinds) and not isinstance(one, random.SystemRandom)
-        ]
-        self._before = self._states()
+        objects = [one for _, one in reached(roots) if isinstance(one, kinds)]
+        self._generators += [one for one in objects if not isinstance(one, random.SystemRandom)]
+        self.begin_call()
 
     def begin_call(self) -> None:
         self._before = self._states()
@@ -61,16 +60,11 @@ class Draws:
             if (now := self._states()) != states:
                 states = now
                 if at is not None:
-                    found.add(
-                        findings.RNG,
-                        findings.STALE,
-                        at,
-                        f"`{at.text.strip()}` draws a random number on the host: a replay keeps that of the capture",
-                        _REMEDY,
-                    )
+                    reason = f"`{at.text.strip()}` draws a random number on the host: a replay keeps that of the capture"
+                    found.add(findings.RNG, findings.STALE, at, reason, _REMEDY)
             running = frame.f_back if event == "return" else frame
             if running is not None and is_users(running.f_code.co_filename):
-                at = _line(running)
+                at = line_place(os.path.abspath(running.f_code.co_filename), running.f_lineno, name_of(running.f_code))
             return stepped
 
         def called(frame: FrameType, event: str, argument: Any) -> Any:
@@ -86,9 +80,8 @@ class Draws:
 def _state(generator: Any) -> Any:
     if isinstance(generator, random.Random):
         return generator.getstate()
-    return pickle.dumps(
-        generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state(legacy=False)
-    )
+    has_bits = hasattr(generator, "bit_generator")
+    return pickle.dumps(generator.bit_generator.state if has_bits else generator.get_state(legacy=False))
 
 
 def _restore(generator: Any, state: Any) -> None:
@@ -98,7 +91,3 @@ def _restore(generator: Any, state: Any) -> None:
         generator.bit_generator.state = pickle.loads(state)
     else:
         generator.set_state(pickle.loads(state))
-
-
-def _line(frame: FrameType) -> Place:
-    return line_place(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, name_of(frame.f_code))

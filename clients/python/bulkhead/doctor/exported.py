@@ -53,13 +53,8 @@ class _Lines(torch.fx.Interpreter):  # type: ignore[misc]
     file = ""
 
     def run_node(self, node: Any) -> Any:
-        with as_if(place_of(node) or Place(self.file, 0, 0, 0, node.name)):
+        with as_if(place_in(node.meta.get("stack_trace") or "") or Place(self.file, 0, 0, 0, node.name)):
             return super().run_node(node)
-
-
-def place_of(node: Any) -> Place | None:
-    """The innermost user line that a node came from."""
-    return place_in(node.meta.get("stack_trace") or "")
 
 
 def place_in(stack: str) -> Place | None:

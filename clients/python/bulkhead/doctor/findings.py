@@ -67,9 +67,7 @@ class Finding:
         return key(self.code, self.file, self.line, self.column)
 
     def document(self) -> dict[str, Any]:
-        document = asdict(self)
-        document["path"] = list(self.path)
-        return document
+        return asdict(self) | {"path": list(self.path)}
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,9 @@ class Report:
     error: str = ""
     remedy: str = ""  #: of the error
     calls: int = 0  #: calls that ended by themselves
+
+    def end_early(self, error: str, remedy: str) -> None:
+        self.error, self.remedy = error, remedy
 
     @property
     def prevents_capture(self) -> bool:

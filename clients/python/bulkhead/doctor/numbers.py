@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from . import findings
 from .calls import Step, called
-from .coverage import named
+from .coverage import nodes
 from .draws import Draws
 from .fake.watch import Kernel, Watch
 from .findings import Findings
@@ -79,9 +79,8 @@ def vary(found: Findings, watch: Watch, draws: Draws, call: Step, variables: Map
     step, args, kwargs = call
     numbers = [*_given(step, args, kwargs), *_kept(variables, args, kwargs, files)]
     if len(numbers) > _NUMBERS_MAX:
-        watch.skipped.append(
-            f"the arguments have {len(numbers)} numbers: whether a kernel takes one was asked of the first {_NUMBERS_MAX}"
-        )
+        told = f"the arguments have {len(numbers)} numbers: whether a kernel takes one was asked of the first {_NUMBERS_MAX}"
+        watch.skipped.append(told)
     for number in numbers[:_NUMBERS_MAX]:
         for other in _others(number.value):
             with number.changed(other) as (new_args, new_kwargs):
@@ -177,7 +176,7 @@ def _assigned_in(file: str) -> frozenset[str]:
     an `__init__` does."""
     return frozenset(
         node.attr
-        for node, function in named(tree(file), "")
+        for node, function in nodes(file)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
         and node.value.id not in ("self", "cls") and not function.endswith("__init__")
     )  # fmt: skip
@@ -194,12 +193,8 @@ def _set_by_methods(kind: type) -> frozenset[str]:
         for node in ast.walk(tree(file)) if file and is_users(file) else ():
             if isinstance(node, ast.ClassDef) and node.name == one.__name__:
                 methods = [method for method in node.body if isinstance(method, ast.FunctionDef) and _is_setter(method)]
-                found |= {
-                    part.attr
-                    for method in methods
-                    for part in ast.walk(method)
-                    if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
-                }
+                parts = [part for method in methods for part in ast.walk(method) if isinstance(part, ast.Attribute)]
+                found |= {part.attr for part in parts if isinstance(part.ctx, ast.Store)}
     return frozenset(found)
 
 

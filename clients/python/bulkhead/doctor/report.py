@@ -28,9 +28,8 @@ def text(report: Report, accepted: int = 0) -> str:
     lines += [f"skipped: {reason}" for reason in report.skipped] + [f"note: {_note(note)}" for note in report.notes]
     for one in report.captures:
         lines.append(f"captured: a replay takes {one['replay_ms']} ms" if one["captured"] else f"not captured: {one['error']}")
-        lines.append(
-            f"  the step itself takes {one['eager_ms']} ms; in {one['idle_ms']} ms of them the GPU waits between two kernels"
-        )
+        waits = f"in {one['idle_ms']} ms of them the GPU waits between two kernels"
+        lines.append(f"  the step itself takes {one['eager_ms']} ms; {waits}")
         lines += [_cost(cost) for cost in one["costs"]]
     if report.error:
         lines += [f"error: {report.error}", f"  {report.remedy}"]
@@ -38,13 +37,10 @@ def text(report: Report, accepted: int = 0) -> str:
 
 
 def _cost(cost: dict[str, Any]) -> str:
-    told = (
-        f"  {short(cost['file'])}:{cost['line']} holds the host for {cost['held_ms']:.4f} ms in a call, and the GPU waits "
-        f"{cost['idle_ms']:.4f} ms after it"
-    )
-    return (
-        told if cost["saved_ms"] is None else f"{told}; without its reads and copies a call takes {cost['saved_ms']:.4f} ms less"
-    )
+    at, saved = f"{short(cost['file'])}:{cost['line']}", cost["saved_ms"]
+    less = "" if saved is None else f"; without its reads and copies a call takes {saved:.4f} ms less"
+    waits = f"the GPU waits {cost['idle_ms']:.4f} ms after it"
+    return f"  {at} holds the host for {cost['held_ms']:.4f} ms in a call, and {waits}{less}"
 
 
 def _note(note: Note) -> str:
@@ -61,19 +57,12 @@ def _finding(finding: Finding) -> list[str]:
         first = max(_width(source[: finding.column - 1].expandtabs()) - margin, 0)
         last = _width((source[: finding.end_column - 1] if finding.end_column else source).expandtabs()) - margin
         lines += [f"      {shown.strip()}", "      " + " " * first + "^" * max(last - first, 1)]
-    for text, first_indent, indent in ((finding.reason, "    ", "    "), (finding.remedy, "    remedy: ", "      ")):
-        lines += textwrap.wrap(
-            text, _WIDTH - 4, initial_indent=first_indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
+    told = [(finding.reason, "    ", "    "), (finding.remedy, "    remedy: ", "      ")]
     if finding.path:
-        lines += textwrap.wrap(
-            "called by " + " > ".join(finding.path),
-            _WIDTH - 4,
-            initial_indent="    ",
-            subsequent_indent="      ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        told.append(("called by " + " > ".join(finding.path), "    ", "      "))
+    for text, first_indent, indent in told:
+        lines += textwrap.wrap(text, _WIDTH - 4, initial_indent=first_indent, subsequent_indent=indent,
+                               break_long_words=False, break_on_hyphens=False)  # fmt: skip
     return lines
 
 
@@ -103,37 +92,29 @@ def sarif(report: Report) -> dict[str, Any]:
             }
         },
         "columnKind": "unicodeCodePoints",
-        "results": [_result(finding) for finding in report.findings] + [_of_note(note) for note in report.notes],
+        "results": [*map(_of_finding, report.findings), *(_result(_NOTE, "note", note.reason, note) for note in report.notes)],
         "invocations": [{"executionSuccessful": not report.error, "toolExecutionNotifications": _notices(report)}],
     }
     return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
 
 
-def _result(finding: Finding) -> dict[str, Any]:
+def _of_finding(finding: Finding) -> dict[str, Any]:
+    level = "error" if finding.severity == PREVENTS_CAPTURE else "warning"
+    result = _result(finding.code, level, f"{finding.reason}. Remedy: {finding.remedy}", finding, severity=finding.severity)
+    if finding.end_column > finding.column:
+        result["locations"][0]["physicalLocation"]["region"]["endColumn"] = finding.end_column
+    return result
+
+
+def _result(rule: str, level: str, text: str, at: Finding | Note, **properties: str) -> dict[str, Any]:
+    region = {"startLine": max(at.line, 1), "startColumn": max(at.column, 1)}
     return {
-        "ruleId": finding.code,
-        "level": "error" if finding.severity == PREVENTS_CAPTURE else "warning",
-        "message": {"text": f"{finding.reason}. Remedy: {finding.remedy}"},
-        "locations": [_location(finding.file, finding.line, finding.column, finding.end_column)],
-        "properties": {"severity": finding.severity, "function": finding.function},
+        "ruleId": rule,
+        "level": level,
+        "message": {"text": text},
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(at.file)}, "region": region}}],
+        "properties": {**properties, "function": at.function},
     }
-
-
-def _of_note(note: Note) -> dict[str, Any]:
-    return {
-        "ruleId": _NOTE,
-        "level": "note",
-        "message": {"text": note.reason},
-        "locations": [_location(note.file, note.line, note.column)],
-        "properties": {"function": note.function},
-    }
-
-
-def _location(file: str, line: int, column: int, end_column: int = 0) -> dict[str, Any]:
-    region: dict[str, int] = {"startLine": max(line, 1), "startColumn": max(column, 1)}
-    if end_column > column:
-        region["endColumn"] = end_column
-    return {"physicalLocation": {"artifactLocation": {"uri": _uri(file)}, "region": region}}
 
 
 def _uri(file: str) -> str:

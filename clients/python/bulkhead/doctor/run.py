@@ -86,7 +86,7 @@ def _elsewhere(examine: Callable[[], None], report: Report, deadline: float, beg
                 with _kept_settings(), _kept_process(), _quiet(), _deadline(deadline, begin):
                     examine()
             except BaseException as error:
-                report.error, report.remedy = described(error, report.target)
+                report.end_early(*described(error, report.target))
             pickle.dump(vars(report), answer)
         os._exit(0)
     os.close(writing)
@@ -96,10 +96,9 @@ def _elsewhere(examine: Callable[[], None], report: Report, deadline: float, beg
     if told:
         vars(report).update(pickle.loads(told))
     else:
-        report.error, report.remedy = (
-            f"{report.target} ended its process by {signal.Signals(-how).name if how < 0 else f'exit({how})'}",
-            "call it with these inputs on the CPU first: it must return",
-        )
+        by = signal.Signals(-how).name if how < 0 else f"exit({how})"
+        remedy = "call it with these inputs on the CPU first: it must return"
+        report.end_early(f"{report.target} ended its process by {by}", remedy)
 
 
 def _hide_gpu(target: str) -> None:
@@ -141,15 +140,8 @@ class _Run:
         with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad():
             functions, threads = Functions(self._watch), Threads(self._watch, fake)
             self._watch.end_call = threads.end_call
-            with (
-                settings.watched(self._found),
-                threads.followed(),
-                fake,
-                Operators(self._watch),
-                functions,
-                functions.whole_lists(),
-                self._watch.registrations(),
-            ):
+            with (settings.watched(self._found), threads.followed(), fake, Operators(self._watch), functions,
+                  functions.whole_lists(), self._watch.registrations()):  # fmt: skip
                 self._import()
                 with self._setup.recorded():
                     steps = self._made()
@@ -158,23 +150,23 @@ class _Run:
             if self._compiler:
                 for step, args, kwargs in steps:
                     self._said += compiled.said_of(fake, step, args, kwargs)
-        if not self._report.error and "cuda" not in self._watch.devices:
+        report = self._report
+        if not report.error and "cuda" not in self._watch.devices:
             why = "all tensors of its calls lie on the CPU" if self._watch.devices else "its calls have no tensors"
-            self._report.error = f"{self._report.target}: {why}, so nothing was looked at"
-            self._report.remedy = (
-                "make the arguments, and what the function keeps, on the device that the function of --inputs is given"
-            )
-        if not self._report.error and self._watch.unwatched:
+            report.end_early(f"{report.target}: {why}, so nothing was looked at",
+                             "make the arguments, and what the function keeps, on the device that the function of --inputs is "
+                             "given")  # fmt: skip
+        if not report.error and self._watch.unwatched:
             names = ", ".join(sorted(self._watch.unwatched))
-            self._report.error = f"{self._report.target} uses tensors in threads that run since before it ({names}): not all was seen"
-            self._report.remedy = "start them in the step, or in what makes it: the command line imports the file itself"
-        self._report.skipped += self._watch.skipped
+            report.end_early(f"{report.target} uses tensors in threads that run since before it ({names}): not all was seen",
+                             "start them in the step, or in what makes it: the command line imports the file itself")  # fmt: skip
+        report.skipped += self._watch.skipped
         with self._guarded():
             for executed in (self._setup, self._executed, self._again):
                 settings.scan(self._found, executed)
             settings.left(self._found, self._watch.target)
-            self._report.notes = compiled.tell(self._found, self._said, self._watch.target)
-        self._report.findings = self._found.sorted()
+            report.notes = compiled.tell(self._found, self._said, self._watch.target)
+        report.findings = self._found.sorted()
 
     def on_gpu(self) -> None:
         report, found = self._report, list(self._report.findings)
@@ -194,13 +186,8 @@ class _Run:
                 self._report.captures.append(captured.document(found))
                 failure = captured.failure
                 if failure is not None and failure.code == capture.OUT_OF_MEMORY:
-                    self._report.error, self._report.remedy = (
-                        f"{self._report.target} was not captured: {failure.reason}",
-                        failure.remedy,
-                    )
-                elif failure is not None and not any(
-                    (one.file, one.line) == (failure.file, failure.line) for one in self._report.findings
-                ):
+                    self._report.end_early(f"{self._report.target} was not captured: {failure.reason}", failure.remedy)
+                elif failure and (failure.file, failure.line) not in [(one.file, one.line) for one in self._report.findings]:
                     self._report.findings.append(failure)
 
     def _import(self) -> None:
@@ -280,7 +267,10 @@ class _Run:
             elif number == _CALLS:
                 state.tell(self._found, state.changes(before, after, self._watch.used), self._again, self._watch.target)
             before = after
-        self._drop_warm_up(of_first - self._found.seen)
+        # Findings of the first call alone, in functions that ask whether they are captured.
+        for one in self._found.sorted():
+            if one.key in of_first - self._found.seen and (one.file, one.function) in self._watch.asks_capture:
+                self._found.drop(one)
         if draws.has_drawn:
             with draws.told(self._found):
                 again = numbers.trace(self._watch, draws, step, args, kwargs)
@@ -288,13 +278,6 @@ class _Run:
         numbers.tell_differences(self._found, traces[-2], traces[-1], "differs from call to call")
         files = {*self._setup, *self._executed}
         numbers.vary(self._found, self._watch, draws, (step, args, kwargs), roots(step, args, kwargs), files, *traces[-2:])
-
-    def _drop_warm_up(self, keys: set[Any]) -> None:
-        """Drops findings of the first call alone in functions that ask whether
-        they are captured."""
-        for one in self._found.sorted():
-            if one.key in keys and (one.file, one.function) in self._watch.asks_capture:
-                self._found.drop(one)
 
     def _call(self, step: Any, args: Any, kwargs: Any, again: bool) -> Any:
         self._watch.begin_call()
@@ -332,26 +315,22 @@ class _Run:
             yield
         except CustomOperator as unknown:
             report.skipped.append(f"{unknown}; what comes after it was not looked at")
-            report.error, report.remedy = (
-                f"{report.target} was not looked at to the end",
-                "what is skipped says why; give the doctor the parts before it and after it",
-            )
+            report.end_early(f"{report.target} was not looked at to the end",
+                             "what is skipped says why; give the doctor the parts before it and after it")  # fmt: skip
         except KeyboardInterrupt:
             raise
         except Expired as expired:
-            report.error, report.remedy = f"{report.target} did not end: {expired}", "give a longer --deadline, or smaller inputs"
+            report.end_early(f"{report.target} did not end: {expired}", "give a longer --deadline, or smaller inputs")
         except BaseException as error:  # such as asyncio.CancelledError
-            report.error, report.remedy = described(error, report.target)
+            report.end_early(*described(error, report.target))
 
 
 def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The objects that may keep state between calls."""
     function = code_of(step)
-    names = (
-        []
-        if function is None or isinstance(step, functools.partial)
-        else list(function.__code__.co_varnames[: function.__code__.co_argcount])
-    )
+    names = ()
+    if function is not None and not isinstance(step, functools.partial):
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
     named = dict(zip(names if inspect.isfunction(step) else names[1:], args))
     named |= {str(index): value for index, value in enumerate(args) if index >= len(named)}
     found: dict[str, Any] = {f"argument {name}": value for name, value in (named | kwargs).items()}
@@ -380,12 +359,7 @@ def of_modules(files: Collection[str]) -> dict[str, Any]:
 
 def _variables(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in list(names.items()):
-        if (
-            not name.startswith("__")
-            and not inspect.ismodule(value)
-            and not inspect.isclass(value)
-            and not inspect.isroutine(value)
-        ):
+        if not (name.startswith("__") or inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value)):
             yield name, value
 
 
@@ -394,12 +368,8 @@ def _kept_settings() -> Iterator[None]:
     """Restores what user code sets: the environment, and the compiler's settings. Each run
     begins with the same random numbers, which may decide a branch: two runs of the same code
     give the same report."""
-    compiler = {
-        (config, name): getattr(config, name)
-        for config in (dynamo, inductor)
-        for name in settings.HIDING
-        if hasattr(config, name)
-    }
+    asked = [(config, name) for config in (dynamo, inductor) for name in settings.HIDING if hasattr(config, name)]
+    compiler = {(config, name): getattr(config, name) for config, name in asked}
     # Transformers would move weights in threads, which know no fake tensors.
     with mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"), torch.random.fork_rng(devices=()):
         torch.random.default_generator.manual_seed(0)
@@ -450,14 +420,8 @@ def _deadline(seconds: float, begin: Callable[[], None]) -> Iterator[None]:
         return
 
     def over(number: int, frame: Any) -> None:
-        where = next(
-            (
-                f" at {short(one.f_code.co_filename)}:{line}"
-                for one, line in traceback.walk_stack(frame)
-                if is_users(one.f_code.co_filename)
-            ),
-            ", before it was called",
-        )
+        lines = ((one.f_code.co_filename, line) for one, line in traceback.walk_stack(frame))
+        where = next((f" at {short(file)}:{line}" for file, line in lines if is_users(file)), ", before it was called")
         raise Expired(f"{seconds:g} s are over{where}")
 
     before = signal.signal(signal.SIGALRM, over)

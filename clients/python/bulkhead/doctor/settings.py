@@ -18,9 +18,9 @@ from torch._inductor import config as inductor
 from torch.utils._config_module import ConfigModule
 
 from . import findings
-from .coverage import Executed
+from .coverage import Executed, nodes
 from .findings import Findings
-from .source import Place, frames, here, is_standard
+from .source import Place, frames, here, is_standard, node_place
 
 #: Settings of `torch._dynamo.config` and `torch._inductor.config`, and what each one hides.
 HIDING = {
@@ -66,19 +66,12 @@ def scan(found: Findings, executed: Executed) -> None:
         # An engine's load executes hundreds of files.
         if not _WORDS.search("".join(linecache.getlines(file))):
             continue
-        called = {
-            (function, node.func.attr)
-            for node, function in executed.nodes(file)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        }
-        for node, function in executed.nodes(file):
+        calls = [(node.func, function) for node, function in nodes(file) if isinstance(node, ast.Call)]
+        called = {(function, of.attr) for of, function in calls if isinstance(of, ast.Attribute)}
+        for node, function in nodes(file):
             if isinstance(node, (ast.stmt, ast.expr)) and (node.lineno in lines or not function):
                 for code, severity, reason, remedy in _told(node, lambda name: (function, name) in called):
-                    end = node.end_col_offset or 0
-                    place = Place(
-                        file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function
-                    )
-                    found.add(code, severity, place, reason, remedy)
+                    found.add(code, severity, node_place(file, node, function), reason, remedy)
 
 
 @contextlib.contextmanager
@@ -138,13 +131,8 @@ def left(found: Findings, target: Place) -> None:
             value = getattr(config, name)
             names = [name, *(one for one, other in config._config.items() if other.alias == f"{config.__name__}.{name}")]
             if value and value != entry.default and not any(f"{one}`" in told for one in names):
-                found.add(
-                    findings.HIDDEN_SETTING,
-                    findings.SLOW,
-                    target,
-                    f"`{config.__name__}.{name}` is {value!r}, and was set before this ran: {hides}",
-                    _REMEDY,
-                )
+                reason = f"`{config.__name__}.{name}` is {value!r}, and was set before this ran: {hides}"
+                found.add(findings.HIDDEN_SETTING, findings.SLOW, target, reason, _REMEDY)
 
 
 def environment(found: Findings) -> None:
@@ -162,8 +150,10 @@ def _told(node: ast.AST, is_called: Callable[[str], bool]) -> Iterator[_Told]:
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _setting(target, node.value)
-    elif isinstance(node, ast.Attribute):
-        yield from _private(node)
+    elif isinstance(node, ast.Attribute) and node.attr in _PRIVATE and _CACHE.search(ast.unparse(node.value)):
+        yield (findings.DUCK_TYPED_CACHE, findings.STALE,
+               f"`{ast.unparse(node)}` is a private attribute of a cache, which other releases name otherwise",
+               "use the cache's methods; for graphs a StaticCache, whose tensors keep their addresses")  # fmt: skip
     elif isinstance(node, ast.Call):
         yield from _call(node, is_called)
 
@@ -174,12 +164,9 @@ def _setting(target: ast.expr, value: ast.expr) -> Iterator[_Told]:
     text = ast.unparse(target)
     if isinstance(target, ast.Attribute) and target.attr in HIDING and "config" in text:
         yield findings.HIDDEN_SETTING, findings.SLOW, f"`{text}` is set: {HIDING[target.attr]}", _REMEDY
-    if (
-        isinstance(target, ast.Subscript)
-        and ast.unparse(target.value).endswith("environ")
-        and isinstance(target.slice, ast.Constant)
-    ):
-        yield from _variable(str(target.slice.value), value)
+    if isinstance(target, ast.Subscript) and ast.unparse(target.value).endswith("environ"):
+        if isinstance(target.slice, ast.Constant):
+            yield from _variable(str(target.slice.value), value)
 
 
 def _variable(name: str, value: ast.expr) -> Iterator[_Told]:
@@ -190,7 +177,7 @@ def _variable(name: str, value: ast.expr) -> Iterator[_Told]:
 def _call(node: ast.Call, is_called: Callable[[str], bool]) -> Iterator[_Told]:
     called = ast.unparse(node.func)
     arguments = [ast.unparse(argument) for argument in node.args]
-    if called.endswith(("config.patch", "config.update", "_dynamo.config.patch")):
+    if called.endswith(("config.patch", "config.update")):
         for keyword in node.keywords:
             if keyword.arg in HIDING and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value):
                 yield findings.HIDDEN_SETTING, findings.SLOW, f"`{keyword.arg}` is set: {HIDING[keyword.arg]}", _REMEDY
@@ -215,10 +202,3 @@ def _last_name(node: ast.expr) -> str:
     while isinstance(node, ast.Subscript):
         node = node.value
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _private(node: ast.Attribute) -> Iterator[_Told]:
-    if node.attr in _PRIVATE and _CACHE.search(ast.unparse(node.value)):
-        yield (findings.DUCK_TYPED_CACHE, findings.STALE,
-               f"`{ast.unparse(node)}` is a private attribute of a cache, which other releases name otherwise",
-               "use the cache's methods; for graphs a StaticCache, whose tensors keep their addresses")  # fmt: skip

@@ -103,6 +103,11 @@ class Place:
         return f"{short(self.file)}:{self.line}" if self.line else short(self.file)
 
 
+def node_place(file: str, node: Any, function: str) -> Place:
+    end = (node.end_col_offset or 0) + 1 if node.end_lineno == node.lineno else 0
+    return Place(file, node.lineno, node.col_offset + 1, end, function)
+
+
 def line_place(file: str, line: int, function: str, path: tuple[str, ...] = ()) -> Place:
     """A whole line of a file, from its first character after the indentation."""
     text = linecache.getline(file, line).rstrip()
@@ -247,12 +252,10 @@ def tested(file: str, line: int, column: int, end: int) -> tuple[int, int, int]:
     """The position of the condition, which is what is read, if the place is a whole `if`,
     `while` or `assert`."""
     for statement in parsed(file).statements.get(line, ()):
-        if isinstance(statement, (ast.If, ast.While, ast.Assert)) and (statement.lineno, statement.col_offset) == (
-            line,
-            column - 1,
-        ):
-            test = statement.test
-            return test.lineno, test.col_offset + 1, (test.end_col_offset or 0) + 1 if test.end_lineno == test.lineno else 0
+        at = statement.lineno, statement.col_offset + 1
+        if isinstance(statement, (ast.If, ast.While, ast.Assert)) and at == (line, column):
+            test = node_place(file, statement.test, "")
+            return test.line, test.column, test.end_column
     return line, column, end
 
 
@@ -322,11 +325,7 @@ def tested_later(place: Place) -> tuple[str, str, int] | None:
     )
     if not isinstance(target, ast.Name):
         return None
-    scope = next(
-        (node for node in around(place.file, place.line) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))),
-        tree(place.file),
-    )
-    for node in ast.walk(scope):
+    for node in ast.walk(function_around(place.file, place.line) or tree(place.file)):
         if isinstance(node, ast.While) or isinstance(node, (ast.If, ast.IfExp, ast.Assert)) and node.lineno > place.line:
             if _has_plain(node.test, target.id):
                 return target.id, one_line(ast.unparse(node.test)), node.lineno
@@ -337,12 +336,9 @@ def _has_plain(node: ast.AST, name: str) -> bool:
     """Whether the expression has the name, neither before a dot nor in a call of PyTorch's."""
     if isinstance(node, ast.Name):
         return node.id == name
-    if (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        or isinstance(node, ast.Call)
-        and ast.unparse(node.func).startswith("torch.")
-    ):
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return False
+    if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch."):
         return False
     return any(_has_plain(child, name) for child in ast.iter_child_nodes(node))
 
@@ -355,19 +351,17 @@ def around(file: str, line: int) -> Iterator[ast.AST]:
         node = parsed(file).parents.get(node)
 
 
+def function_around(file: str, line: int) -> ast.AST | None:
+    return next((node for node in around(file, line) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
+
+
 def expression_at(place: Place) -> ast.expr | None:
     """The outermost expression that begins at the place and, if its end is known, ends there."""
-    best: ast.expr | None = None
-    for node in parsed(place.file).expressions.get(place.line, ()):
-        if node.col_offset == place.column - 1:
-            if place.end_column and (node.end_lineno != place.line or (node.end_col_offset or 0) + 1 != place.end_column):
-                continue
-            if best is None or (node.end_lineno or 0, node.end_col_offset or 0) > (
-                best.end_lineno or 0,
-                best.end_col_offset or 0,
-            ):
-                best = node
-    return best
+    found: list[Any] = [
+        node for node in parsed(place.file).expressions.get(place.line, ()) if node.col_offset == place.column - 1
+        and (not place.end_column or node_place(place.file, node, "").end_column == place.end_column)
+    ]  # fmt: skip
+    return max(found, key=lambda node: (node.end_lineno, node.end_col_offset), default=None)
 
 
 def use_of(place: Place, is_index: bool = False) -> Use:
@@ -385,17 +379,14 @@ def use_of(place: Place, is_index: bool = False) -> Use:
         return Use("slice" if sliced else "index", one_line(", ".join(map(ast.unparse, parts))), text)
     if kind := _own_kind(node):
         return Use(kind, text, text)
-    file = parsed(place.file)
+    parents = parsed(place.file).parents
     inner: ast.AST = node
-    parent = file.parents.get(inner)
-    while parent is not None:
+    while (parent := parents.get(inner)) is not None:
         kind = _kind(parent, inner)
-        if kind:
-            return Use(kind, text, one_line(_unparsed(parent)))
-        if isinstance(parent, ast.stmt):
-            break
-        inner, parent = parent, file.parents.get(parent)
-    return Use("value", text, one_line(_unparsed(parent)) if parent is not None else "")
+        if kind or isinstance(parent, ast.stmt):
+            return Use(kind or "value", text, one_line(_unparsed(parent)))
+        inner = parent
+    return Use("value", text)
 
 
 def _own_kind(node: ast.expr) -> str:
@@ -406,11 +397,8 @@ def _own_kind(node: ast.expr) -> str:
 
 def _writes_text(node: ast.Call) -> bool:
     called = ast.unparse(node.func)
-    return (
-        called == "print"
-        or called.split(".")[-1] in ("debug", "info", "warning", "error", "log", "tqdm")
-        and not called.startswith("torch.")
-    )
+    is_log = called.split(".")[-1] in ("debug", "info", "warning", "error", "log", "tqdm")
+    return called == "print" or is_log and not called.startswith("torch.")
 
 
 def _kind(parent: ast.AST, inner: ast.AST) -> str:

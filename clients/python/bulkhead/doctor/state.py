@@ -12,9 +12,9 @@ from typing import Any, Iterator
 import torch
 
 from . import findings
-from .coverage import Executed
+from .coverage import Executed, nodes
 from .findings import Findings
-from .source import Place, one_line
+from .source import Place, node_place, one_line
 
 _OBJECTS_MAX, _DEPTH_MAX, _ARRAY_MAX = 50_000, 10, 4096
 _CHANGES = frozenset(
@@ -156,15 +156,11 @@ def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -
             found.append(Change(path, "is replaced", findings.STALE))
         elif new.tensor is not None:
             if old.summary != new.summary:
-                found.append(
-                    Change(
-                        path, f"changes its shape from {list(old.summary)} to {list(new.summary)} in a call", findings.RECAPTURES
-                    )
-                )
+                what = f"changes its shape from {list(old.summary)} to {list(new.summary)} in a call"
+                found.append(Change(path, what, findings.RECAPTURES))
             elif new.tensor is not old.tensor and id(old.tensor) in used:
-                found.append(
-                    Change(path, "becomes another tensor at each call, and the call reads the one before", findings.STALE)
-                )
+                what = "becomes another tensor at each call, and the call reads the one before"
+                found.append(Change(path, what, findings.STALE))
         elif old.summary != new.summary:
             was, is_now = (one_line(one.text or repr(one.summary), 30) for one in (old, new))
             what = "changes in a call" if was == is_now else f"changes from {was} to {is_now} in a call"
@@ -178,30 +174,23 @@ def tell(found: Findings, changed: list[Change], executed: Executed, target: Pla
     for change in changed:
         places = list(_places(change, executed)) or (list(_places(change, executed, by_alias=True)) if change.is_argument else [])
         for place, written in places or [(target, change.owned)]:
-            remedy = (
-                f"change `{written}` outside the step, after the replay"
-                if change.is_container
-                else f"keep it in a tensor of the device and of a fixed shape, changed in place: {written}.copy_(new), index_copy_ "
-                "at a position that is a tensor; or change it outside the step"
-            )
-            found.add(
-                findings.PYTHON_STATE, change.severity, place, f"`{change.name}` {change.what}; a replay runs no Python", remedy
-            )
+            remedy = (f"keep it in a tensor of the device and of a fixed shape, changed in place: {written}.copy_(new), "
+                      "index_copy_ at a position that is a tensor; or change it outside the step")  # fmt: skip
+            if change.is_container:
+                remedy = f"change `{written}` outside the step, after the replay"
+            reason = f"`{change.name}` {change.what}; a replay runs no Python"
+            found.add(findings.PYTHON_STATE, change.severity, place, reason, remedy)
 
 
 def _places(change: Change, executed: Executed, by_alias: bool = False) -> Iterator[tuple[Place, str]]:
     """With what each writes, in its own words. ``by_alias``: the lines that change an object under
     any name of a variable."""
     for file, lines in executed.items():
-        for node, function in executed.nodes(file):
-            if (
-                isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call, ast.Delete))
-                and node.lineno in lines
-                and (written := _written(node, change, by_alias))
-            ):
-                end = node.end_col_offset or 0
-                end = end + 1 if node.end_lineno == node.lineno else 0
-                yield Place(file, node.lineno, node.col_offset + 1, end, function), one_line(written)
+        for node, function in nodes(file):
+            if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call, ast.Delete)) or node.lineno not in lines:
+                continue
+            if written := _written(node, change, by_alias):
+                yield node_place(file, node, function), one_line(written)
 
 
 def _written(node: ast.AST, change: Change, by_alias: bool) -> str:
@@ -209,7 +198,6 @@ def _written(node: ast.AST, change: Change, by_alias: bool) -> str:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
         is_it = len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and node.args[1].value == change.name
         return f"{ast.unparse(node.args[0])}.{change.name}" if is_it else ""
-    parts: list[ast.expr] = []
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         parts = node.args[:1] if node.func.id == "next" else []
     elif isinstance(node, ast.Call):

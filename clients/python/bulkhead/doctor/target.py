@@ -21,33 +21,23 @@ def load(text: str, what: str) -> Any:
     """``package.module:name`` or ``file.py:name``, where name may have dots.
 
     Errors: input_invalid, which says what is missing."""
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name:
-        raise Error(
-            "input_invalid", f"{what} {text!r} names no function", f"write {what} as file.py:function or package.module:function"
-        )
-    if not place.endswith(".py") and not all(map(str.isidentifier, place.split("."))):
-        raise Error(
-            "input_invalid",
-            f"{what} {text!r}: {place} is neither a file of Python (.py) nor a package",
-            f"write {what} as file.py:function or package.module:function",
-        )
+    place, _, name = text.rpartition(":")
+    wrong = "" if place and name else " names no function"
+    if not wrong and not place.endswith(".py") and not all(map(str.isidentifier, place.split("."))):
+        wrong = f": {place} is neither a file of Python (.py) nor a package"
+    if wrong:
+        remedy = f"write {what} as file.py:function or package.module:function"
+        raise Error("input_invalid", f"{what} {text!r}{wrong}", remedy)
     value = _from_file(Path(place), what) if place.endswith(".py") else _from_module(place, what)
     owner: Any = None
     for part in name.split("."):
         try:
             owner, value = value, getattr(value, part)
         except AttributeError:
-            here = (
-                ", ".join(sorted(one for one, it in vars(value).items() if callable(it) and not one.startswith("_")))
-                if hasattr(value, "__dict__")
-                else ""
-            )
-            raise Error(
-                "input_invalid",
-                f"{what} {text!r}: there is no {part!r} in {place}",
-                f"it has: {one_line(here, 200)}" if here else "",
-            ) from None
+            names = getattr(value, "__dict__", {})
+            here = ", ".join(sorted(one for one, it in names.items() if callable(it) and not one.startswith("_")))
+            remedy = f"it has: {one_line(here, 200)}" if here else ""
+            raise Error("input_invalid", f"{what} {text!r}: there is no {part!r} in {place}", remedy) from None
     if not callable(value):
         raise Error("input_invalid", f"{what} {text!r} is not callable: {type(value).__name__}", "name a function or a class")
     if inspect.isclass(owner) and inspect.isfunction(inspect.getattr_static(owner, part)):
@@ -90,13 +80,7 @@ def _refused(error: BaseException, target: str) -> BaseException:
         return error
     attempt, remedy = described(error, target)
     if isinstance(error, ImportError) and "relative import" in str(error):
-        return Error(
-            "input_invalid",
-            attempt,
-            "it is part of a package: write package.module:function, from the folder that has the package",
-        )
-    return Error(
-        "input_invalid",
-        attempt,
-        remedy if isinstance(error, (Error, ModuleNotFoundError)) else "correct the file first: it must load",
-    )
+        remedy = "it is part of a package: write package.module:function, from the folder that has the package"
+    elif not isinstance(error, (Error, ModuleNotFoundError)):
+        remedy = "correct the file first: it must load"
+    return Error("input_invalid", attempt, remedy)

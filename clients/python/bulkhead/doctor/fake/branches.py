@@ -9,7 +9,7 @@ import inspect
 from types import FrameType
 from typing import Iterator
 
-from ..source import Place, absolute, around, expression_at, frames, parsed, statement_of
+from ..source import Place, absolute, around, expression_at, frames, function_around, parsed, statement_of
 
 _ROUNDS = 2
 #: Reads at one line in a loop, after which the value that may end it is returned: the read may be
@@ -83,8 +83,7 @@ def _of(frame: FrameType) -> Iterator[ast.AST]:
 
 def _compared() -> Iterator[int | float]:
     for frame in frames()[:_CALLERS_MAX]:
-        function = next((node for node in around(absolute(frame.f_code.co_filename), frame.f_lineno)
-                         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), None)  # fmt: skip
+        function = function_around(absolute(frame.f_code.co_filename), frame.f_lineno)
         for node in ast.walk(function) if function is not None else ():
             if isinstance(node, ast.Compare):
                 for operand in (node.left, *node.comparators):

@@ -15,6 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Callable
+from unittest import mock
 
 import torch
 from torch._subclasses import fake_tensor
@@ -325,10 +326,9 @@ def answers(observe: Observe, streams: Streams, is_capturing: Callable[[], bool]
     for name in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
         answered[name] = observed(SEED, name)
     state = torch.zeros(16, dtype=torch.uint8)
-    for name in ("get_rng_state", "set_rng_state"):
-        answered[name] = observed(STATE_READ, name, state if name.startswith("get") else None)
-    for name in ("get_rng_state_all", "set_rng_state_all"):
-        answered[name] = observed(STATE_READ, name, [state] if name.startswith("get") else None)
+    for suffix, answer in (("", state), ("_all", [state])):
+        answered[f"get_rng_state{suffix}"] = observed(STATE_READ, f"get_rng_state{suffix}", answer)
+        answered[f"set_rng_state{suffix}"] = observed(STATE_READ, f"set_rng_state{suffix}")
     answered |= {"Stream": Stream, "ExternalStream": Stream, "Event": Event, "stream": _Use, "StreamContext": _Use,
                  "is_current_stream_capturing": is_capturing, "device": _Nothing,
                  "device_of": _Nothing, "CUDAGraph": Graph, "graph": _Nothing,
@@ -372,8 +372,7 @@ class StandIns(contextlib.ExitStack):
         self._set(torch, "Stream", Stream)
         self._set(torch, "Event", Event)
         self._set(torch, "cond", _conditional(torch.cond))
-        seed = torch.manual_seed
-        self._set(torch, "manual_seed", _seeding(observe, seed))
+        self._set(torch, "manual_seed", _seeding(observe, torch.manual_seed))
         self._set(torch.nn.Module, "_apply", _apply)
         # Its own takes no stand-in.
         self._set(torch.Tensor, "record_stream", lambda tensor, stream: None)
@@ -384,16 +383,11 @@ class StandIns(contextlib.ExitStack):
         for module_name, launcher in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
             if (kernels := sys.modules.get(module_name)) is not None:
                 self._set(getattr(kernels, launcher), "run", _launching(observe))
-        guard = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
-        if guard is not None:
-            guard()
+        getattr(torch._C, "_ensureCUDADeviceGuardSet", lambda: None)()
         return self
 
     def _set(self, owner: Any, name: str, value: Any) -> None:
-        missing = name not in vars(owner)
-        before = vars(owner).get(name)
-        setattr(owner, name, value)
-        self.callback(delattr, owner, name) if missing else self.callback(setattr, owner, name, before)
+        self.enter_context(mock.patch.object(owner, name, value, create=True))
 
 
 def _conditional(cond: Any) -> Any:

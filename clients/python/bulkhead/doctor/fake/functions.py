@@ -61,10 +61,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 return args[1].setdefault(id(first), first.clone())
             if name in ("data_ptr", "__dlpack__") and first is not None:
                 if self._watch.step:
-                    raise CustomOperator(
-                        f"Tensor.{name}() at {here() or self._watch.target}: a fake tensor has no memory, so what is done "
-                        "there is not known"
-                    )
+                    raise CustomOperator(f"Tensor.{name}() at {here() or self._watch.target}: a fake tensor has no memory, so "
+                                         "what is done there is not known")  # fmt: skip
                 return id(first)
             if kwargs.pop("pin_memory", False):
                 self._watch.refuse(PINNED)
@@ -101,10 +99,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
     def _text(self, tensor: Any, name: str, args: Any) -> str:
         if tensor.device.type == "cuda":
             self._watch.read()
-        value = values.known(tensor)
         if name == "__format__" and tensor.dim() == 0:
-            item = values.ask(lambda one: one.item(), value) if value is not None else stand_in(tensor.dtype)
-            return format(item, args[1])
+            return format(values.asked(tensor, lambda one: one.item(), stand_in(tensor.dtype)), args[1])
         return f"tensor(…, size={tuple(tensor.shape)})"
 
     def _pickled(self, tensor: Any, protocol: int) -> Any:
@@ -146,14 +142,12 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
             self._watch.read()
         value, assumed = values.known(tensor), values.is_assumed(tensor)
         if value is not None and (not assumed or not value.numel()):
-            read = values.ask(lambda one: one.tolist(), value)
+            read = values.asked(tensor, lambda one: one.tolist())
             if tensor.device.type == "cuda":
                 # The user may change it.
                 read = copy.deepcopy(self._watch.answer(read, tensor.dtype, True))
         else:
-            item = self._watch.answer(
-                None if value is None else values.ask(lambda one: one.flatten()[0].item(), value), tensor.dtype, True, assumed
-            )
+            item = self._watch.answer(values.asked(tensor, lambda one: one.flatten()[0].item()), tensor.dtype, True, assumed)
             if tensor.numel() > _LIST_ELEMENTS_MAX:
                 raise Error("input_invalid", f"{here() or self._watch.target} reads {tensor.numel()} values into Python, of "
                                              f"which the doctor makes at most {_LIST_ELEMENTS_MAX}",

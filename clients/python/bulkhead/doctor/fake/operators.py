@@ -48,8 +48,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             raise CustomOperator(
                 f"{function.name()} at {here() or self._watch.target}: an operator that takes functions, which are not looked at"
             )
-        namespace, name = function.namespace, function._schema.name.split("::")[1]
-        if namespace == "prim":
+        name = function._schema.name.split("::")[1]
+        if function.namespace == "prim":
             return function(*args, **kwargs)
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), composite):
@@ -74,7 +74,6 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             kwargs["pin_memory"] = False
         if "cuda" in devices and _kernel_reads(name, function, args, kwargs):
             watch.read()
-        target = kwargs.get("device")
         if name in ("_to_copy", "copy", "copy_", "_copy_from"):
             self._transfer(name, args, kwargs)
         elif devices >= {"cpu", "cuda"}:
@@ -125,9 +124,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             origin = getattr(leaf, "_doctor_origin", None)
             if leaf.dim() == 0 and origin is not None and origin.kind == INTERNAL and literal:
                 if name in _INDEX_PUTS and not _fills_mask(args):
-                    self._watch.written(
-                        "through a tensor of indices", "x.index_fill_(dim, index, value) takes the number as it is"
-                    )
+                    fills = "x.index_fill_(dim, index, value) takes the number as it is"
+                    self._watch.written("through a tensor of indices", fills)
                 return leaf
             self._watch.met(leaf, name, leaf.dim() == 0 and name not in _COPYING)
             if leaf.dim() == 0:
@@ -173,11 +171,11 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         first: Any = args[0] if args else None
         shape: tuple[int, ...] = ()
         if name == "nonzero" or name == "nonzero_numpy":
-            rows, shape = self._count(first), (first.dim(),)
+            rows, shape = _count(first), (first.dim(),)
         elif name == "masked_select":
-            rows = self._count(args[1])
+            rows = _count(args[1])
         elif name == "index" or name in _INDEX_PUTS:
-            masks = [one for one in args[1] if isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8)]
+            masks = [one for one in args[1] if is_mask(one)]
             if not masks or (name != "index" and _fills_mask(args)):
                 return None
             self._watch.dynamic(name.strip("_").removesuffix("_impl"), *masks)
@@ -185,51 +183,36 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         elif name in ("_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "_unique"):
             return self._unique(name, args)
         elif name == "repeat_interleave" and first is not None and (kwargs.get("output_size") is None):
-            known = values.known(first)
-            rows = values.ask(lambda one: int(one.sum()), known) if known is not None else first.numel() * _STAND_IN_ROWS
+            rows = values.asked(first, lambda one: int(one.sum()), first.numel() * _STAND_IN_ROWS)
             self._watch.dynamic(name, first)
             return torch.empty((rows,), dtype=first.dtype, device=first.device)
         elif name == "_to_sparse":
             self._watch.dynamic(name, first)
-            rows, dims = self._count(first), len(first.shape)
+            rows, dims = _count(first), len(first.shape)
             indices = torch.empty((dims, rows), dtype=torch.int64, device=first.device)
             return torch.sparse_coo_tensor(indices, first.new_empty((rows,)), first.shape, check_invariants=False)
         elif name == "_pack_padded_sequence":  # its lengths lie on the CPU
-            known, (first_of, second_of) = values.known(args[1]), first.shape[:2]
-            length, batch = (second_of, first_of) if args[2] else (first_of, second_of)
-            rows, steps = (
-                values.ask(lambda one: (int(one.sum()), int(one.max())), known) if known is not None else (length * batch, length)
-            )
+            length, batch = reversed(first.shape[:2]) if args[2] else first.shape[:2]
+            rows, steps = values.asked(args[1], lambda one: (int(one.sum()), int(one.max())), (length * batch, length))
             return first.new_empty((rows, *first.shape[2:])), torch.empty((steps,), dtype=torch.int64)
         elif name == "bincount":
             self._watch.dynamic(name, first)
-            known = values.known(first)
-            bins = max(
-                values.ask(lambda one: int(one.max()), known) + 1 if known is not None and known.numel() else 1,
-                args[2] if len(args) > 2 else kwargs.get("minlength", 0),
-            )
-            return torch.empty((bins,), dtype=torch.int64, device=first.device)
+            bins = values.asked(first, lambda one: int(one.max()) + 1 if one.numel() else 1, 1)
+            least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+            return torch.empty((max(bins, least),), dtype=torch.int64, device=first.device)
         else:
             return None
         self._watch.dynamic(name, first)
         dtype = first.dtype if name == "masked_select" else torch.int64
         return torch.empty((rows, *shape), dtype=dtype, device=first.device)
 
-    def _count(self, mask: Any) -> int:
-        value = values.known(mask)
-        return (
-            int(values.ask(lambda one: int(torch.count_nonzero(one)), value))
-            if value is not None
-            else min(_STAND_IN_ROWS, mask.numel())
-        )
-
     def _by_mask(self, name: str, args: Any, kwargs: Any) -> Any:
         if name != "index":
             return args[0] if name.endswith("_") else args[0].clone()
         indices: list[Any] = []
         for one in args[1]:
-            if isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8):
-                rows = self._count(one)
+            if is_mask(one):
+                rows = _count(one)
                 indices += [torch.empty((rows,), dtype=torch.int64, device=args[0].device) for _ in range(one.dim())]
             else:
                 indices.append(one)
@@ -238,19 +221,12 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
     def _unique(self, name: str, args: Any) -> Any:
         first = args[0]
         self._watch.dynamic(name, first)
-        value = values.known(first)
         dim = args[1] if "dim" in name and len(args) > 1 else None
-        rows = (
-            values.ask(lambda one: torch.unique(one, dim=dim).shape[dim or 0], value)
-            if value is not None
-            else min(_STAND_IN_ROWS, first.numel())
-        )
-        shape = (
-            (rows,)
-            if dim is None
-            else tuple(rows if axis == dim % first.dim() else size for axis, size in enumerate(first.shape))
-        )
-        inverse = first.shape if dim is None else (first.shape[dim],)
+        rows = values.asked(first, lambda one: torch.unique(one, dim=dim).shape[dim or 0], min(_STAND_IN_ROWS, first.numel()))
+        shape, inverse = [rows], first.shape
+        if dim is not None:
+            shape, inverse = list(first.shape), (first.shape[dim],)
+            shape[dim] = rows
         empty = torch.empty
         return (empty(shape, dtype=first.dtype, device=first.device), empty(inverse, dtype=torch.int64, device=first.device),
                 empty((rows,), dtype=torch.int64, device=first.device))  # fmt: skip
@@ -287,6 +263,14 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
                 result._doctor_cat = Concatenation(place, tuple(id(one) for one in tensors))
 
 
+def is_mask(one: Any) -> bool:
+    return isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8)
+
+
+def _count(mask: Any) -> int:
+    return int(values.asked(mask, lambda one: int(torch.count_nonzero(one)), min(_STAND_IN_ROWS, mask.numel())))
+
+
 def _has_fake_implementation(function: Any) -> bool:
     entry = torch._library.simple_registry.singleton.find(function.name())
     keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
@@ -320,10 +304,7 @@ def _fills_mask(args: Any) -> bool:
     """Whether `index_put` becomes `masked_fill`, which takes the number as it is: see
     canDispatchToMaskedFill in TensorAdvancedIndexing.cpp."""
     indices = [one for one in args[1] if isinstance(one, torch.Tensor)]
-    value = args[2]
-    return (
-        value.numel() == 1 and value.device.type == "cpu" and len(indices) == 1 and indices[0].dtype in (torch.bool, torch.uint8)
-    )
+    return args[2].numel() == 1 and args[2].device.type == "cpu" and len(indices) == 1 and is_mask(indices[0])
 
 
 def _taken(name: str, leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -338,5 +319,5 @@ def _taken(name: str, leaves: Sequence[Any]) -> tuple[Any, ...]:
 def _assigned(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.dim() > 0 or leaf.device.type != "cpu":
         return leaf
-    origin, value = getattr(leaf, "_doctor_origin", None), values.known(leaf)
-    return None if origin is None or origin.kind != INTERNAL or value is None else values.ask(lambda one: one.item(), value)
+    origin = getattr(leaf, "_doctor_origin", None)
+    return None if origin is None or origin.kind != INTERNAL else values.asked(leaf, lambda one: one.item())

@@ -115,7 +115,8 @@ class Threads:
         """Whether a kernel runs is asked of the mode by whoever asks for a tensor's device,
         in any thread."""
         own = threading.local()
-        return property(lambda mode: getattr(own, f"of_{id(mode)}", False), lambda mode, value: setattr(own, f"of_{id(mode)}", value))
+        return property(lambda mode: getattr(own, f"of_{id(mode)}", False),
+                        lambda mode, value: setattr(own, f"of_{id(mode)}", value))  # fmt: skip
 
     def _dispatched(self) -> Any:
         dispatch = FakeTensor.__torch_dispatch__

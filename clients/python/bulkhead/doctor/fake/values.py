@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_any, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 ELEMENTS_MAX = 4096  #: largest tensor whose value is kept
 _NAME, _ASSUMED = "_doctor_value", "_doctor_assumed"
@@ -38,8 +38,10 @@ def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Non
     """Computes the result's value if all arguments have theirs. In-place operators change the
     kept values too."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     changed = changed_arguments(function, args, kwargs)
-    if all(known(tensor) is not None for tensor in tensors) and not tree_any(_is_large, result):
+
+    if all(known(tensor) is not None for tensor in tensors) and all(fake.numel() <= ELEMENTS_MAX for fake in results):
         try:
             made = compute(function, args, kwargs)
         except Exception:  # for example a dtype that the CPU lacks
@@ -52,13 +54,8 @@ def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Non
             return
     for tensor in changed:
         forget(tensor)
-    for fake in tree_leaves(result):
-        if (
-            isinstance(fake, torch.Tensor)
-            and fake.dim() == 0
-            and not fake.is_floating_point()
-            and not any(fake is one for one in changed)
-        ):
+    for fake in results:
+        if fake.dim() == 0 and not fake.is_floating_point() and not any(fake is one for one in changed):
             with no_dispatch():
                 one = torch.ones((), dtype=fake.dtype)
             _keep_of(fake, one, True)
@@ -83,8 +80,12 @@ def compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
 
 
-def ask(question: Any, value: Any) -> Any:
-    """Asks a function about a known value, outside all modes."""
+def asked(tensor: Any, question: Any, otherwise: Any = None) -> Any:
+    """What a function says of the tensor's value, outside all modes; ``otherwise`` if that is
+    unknown."""
+    value = known(tensor)
+    if value is None:
+        return otherwise
     with no_dispatch():
         return question(value)
 
@@ -94,10 +95,9 @@ def array(tensor: Any) -> Any:
     if it is large."""
     import numpy
 
-    value = known(tensor)
-    if value is not None:
-        return ask(lambda one: one.detach().to(torch.float32 if one.dtype == torch.bfloat16 else one.dtype).numpy().copy(), value)
     dtype = str(tensor.dtype).split(".")[1].replace("bfloat16", "float32")
+    if known(tensor) is not None:
+        return asked(tensor, lambda one: one.detach().to(getattr(torch, dtype)).numpy().copy())
     made = numpy.broadcast_to(numpy.full((), numpy.issubdtype(dtype, numpy.integer), dtype), tuple(tensor.shape))
     if tensor.numel() <= ELEMENTS_MAX:
         made = made.copy()
@@ -134,7 +134,3 @@ def _real(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return known(leaf)
     return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
-
-
-def _is_large(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.numel() > ELEMENTS_MAX

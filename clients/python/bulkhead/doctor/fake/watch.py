@@ -115,13 +115,19 @@ class Watch:
         return self._own.functions  # type: ignore[no-any-return]
 
     @property
+    def _function(self) -> str:
+        """The name of the innermost function of PyTorch's that this thread is in."""
+        return self._functions[-1][0] if self._functions else ""
+
+    @property
     def trace(self) -> list[Kernel]:
         """The operators of the call, those of each thread together, so that the order does not
         depend on when a thread runs."""
         return [kernel for lane in self._lanes for kernel in lane]
 
     def ran(self, kernel: Kernel) -> None:
-        getattr(self._own, "lane", self._lanes[0]).append(kernel)
+        lane = getattr(self._own, "lane", None)
+        (self._lanes[0] if lane is None else lane).append(kernel)
 
     def new_lane(self) -> list[Kernel]:
         self._lanes.append([])
@@ -129,15 +135,11 @@ class Watch:
 
     @contextlib.contextmanager
     def in_lane(self, lane: list[Kernel]) -> Iterator[None]:
-        before = getattr(self._own, "lane", None)
-        self._own.lane = lane
+        before, self._own.lane = getattr(self._own, "lane", None), lane
         try:
             yield
         finally:
-            if before is None:
-                del self._own.lane
-            else:
-                self._own.lane = before
+            self._own.lane = before
 
     def skip(self, told: str) -> None:
         self.skipped += [] if told in self.skipped else [told]
@@ -169,11 +171,8 @@ class Watch:
             return stand_in(dtype) if value is None else value
         count = self._counts[place.file, place.line] = self._counts.get((place.file, place.line), -1) + 1
         if value is None:
-            value = (
-                branches.truth(place, count, otherwise)
-                if dtype == torch.bool
-                else type(stand_in(dtype))(branches.number(place, count))
-            )
+            is_truth = dtype == torch.bool
+            value = branches.truth(place, count, otherwise) if is_truth else type(stand_in(dtype))(branches.number(place, count))
         elif is_assumed and branches.is_long(count) and (ending := branches.ending(count)) is not None:
             value = type(stand_in(dtype))(ending)
         return self._reads.setdefault((place.file, place.line, count), value)
@@ -198,14 +197,12 @@ class Watch:
             kind = (STEP if self.step else SETUP) if place is not None else INTERNAL
             if function and function not in _FACTORIES:
                 kind = INTERNAL
-            elif is_gpu(device):
+            elif isinstance(device, int) or str(device).split(":")[0] == "cuda":
                 kind = LITERAL
             elif device is not None:
                 kind = FOLLOWS
-        tensor._doctor_origin = Origin(kind, place, function, self._in_module())
-
-    def _in_module(self) -> bool:
-        return any(is_users(frame.f_code.co_filename) for frame in _constructors(sys._getframe(2)))
+        in_module = any(is_users(frame.f_code.co_filename) for frame in _constructors(sys._getframe(1)))
+        tensor._doctor_origin = Origin(kind, place, function, in_module)
 
     @contextlib.contextmanager
     def registrations(self) -> Iterator[None]:
@@ -217,15 +214,9 @@ class Watch:
             if origin is not None and origin.kind == SETUP and tensor.device.type == "cpu":
                 tensor._doctor_origin = replace(origin, makers=_makers(module))
 
-        hooks = [
-            register(registered)
-            for register in (register_module_parameter_registration_hook, register_module_buffer_registration_hook)
-        ]
-        try:
+        # Each is removed at the end.
+        with register_module_parameter_registration_hook(registered), register_module_buffer_registration_hook(registered):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @contextlib.contextmanager
     def function(self, name: str, device: Any) -> Iterator[None]:
@@ -237,9 +228,7 @@ class Watch:
 
     def _is_own(self, origin: Origin, tensor: Any) -> bool:
         """Whether PyTorch made it for itself, and not from a list used as an index."""
-        return origin.kind == INTERNAL and (
-            tensor.dim() == 0 or not self._functions or self._functions[-1][0] not in ("__getitem__", "__setitem__")
-        )
+        return origin.kind == INTERNAL and (tensor.dim() == 0 or self._function not in ("__getitem__", "__setitem__"))
 
     # --- findings
 
@@ -247,10 +236,10 @@ class Watch:
         place = self._here()
         if place is None:
             return
-        function = self._functions[-1][0] if self._functions else ""
-        use = use_of(place, not is_copy and function in ("__getitem__", "__setitem__"))
+        use = use_of(place, not is_copy and self._function in ("__getitem__", "__setitem__"))
         reason = f"`{use.text}` reads a value that the GPU computes; the host waits for it{remedies.purpose(use)}"
-        self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedies.host_read(use, function), use.kind)
+        remedy = remedies.host_read(use, self._function)
+        self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedy, use.kind)
 
     def not_taken(self, value: Any, is_known: bool, place: Place | None = None) -> None:
         """Reports a branch chosen by a value that was read, once per line. ``place``: where it was
@@ -263,33 +252,25 @@ class Watch:
         read = f"{value:.4g}" if isinstance(value, float) else one_line(str(value), 40)
         told = f"{read} with these inputs" if is_known else f"taken as {read}, as its value is not known"
         if use.kind in ("if", "while", "assert", "match"):
-            after = {
-                "if": "; the other branch was not run",
-                "while": " at first",
-                "assert": "",
-                "match": "; the other cases were not run",
-            }[use.kind]
-            self.found.change(found, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}")
+            after = {"if": "; the other branch was not run", "while": " at first", "match": "; the other cases were not run"}
+            chosen = f"`{use.text.removeprefix('not ')}` is {told}{after.get(use.kind, '')}"
         elif use.kind in ("value", "argument", "loop") and (later := tested_later(place)) is not None:
             name, test, line = later
             statement = statement_of(place)
-            itself = (
-                isinstance(statement, ast.Assign)
-                and one_line(ast.unparse(statement.value)) == use.text
-                and _READ.search(use.text)
-            )
+            is_all = isinstance(statement, ast.Assign) and one_line(ast.unparse(statement.value)) == use.text
+            itself = is_all and _READ.search(use.text)
             decides = f"`{name}` is {told}; it decides" if itself else f"it is {told}; `{name}` follows from it, and decides"
-            self.found.change(
-                found,
-                reason=f"{found.reason}{_CHOSEN}{decides} `{test}` in line {line}, of which one way was run",
-            )
+            chosen = f"{decides} `{test}` in line {line}, of which one way was run"
+        else:
+            return
+        self.found.change(found, reason=f"{found.reason}{_CHOSEN}{chosen}")
 
     def copied(self, tensor: Any, pinned: bool, waits: bool) -> None:
         """Reports a copy of a CPU tensor to the GPU. The host waits for it unless it is
         ``non_blocking``."""
         place = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
-        if origin.kind == INTERNAL and tensor.dim() == 0 and self._functions and self._functions[-1][0] == "__setitem__":
+        if origin.kind == INTERNAL and tensor.dim() == 0 and self._function == "__setitem__":
             self.written("to one element", "x[i : i + 1] = value fills a slice with the number as it is")
             return
         if place is None or self._is_own(origin, tensor) or (origin.kind == LITERAL and tensor.numel() == 0):
@@ -309,28 +290,22 @@ class Watch:
             if all(same):
                 return
         what = {LITERAL: "a literal", INTERNAL: "a list that is an index"}.get(origin.kind, "a tensor in host memory")
-        kind = (
-            "pageable memory"
-            if not pinned
-            else "pinned memory, and the host waits"
-            if waits
-            else "pinned memory: a replay copies from the same address"
-        )
-        reason = f"`{use.text}` copies {what} to the GPU in the step ({kind})"
-        severity = findings.STALE if pinned and not waits else findings.PREVENTS_CAPTURE
+        kind, severity = "pageable memory", findings.PREVENTS_CAPTURE
         remedy = "copy before the step into a static tensor of the device: static.copy_(value)"
         if pinned and waits:
+            kind = "pinned memory, and the host waits"
             remedy += "; or non_blocking=True, from pinned memory that stays"
+        elif pinned:
+            kind, severity = "pinned memory: a replay copies from the same address", findings.STALE
+        reason = f"`{use.text}` copies {what} to the GPU in the step ({kind})"
         if origin.is_made:
             lines = list(dict.fromkeys(map(str, made)))
             remedy = f"not needed once {' and '.join(lines)} {'is' if len(lines) == 1 else 'are'} mended"
         elif origin.kind == LITERAL:
             remedy = "make it once, outside the step; or fill a static tensor: torch.full((), value, device=x.device)"
         elif origin.kind == INTERNAL:
-            remedy = (
-                "make the index once, before the step, on the device: torch.tensor([0, 2], device=x.device); neighbours are "
-                "a slice, which copies nothing"
-            )
+            remedy = ("make the index once, before the step, on the device: torch.tensor([0, 2], device=x.device); neighbours "
+                      "are a slice, which copies nothing")  # fmt: skip
         self.found.add(findings.HOST_COPY, severity, place, reason, remedy, use.kind)
 
     def written(self, where: str, remedy: str) -> None:
@@ -364,22 +339,16 @@ class Watch:
                            f"beside tensors of the GPU{kept}",
                            "move it to the device before the step; --inputs is given the device")  # fmt: skip
 
-    def _born_on_cpu(
-        self, origin: Origin, then: Callable[[str], str], place: Place, severity: str = findings.PREVENTS_CAPTURE
-    ) -> None:
+    def _born_on_cpu(self, origin: Origin, then: Callable[[str], str], place: Place,
+                     severity: str = findings.PREVENTS_CAPTURE) -> None:  # fmt: skip
         """``then`` is given the place of each."""
         for other in origin.beside:
             self._born_on_cpu(other, then, place, severity)
         if not origin.is_made or origin.place is None:
             return
         made, use = origin.place, use_of(origin.place)
-        remedy = remedies.cpu_tensor(
-            use,
-            origin.made_by,
-            origin.kind == SETUP,
-            origin.is_module,
-            use_of(place).text if place.function == made.function else "",
-        )
+        moved_by = use_of(place).text if place.function == made.function else ""
+        remedy = remedies.cpu_tensor(use, origin.made_by, origin.kind == SETUP, origin.is_module, moved_by)
         # The greatest module that it moves with.
         for around, (module, where) in enumerate(reversed(origin.makers)):
             if where is not None and any(one is origin.makers[0][0] for one in module.modules()):
@@ -421,12 +390,6 @@ def _lazily_moved(use: Use, place: Place) -> str:
     statement = statement_of(place)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return next((target.attr for target in targets if isinstance(target, ast.Attribute) and ast.unparse(target) in use.text), "")
-
-
-def is_gpu(device: Any) -> bool:
-    if isinstance(device, int):
-        return True
-    return device is not None and str(device).split(":")[0] == "cuda"
 
 
 def stand_in(dtype: Any) -> Any:

@@ -1,6 +1,6 @@
 """What a worker says on a channel, right and wrong, and what each of the four clients makes of it:
 the C++ and the Python one, blocking and on a loop. What clients say to workers is in
-worker/exchanges.py."""
+../worker/exchanges.py."""
 
 from __future__ import annotations
 

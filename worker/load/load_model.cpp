@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include "worker/file/model_file.h"
 #include "worker/generation/models/load_generator.h"
 #include "worker/model/describe.h"
 #include "worker/model/load_limits.h"
@@ -13,7 +14,6 @@
 #include "worker/torch/device_model.h"
 #include "worker/torch/function.h"
 #include "worker/torch/inference_threads.h"
-#include "worker/torch/model_file.h"
 #include "worker/torch/runtime.h"
 #include "worker/torch/torchscript_runtime.h"
 #include "worker/torch/write_outputs.h"

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <string_view>
 
 #include <caffe2/serialize/inline_container.h>
@@ -13,9 +14,10 @@
 #include <torch/csrc/export/pt2_archive_constants.h>
 
 #include "ipc/base/whole_io.h"
+#include "worker/file/sha256.h"
 #include "worker/model/load_limits.h"
+#include "worker/torch/file_reader.h"
 #include "worker/torch/runtime.h"
-#include "worker/torch/sha256.h"
 
 namespace bulkhead::worker {
 namespace {
@@ -83,7 +85,7 @@ Result<std::vector<UnpackedFile>> unpack_archive(const ModelFile& package, const
                      "export the model again with torch._inductor.aoti_compile_and_package"};
     };
     try {
-        PyTorchStreamReader archive{package.reader(progress)};
+        PyTorchStreamReader archive{std::make_shared<FileReader>(package, progress)};
         std::vector<std::string> names;
         std::uint64_t total_bytes = 0;
         for (const auto& name : archive.getAllRecords()) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ipc/base/error.h"
-#include "worker/torch/model_file.h"
+#include "worker/file/model_file.h"
 
 namespace bulkhead::worker {
 

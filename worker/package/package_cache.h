@@ -8,8 +8,8 @@
 
 #include "ipc/base/error.h"
 #include "ipc/base/unique_fd.h"
+#include "worker/file/model_file.h"
 #include "worker/model/load_limits.h"
-#include "worker/torch/model_file.h"
 
 namespace bulkhead::worker {
 

@@ -11,8 +11,8 @@
 #include <boost/json.hpp>
 #include <fmt/format.h>
 
+#include "worker/file/sha256.h"
 #include "worker/model/load_limits.h"
-#include "worker/torch/sha256.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -5,7 +5,6 @@
 #include <string>
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <caffe2/serialize/read_adapter_interface.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/jit/api/module.h>
@@ -14,6 +13,7 @@
 #include <torch/csrc/jit/runtime/graph_iterator.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include "worker/torch/file_reader.h"
 #include "worker/torch/out_arguments.h"
 #include "worker/torch/torchscript_schema.h"
 
@@ -187,7 +187,7 @@ Result<std::unique_ptr<Runtime>> load_torchscript(const ModelFile& file, const c
                                                   const std::function<void(std::uint64_t)>& progress) {
     std::optional<Module> module;
     try {
-        module = torch::jit::load(file.reader(progress), device);
+        module = torch::jit::load(std::make_shared<FileReader>(file, progress), device);
         module->eval();
     } catch (const std::exception& exception) {
         return broken(file, exception);

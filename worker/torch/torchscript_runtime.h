@@ -5,7 +5,7 @@
 
 #include "config/fleet.h"
 #include "ipc/base/error.h"
-#include "worker/torch/model_file.h"
+#include "worker/file/model_file.h"
 #include "worker/torch/runtime.h"
 
 namespace bulkhead::worker {

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "worker/file/model_file.h"
 #include "worker/model/read_ahead.h"
-#include "worker/torch/model_file.h"
 
 namespace bulkhead::worker::generation {
 namespace {

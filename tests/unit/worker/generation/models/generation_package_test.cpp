@@ -11,11 +11,11 @@
 #include <gmock/gmock.h>
 
 #include "tests/unit/worker/generation_fixture.h"
+#include "worker/file/sha256.h"
 #include "worker/generation/models/fit.h"
 #include "worker/generation/models/huge_pages.h"
 #include "worker/generation/models/package.h"
 #include "worker/generation/models/weights_file.h"
-#include "worker/torch/sha256.h"
 
 namespace bulkhead::worker::generation::test {
 namespace {

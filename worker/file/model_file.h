@@ -1,19 +1,15 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <memory>
+#include <optional>
+#include <span>
 #include <string>
 
 #include "ipc/base/error.h"
 #include "ipc/base/unique_fd.h"
-
-namespace caffe2::serialize {
-class ReadAdapterInterface;
-}
 
 namespace bulkhead::worker {
 
@@ -38,10 +34,8 @@ public:
     /// Returns the contents' SHA-256 in hexadecimal; `progress` gets the number of bytes read.
     [[nodiscard]] Result<std::string> sha256(const std::function<void(std::uint64_t)>& progress) const;
 
-    /// A reader for LibTorch; must not outlive this object.
-    /// Throws  std::runtime_error if reading fails
-    [[nodiscard]] std::shared_ptr<caffe2::serialize::ReadAdapterInterface>
-    reader(std::function<void(std::uint64_t)> progress) const;
+    /// Reads as many bytes as are there; empty, with errno set, if that fails.
+    [[nodiscard]] std::optional<std::size_t> read(std::span<std::byte> target, std::uint64_t offset) const;
 
 private:
     ModelFile(std::filesystem::path path, UniqueFd fd) : path_{std::move(path)}, fd_{std::move(fd)} {}

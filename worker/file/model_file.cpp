@@ -1,47 +1,24 @@
-#include "worker/torch/model_file.h"
+#include "worker/file/model_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <vector>
 
-#include <caffe2/serialize/read_adapter_interface.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "ipc/base/file_identity.h"
 #include "ipc/base/whole_io.h"
+#include "worker/file/sha256.h"
 #include "worker/model/load_limits.h"
-#include "worker/torch/sha256.h"
 
 namespace bulkhead::worker {
 namespace {
-
-class Reader final : public caffe2::serialize::ReadAdapterInterface {
-public:
-    Reader(int fd, std::uint64_t size_bytes, std::function<void(std::uint64_t)> progress)
-        : fd_{fd}, size_bytes_{size_bytes}, progress_{std::move(progress)} {}
-
-    std::size_t size() const override { return size_bytes_; }
-
-    std::size_t read(std::uint64_t offset, void* target, std::size_t count, const char* what) const override {
-        const auto got = read_at(fd_, {static_cast<std::byte*>(target), count}, offset);
-        if (!got) throw std::runtime_error{fmt::format("{}: {}", what, std::strerror(errno))};
-        done_ = std::min(done_ + *got, size_bytes_);
-        if (progress_) progress_(done_);
-        return *got;
-    }
-
-private:
-    int fd_;
-    std::uint64_t size_bytes_;
-    std::function<void(std::uint64_t)> progress_;
-    mutable std::uint64_t done_ = 0;
-};
 
 Error not_opened(const std::filesystem::path& path, std::string_view what, std::string remedy) {
     return {ErrorCode::load_failed, fmt::format("opening the model file {}: {}", path.string(), what),
@@ -76,7 +53,7 @@ Result<ModelFile> ModelFile::open(const std::filesystem::path& path) {
     auto file = open_any(path);
     if (!file) return file;
     std::array<std::byte, 4> start{};
-    const auto got = read_at(file->fd_.get(), start, 0);
+    const auto got = file->read(start, 0);
     if (!got) return not_opened(path, std::strerror(errno), "check the disk it lies on");
     constexpr std::array zip_magic{std::byte{'P'}, std::byte{'K'}, std::byte{3}, std::byte{4}};
     if (start != zip_magic)
@@ -98,7 +75,7 @@ Result<std::string> ModelFile::sha256(const std::function<void(std::uint64_t)>& 
     Sha256 hash;
     std::vector<std::byte> chunk(limits::io_chunk_bytes);
     for (std::uint64_t offset = 0; offset < size_bytes_;) {
-        const auto got = read_at(fd_.get(), chunk, offset);
+        const auto got = read(chunk, offset);
         if (!got) return system_error(fmt::format("reading {} at byte {}", path_.string(), offset), errno);
         if (*got == 0) break;  // the file became shorter; `unchanged` reports that
         hash.update(std::span{chunk}.first(*got));
@@ -109,9 +86,8 @@ Result<std::string> ModelFile::sha256(const std::function<void(std::uint64_t)>& 
     return hash.hex();
 }
 
-std::shared_ptr<caffe2::serialize::ReadAdapterInterface>
-ModelFile::reader(std::function<void(std::uint64_t)> progress) const {
-    return std::make_shared<Reader>(fd_.get(), size_bytes_, std::move(progress));
+std::optional<std::size_t> ModelFile::read(std::span<std::byte> target, std::uint64_t offset) const {
+    return read_at(fd_.get(), target, offset);
 }
 
 }  // namespace bulkhead::worker

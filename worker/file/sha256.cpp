@@ -1,4 +1,4 @@
-#include "worker/torch/sha256.h"
+#include "worker/file/sha256.h"
 
 #include <array>
 #include <stdexcept>

@@ -179,19 +179,23 @@ class Target(unittest.TestCase):
         for said in ("", "deep", "deep/model.gguf", "own.py:model"):
             self.refused(self.folder, "itself lies", f"{self.folder / said}")
 
-    def test_a_package_in_a_containers_image_is_replaced(self) -> None:
+    def test_a_package_whose_folder_cannot_be_renamed(self) -> None:
         partial, out = self.folder / "partial", self.folder / "package"
         for folder in (partial, out):
             folder.mkdir()
             (folder / "manifest.json").write_text(folder.name)
-        rename = os.rename
+        rename, reason = os.rename, errno.EBUSY
 
-        def as_overlayfs(old: Path, new: Path) -> None:
+        def refused(old: Path, new: Path) -> None:
             if Path(old) == out:
-                raise OSError(errno.EXDEV, "Invalid cross-device link", str(old), None, str(new))
+                raise OSError(reason, os.strerror(reason), str(old), None, str(new))
             rename(old, new)
 
-        with mock.patch("os.rename", as_overlayfs):
+        with mock.patch("os.rename", refused):
+            with self.assertRaises(OSError):  # such as a mount point
+                target.replace(partial, out)
+            self.assertEqual((out / "manifest.json").read_text(), "package")
+            reason = errno.EXDEV  # in an image of a container
             target.replace(partial, out)
         self.assertEqual((out / "manifest.json").read_text(), "partial")
         self.assertEqual(os.listdir(self.folder), ["package"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -32,12 +33,18 @@ def check(out: Path, source: str | None = None) -> None:
 
 
 def replace(partial: Path, out: Path) -> None:
-    """A package that `out` held is removed only once the complete one stands there. It is moved by a
-    copy where it lies in an image of a container, whose folders cannot be renamed."""
+    """A package that `out` held is removed only once the complete one stands there. Where it lies in
+    an image of a container, whose folders cannot be renamed, it is copied first."""
     before = out.with_name(f".{out.name}.before")
     shutil.rmtree(before, ignore_errors=True)
-    if out.exists():
-        shutil.move(out, before)
+    try:
+        if out.exists():
+            out.rename(before)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copytree(out, before, symlinks=True)
+        shutil.rmtree(out)
     partial.rename(out)
     shutil.rmtree(before, ignore_errors=True)
 

@@ -130,7 +130,7 @@ void part_exclusive_groups(State& state, Time now) {
 /// Others may use half of the margin freely. Beyond that, evicts idle workers to make room.
 bool relieve_pressure(State& state, Time now) {
     std::vector<std::int64_t> over(state.devices.size());
-    std::vector<std::string> reasons;
+    std::vector<std::string> reasons(over.size());
     for (std::size_t device = 0; device < over.size(); ++device) {
         const DeviceLedger& books = state.devices[device].books;
         if (books.lost || books.total == 0) continue;  // of the latter the driver has told nothing
@@ -144,13 +144,19 @@ bool relieve_pressure(State& state, Time now) {
             if (slot.is_going()) over[device] -= static_cast<std::int64_t>(slot.bytes_on(device));
         });
         if (over[device] > 0)
-            reasons.push_back(fmt::format("{} has {} less than is in use", device_text(books.id),
-                                          bytes_text(static_cast<Bytes>(over[device]))));
+            reasons[device] = fmt::format("{} has {} less than is in use", device_text(books.id),
+                                          bytes_text(static_cast<Bytes>(over[device])));
     }
-    if (reasons.empty()) return false;
+    if (std::ranges::all_of(reasons, &std::string::empty)) return false;
     const Survey survey{state, now};
     const std::vector<std::size_t> victims = survey.victims_for(over, lowest_priority).candidates;
-    evict(state, survey, victims, EvictCause::pressure, "", fmt::format("{}", fmt::join(reasons, ", ")), now);
+    for (const std::size_t victim : victims) {
+        std::vector<std::string> why;
+        for (std::size_t device = 0; device < over.size(); ++device)
+            if (!reasons[device].empty() && survey.candidates()[victim].freed_on(device) > 0)
+                why.push_back(reasons[device]);
+        evict(state, survey, {victim}, EvictCause::pressure, "", fmt::format("{}", fmt::join(why, ", ")), now);
+    }
     for (const Candidate& one : survey.candidates())
         for (const Time when : {one.protected_until, one.in_use_until})
             if (when > now && when != Time::max()) state.wake_at(when);

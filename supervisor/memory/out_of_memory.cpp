@@ -58,6 +58,7 @@ void request_ran_out(State& state, const event::RanOut& event, Time now) {
     if (!claim && victims.enough) {
         room = wanted;
         evict(state, survey, victims.candidates, EvictCause::room, event.who.model,
+              // The simulation's invariants know it by this sentence.
               fmt::format("a request of {} ran out of memory", event.who.text()), now);
     }
     slot->grows = static_cast<Bytes>(std::clamp<std::int64_t>(room, 0, wanted));

@@ -81,7 +81,7 @@ public:
 
     /// Returns the best way to place all pieces together for a caller of this priority.
     [[nodiscard]] std::optional<Option> place(const std::vector<Piece>& pieces, int priority, Reach reach) const;
-    /// The victims that free so much more at once; `but`: none of this unit.
+    /// The victims that together free at least `short_by` now; `but`: none of this unit.
     struct Victims {
         std::vector<std::size_t> candidates;  ///< the fewest that suffice; if none do, all that help
         bool enough = false;
@@ -112,7 +112,8 @@ public:
 private:
     /// Room that no waiter reserved, by device.
     [[nodiscard]] std::vector<std::int64_t> free_rooms() const;
-    /// Likewise, if everyone went who may go within `reach`, but none of the unit, which is to be placed.
+    /// Likewise, if everyone went who may go within `reach`, but none of the unit that is to
+    /// be placed.
     [[nodiscard]] std::vector<std::int64_t> rooms_for(const Unit& own, int priority, Reach reach) const;
     using Allowed = std::vector<std::vector<std::size_t>>;  ///< devices, by piece
     /// Returns a way to place them in these rooms, where there are too many to compare.

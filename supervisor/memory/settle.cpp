@@ -97,8 +97,9 @@ void repair_placements(State& state, Time now) {
             ++device;
             continue;
         }
+        const auto is_last_on = [&](std::size_t where) { return last_placed_on(placed, where) == last; };
         // Takes what is free.
-        if (last->basis == Basis::unknown && survey.room(last->device) < 0 && !is_lost) {
+        if (last->basis == Basis::unknown && survey.room(last->device) < 0 && !is_lost && is_last_on(last->device)) {
             const auto taken = static_cast<std::int64_t>(last->device_bytes) + survey.room(last->device);
             if (taken > 0) {
                 last->device_bytes = static_cast<Bytes>(taken);
@@ -107,8 +108,8 @@ void repair_placements(State& state, Time now) {
         }
         // One victim may free what is missing on its GPU and on the host.
         std::vector<std::int64_t> short_by(state.devices.size());
-        short_by[last->device] = -survey.room(last->device);
-        if (last->host_bytes > 0) short_by[0] = -survey.room(0);
+        for (const std::size_t where : {std::size_t{0}, last->device})
+            if (is_last_on(where)) short_by[where] = -survey.room(where);
         const Entry* entry = state.entry_of(*last->model->unit);
         const int priority = entry != nullptr && entry->is_preload()
                                  ? preload_priority

@@ -224,6 +224,20 @@ TEST_F(MemoryOfBothDevices, OneGoesForAPlacedReplicaWhoFreesWhatIsMissingOnBoth)
     EXPECT_THAT(granted(), ElementsAre("next/0"));
 }
 
+TEST_F(MemoryOfBothDevices, OnlyTheReplicaPlacedLastGivesItsPlaceUp) {
+    end("both");
+    load("next", 8 * gib, 20 * gib);
+    send(event::Ending{{"next", 0}});
+    limit(32 * gib, 19 * gib / 2);
+    ask("both");
+    ask("leaving");
+    ASSERT_THAT(simulation::placed(policy), testing::SizeIs(2)) << "they are to get the room of next/0";
+    limit(7 * gib, 5 * gib);
+    EXPECT_THAT(evicted(), ElementsAre("idle/0"));
+    ASSERT_THAT(simulation::placed(policy), testing::SizeIs(1));
+    EXPECT_EQ(simulation::placed(policy)[0].who.model, "both") << "leaving/0 was placed after it";
+}
+
 TEST_F(MemoryOfBothDevices, OneGoesWhoFreesWhatBothLimitsLack) {
     limit(7 * gib, gib);
     EXPECT_THAT(evicted(), ElementsAre("both/0"));

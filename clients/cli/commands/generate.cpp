@@ -26,7 +26,8 @@ constexpr std::array number_options{
     std::pair{"top_p", "Draw among the likeliest that hold this share of the probability"},
     std::pair{"min_p", "Draw among those at least this likely, relative to the likeliest"},
     std::pair{"repetition_penalty", "Divides the logits of tokens that were there; 1: none"},
-    std::pair{"ras_repeats", "Draw again what the last frames hold this number of times, where a model looks back; 0: off"},
+    std::pair{"ras_repeats",
+              "Draw again what the last frames hold this number of times, where a model looks back; 0: off"},
     std::pair{"seed", "Of the sequence's own random stream"},
     std::pair{"max_new_tokens", "End after this number of tokens"},
     std::pair{"guidance", "Weight of classifier-free guidance, for models that have it"},
@@ -86,8 +87,7 @@ json::object parameters_of(const Generation& generation, const json::value& meth
     json::object parameters = parse_parameters(generation.parameters, method).value();
     const auto set = [&](std::string_view name, json::value value) {
         if (!parameters.emplace(name, std::move(value)).second)
-            throw ErrorException{
-                {ErrorCode::input_invalid, fmt::format("{} twice", name), "give each parameter once"}};
+            throw ErrorException{{ErrorCode::input_invalid, fmt::format("{} twice", name), "give each parameter once"}};
     };
     for (std::size_t i = 0; i < number_options.size(); ++i)
         if (!generation.numbers[i].empty()) set(number_options[i].first, *parse_number(generation.numbers[i]));
@@ -105,8 +105,7 @@ public:
 
     /// A token is a number, or a list of one for each codebook.
     void show(const json::value& token) {
-        json_ ? print_json(json::object{{"token", token}})
-              : print((count_ > 0 ? " " : "") + json_text(token));
+        json_ ? print_json(json::object{{"token", token}}) : print((count_ > 0 ? " " : "") + json_text(token));
         ++count_;
     }
     void show(const json::array& tokens, std::size_t from = 0) {
@@ -139,8 +138,7 @@ std::string summary(const json::object& values, std::size_t count) {
 
 int finish(const Session& session, const Reply& last, Shown& shown) {
     json::array tokens;
-    if (const Output* all = last.find("tokens"))
-        tokens = to_json(all->dtype(), all->dims(), all->bytes()).as_array();
+    if (const Output* all = last.find("tokens")) tokens = to_json(all->dtype(), all->dims(), all->bytes()).as_array();
     shown.show(tokens, std::min(shown.count(), tokens.size()));
     shown.end_line();
     if (session.json) {
@@ -169,8 +167,7 @@ std::vector<Source> sources_of(const Generation& generation) {
 int generate(const Session& session, const Generation& generation) {
     const std::vector<Source> sources = sources_of(generation);
     ControlClient control = session.connect();
-    Channel channel =
-        Channel::open(control, generation.model, {.client = generation.client, .deadline = {}}).value();
+    Channel channel = Channel::open(control, generation.model, {.client = generation.client, .deadline = {}}).value();
     const json::value& method = *find_method(channel, generation.method).value();
     json::object parameters = parameters_of(generation, method);
     const Inputs inputs = fill_inputs(channel, method, sources).value();

@@ -1,5 +1,6 @@
 #include "clients/cli/text/json_text.h"
 
+#include <cmath>
 #include <iterator>
 
 #include <fmt/format.h>
@@ -23,7 +24,7 @@ void append_all(std::string& text, const Container& all, char open, char close, 
 }
 
 void append(std::string& text, const json::value& value) {
-    if (const auto* number = value.if_double()) {
+    if (const auto* number = value.if_double(); number != nullptr && std::isfinite(*number)) {
         const std::size_t before = text.size();
         fmt::format_to(std::back_inserter(text), "{}", *number);
         if (text.find_first_of(".e", before) == text.npos) text += ".0";

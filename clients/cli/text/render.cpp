@@ -120,8 +120,7 @@ std::string clock_text(std::int64_t unix_ms) {
 }
 
 std::string date_text(std::int64_t unix_ms) {
-    return fmt::format("{:%Y-%m-%d} {}", fmt::localtime(static_cast<std::time_t>(unix_ms / 1000)),
-                       clock_text(unix_ms));
+    return fmt::format("{:%Y-%m-%d} {}", fmt::localtime(static_cast<std::time_t>(unix_ms / 1000)), clock_text(unix_ms));
 }
 
 std::string render_error(const Error& error, bool as_json, Style style) {
@@ -165,11 +164,11 @@ Table workers_table(const json::array& rows, bool figures) {
     const bool noted = std::ranges::any_of(rows, [](const auto& row) { return !text_member(row, "note").empty(); });
     const bool generating = std::ranges::any_of(rows, [](const auto& row) { return generate_of(row) != nullptr; });
     const bool near = std::ranges::any_of(rows, [](const auto& row) { return !near_text(row).empty(); });
-    figures = figures && std::ranges::any_of(rows, [](const auto& row) {
-                  const json::value* memory = member(row, "memory");
-                  return memory != nullptr &&
-                         (integer_member(*memory, "estimated") || measured_cell(memory).text != "-");
-              });
+    figures =
+        figures && std::ranges::any_of(rows, [](const auto& row) {
+            const json::value* memory = member(row, "memory");
+            return memory != nullptr && (integer_member(*memory, "estimated") || measured_cell(memory).text != "-");
+        });
     std::vector<Table::Column> columns{{"MODEL"},        {"REPLICA", true},  {"STATE"},           {"PID", true},
                                        {"DEVICE"},       {"HOST", true},     {"GPU", true},       {"REQUESTS", true},
                                        {"ERRORS", true}, {"RESTARTS", true}, {"GENERATION", true}};
@@ -267,17 +266,17 @@ std::string render_info(const json::value& info, Style style) {
     if (const auto adopted = integer_member(info, "adopted").value_or(0); adopted > 0)
         line("adopted", fmt::format("{} worker{} of the supervisor before", adopted, adopted == 1 ? "" : "s"));
     if (const json::value* blanks = member(info, "blanks"); blanks != nullptr && integer_member(*blanks, "wanted") > 0)
-        line("blanks",
-             fmt::format("{} of {} wait for a model, {}{}", integer_member(*blanks, "ready").value_or(0),
-                         integer_member(*blanks, "wanted").value_or(0), bytes_or_dash(*blanks, "host_bytes"),
-                         integer_member(*blanks, "gpu_bytes") > 0
-                             ? fmt::format(", {} on GPUs", bytes_or_dash(*blanks, "gpu_bytes"))
-                             : ""));
+        line("blanks", fmt::format("{} of {} wait for a model, {}{}", integer_member(*blanks, "ready").value_or(0),
+                                   integer_member(*blanks, "wanted").value_or(0), bytes_or_dash(*blanks, "host_bytes"),
+                                   integer_member(*blanks, "gpu_bytes") > 0
+                                       ? fmt::format(", {} on GPUs", bytes_or_dash(*blanks, "gpu_bytes"))
+                                       : ""));
     line("uptime", uptime_text(static_cast<std::uint64_t>(number_member(info, "uptime_s").value_or(0))));
     line("torch", text_or_dash(info, "torch"));
     line("gpus", gpus_text(info));
     if (const auto lost = integer_member(info, "log_lines_lost").value_or(0); lost > 0)
-        line("log files", fmt::format("{} line{} not written: the disk was too slow", lost, lost == 1 ? " was" : "s were"));
+        line("log files",
+             fmt::format("{} line{} not written: the disk was too slow", lost, lost == 1 ? " was" : "s were"));
     if (const std::string error = text_member(info, "fleet_error"); !error.empty())
         line("fleet file", "invalid since it was read last; the fleet runs on as it was: " + error);
     if (const std::string failure = text_member(info, "keeper_upgrade_failed"); !failure.empty())
@@ -295,8 +294,7 @@ std::string graphs_lines(const json::value& graphs) {
     if (const json::value* eager = member(graphs, "eager"); eager != nullptr && eager->is_object())
         for (const auto& [reason, count] : eager->as_object())
             if (count != 0)
-                text += fmt::format("; {} eager run{} ({})", json_text(count), count == 1 ? "" : "s",
-                                    one_line(reason));
+                text += fmt::format("; {} eager run{} ({})", json_text(count), count == 1 ? "" : "s", one_line(reason));
     text += '\n';
     for (const json::value& bucket : array_member(graphs, "buckets"))
         text += fmt::format(
@@ -307,8 +305,7 @@ std::string graphs_lines(const json::value& graphs) {
         const std::string remedy = one_line(text_member(failure, "remedy"));
         text += fmt::format("  not captured ({}): {} {}: {}\n", one_line(text_or_dash(failure, "cause")),
                             one_line(text_or_dash(failure, "method")),
-                            member(failure, "shapes") != nullptr ? one_line(json_text(*member(failure, "shapes")))
-                                                                 : "",
+                            member(failure, "shapes") != nullptr ? one_line(json_text(*member(failure, "shapes"))) : "",
                             one_line(text_or_dash(failure, "reason")));
         if (!remedy.empty()) text += "    " + remedy + '\n';
     }
@@ -333,8 +330,7 @@ std::string generate_lines(const json::value& generate) {
                 "\n";
     if (const json::value* eager = member(generate, "eager"); eager != nullptr && eager->is_object())
         for (const auto& [reason, steps] : eager->as_object())
-            text +=
-                one_line(fmt::format("  {} eager steps ({})", json_text(steps), std::string_view{reason})) + "\n";
+            text += one_line(fmt::format("  {} eager steps ({})", json_text(steps), std::string_view{reason})) + "\n";
     return text;
 }
 

@@ -9,6 +9,7 @@ namespace {
 
 std::string scalar_text(const json::value* value) {
     if (value == nullptr || value->is_null()) return {};
+    if (const auto* number = value->if_double()) return fmt::format("{}", *number);
     return json_text(*value);
 }
 

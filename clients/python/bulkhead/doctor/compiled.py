@@ -210,9 +210,10 @@ def _name(function: str) -> str:
     return re.sub(r"torch_dynamo_resume_in_(\w+)_at_\d+", r"\1", function)
 
 
-def _stand_in_values(mode: Any) -> Any:
+@contextlib.contextmanager
+def _stand_in_values(mode: Any) -> Iterator[None]:
     """At a graph break, the code between two graphs runs with fake tensors: while this is entered,
-    it reads stand-in values."""
+    it reads stand-in values. Other threads may use PyTorch's table meanwhile."""
     aten = torch.ops.aten
     table = fake_impls.op_implementations_dict
 
@@ -229,4 +230,14 @@ def _stand_in_values(mode: Any) -> Any:
         aten.nonzero.default: lambda tensor: tensor.new_empty((2, tensor.dim()), dtype=torch.int64),
         aten.masked_select.default: lambda tensor, mask: tensor.new_empty((2,)),
     }
-    return mock.patch.dict(table, {operator: ours(operator, answer) for operator, answer in answers.items()})
+    before = {operator: table.get(operator) for operator in answers}
+    for operator, answer in answers.items():
+        table[operator] = ours(operator, answer)
+    try:
+        yield
+    finally:
+        for operator, one in before.items():
+            if one is None:
+                table.pop(operator, None)
+            else:
+                table[operator] = one

@@ -1,5 +1,4 @@
 #include "clients/cli/tensors/json_tensor.h"
-#include "clients/cli/text/json_text.h"
 
 #include <array>
 #include <cmath>
@@ -8,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "clients/cli/tensors/half.h"
+#include "clients/cli/text/json_text.h"
 #include "ipc/channel/dtype.h"
 
 namespace bulkhead::cli {
@@ -78,6 +78,7 @@ TEST(JsonTensor, RefusesWhatTheDtypeCannotHold) {
     EXPECT_EQ(there_and_back("[256]", DType::uint8), "256 is not a valid uint8");
     EXPECT_EQ(there_and_back("[-1]", DType::uint8), "-1 is not a valid uint8");
     EXPECT_EQ(there_and_back("[1.5]", DType::int64), "1.5 is not a valid int64");
+    EXPECT_EQ(there_and_back("[1e400]", DType::int64), "Infinity is not a valid int64");
     EXPECT_EQ(there_and_back("[9223372036854775808]", DType::int64), "9223372036854775808 is not a valid int64");
     EXPECT_EQ(there_and_back("[1]", DType::boolean), "1 is not a valid bool");
     EXPECT_EQ(there_and_back("[\"1\"]", DType::float32), "\"1\" is not a valid float32");

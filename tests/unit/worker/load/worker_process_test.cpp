@@ -171,7 +171,10 @@ TEST_P(Hanging, IsToldByTheThreadThatHangsWhenAskedFromOutside) {
     }
     await_logged(fmt::format("evil: {}", how));
     // The handler that handed the model its work is over.
-    while (!test::sleeps(pid)) std::this_thread::yield();
+    for (const auto until = std::chrono::steady_clock::now() + test::patience; !test::sleeps(pid);) {
+        ASSERT_LT(std::chrono::steady_clock::now(), until);
+        std::this_thread::yield();
+    }
 
     ASSERT_EQ(::kill(pid, SIGABRT), 0);
     expect_said("dying");

@@ -175,7 +175,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         elif name == "masked_select":
             rows = _count(args[1])
         elif name == "index" or name in _INDEX_PUTS:
-            masks = [one for one in args[1] if is_mask(one)]
+            masks = [one for one in args[1] if _is_mask(one)]
             if not masks or (name != "index" and _fills_mask(args)):
                 return None
             self._watch.dynamic(name.strip("_").removesuffix("_impl"), *masks)
@@ -211,7 +211,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             return args[0] if name.endswith("_") else args[0].clone()
         indices: list[Any] = []
         for one in args[1]:
-            if is_mask(one):
+            if _is_mask(one):
                 rows = _count(one)
                 indices += [torch.empty((rows,), dtype=torch.int64, device=args[0].device) for _ in range(one.dim())]
             else:
@@ -263,7 +263,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
                 result._doctor_cat = Concatenation(place, tuple(id(one) for one in tensors))
 
 
-def is_mask(one: Any) -> bool:
+def _is_mask(one: Any) -> bool:
     return isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8)
 
 
@@ -304,7 +304,7 @@ def _fills_mask(args: Any) -> bool:
     """Whether `index_put` becomes `masked_fill`, which takes the number as it is: see
     canDispatchToMaskedFill in TensorAdvancedIndexing.cpp."""
     indices = [one for one in args[1] if isinstance(one, torch.Tensor)]
-    return args[2].numel() == 1 and args[2].device.type == "cpu" and len(indices) == 1 and is_mask(indices[0])
+    return args[2].numel() == 1 and args[2].device.type == "cpu" and len(indices) == 1 and _is_mask(indices[0])
 
 
 def _taken(name: str, leaves: Sequence[Any]) -> tuple[Any, ...]:

@@ -40,7 +40,6 @@ def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Non
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     changed = changed_arguments(function, args, kwargs)
-
     if all(known(tensor) is not None for tensor in tensors) and all(fake.numel() <= ELEMENTS_MAX for fake in results):
         try:
             made = compute(function, args, kwargs)

@@ -9,7 +9,7 @@ import sys
 import threading
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator
 
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook

@@ -326,14 +326,15 @@ private:
         (void)world_.load(model, Asker::person, some_deadline());
         world_.check = former;
         if (others_wait) return;
-        auto planned = plan.victims;
+        std::vector<ReplicaId> planned = plan.victims;
         std::vector<ReplicaId> evicted;
         bool refused = false;
         for (const Action& action : actions) {
             if (const auto* evict = std::get_if<action::Evict>(&action)) {
                 if (evict->cause == EvictCause::room) evicted.push_back(evict->who);
-                // Just then its time beside another of its group was over: it goes for that one.
-                if (evict->cause == EvictCause::group) std::erase(planned, evict->who);
+                // Just then its time beside another of its group was over: it goes for that one,
+                // and its room may be enough.
+                if (evict->cause == EvictCause::group) return;
             }
             refused = refused || std::holds_alternative<action::Refuse>(action);
         }

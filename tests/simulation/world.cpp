@@ -129,6 +129,8 @@ void World::pump() {
         to_send_.pop_front();
         ++events;
         note_told(event);
+        if (const auto* left = std::get_if<event::Left>(&event); left != nullptr && refused_.erase(left->ticket) > 0)
+            do_one(action::Refuse{left->ticket, {}});
         const Actions actions = decider_->on(event, now);
         take_placements(actions);
         for (const Action& action : actions) std::visit([&](const auto& one) { do_one(one); }, action);
@@ -154,12 +156,8 @@ void World::refuse_if_quarantined(const std::string& model) {
         if (!quarantined.contains({model, i})) return;
     for (const auto& [who, one] : processes)
         if (who.model == model && one.state == State::ready) return;
-    const auto waiting = tickets;
-    for (const auto& [ticket, of] : waiting) {
-        if (of != model) continue;
-        do_one(action::Refuse{ticket, {}});
-        send(event::Left{ticket});
-    }
+    for (const auto& [ticket, of] : tickets)  // each is gone when the policy hears of it
+        if (of == model && refused_.insert(ticket).second) send(event::Left{ticket});
 }
 
 void World::hold_for_a_while(const DeviceId& id, Bytes bytes) {

@@ -233,6 +233,7 @@ private:
     bool sending_ = false;
     std::uint64_t number_ = 0;
     std::map<Ticket, std::uint64_t> request_of_;
+    std::set<Ticket> refused_;  ///< of whom the policy has yet to hear that they left
 };
 
 }  // namespace bulkhead::simulation

@@ -1,2 +1,1 @@
-"""The run with fake tensors and a fake GPU: what it answers to the user's code, and what is seen
-of it."""
+"""Runs the user's code with fake tensors and a fake GPU, and records what it does."""

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What the machine itself needs: two processes that wake each other, and a copy. Measured in the
-/// run of whatever is held against them.
+/// What the machine itself needs: two processes that wake each other, a copy, and reading by all
+/// cores. Measured in the run of whatever is held against them. And a busy neighbour.
 
 #include <linux/futex.h>
 #include <signal.h>
@@ -11,11 +11,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <thread>
 #include <vector>
 
+#include "tests/bench/placement.h"
 #include "tests/bench/record.h"
 
 namespace bulkhead::bench {
@@ -87,6 +94,49 @@ public:
 private:
     std::vector<char> source_;
     std::vector<char> target_;
+};
+
+/// All cores that this process may use read 1 GiB, each a part of it.
+class Reading {
+public:
+    /// Bytes a second, of the fastest of `passes`.
+    double best(int passes) {
+        double us = std::numeric_limits<double>::infinity();
+        for (int pass = 0; pass < passes; ++pass) us = std::min(us, microseconds([this] { read(); }));
+        return static_cast<double>(memory_.size() * sizeof memory_.front()) / (us / 1e6);
+    }
+
+private:
+    void read() {
+        const std::size_t threads = allowed_cpus().size();
+        std::vector<std::jthread> readers;
+        for (std::size_t i = 0; i < threads; ++i) {
+            const std::size_t begin = memory_.size() * i / threads;
+            const std::size_t end = memory_.size() * (i + 1) / threads;
+            readers.emplace_back([this, part = std::span{memory_}.subspan(begin, end - begin)] {
+                std::array<std::uint64_t, 8> sums{};
+                for (std::size_t at = 0; at + sums.size() <= part.size(); at += sums.size())
+                    for (std::size_t lane = 0; lane < sums.size(); ++lane) sums[lane] += part[at + lane];
+                sum_ += std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
+            });
+        }
+    }
+
+    std::vector<std::uint64_t> memory_ = std::vector<std::uint64_t>((std::size_t{1} << 30) / sizeof(std::uint64_t), 1);
+    std::atomic<std::uint64_t> sum_{0};  ///< so that no compiler leaves the reading out
+};
+
+/// A thread that never sleeps, on no core in particular.
+class BusyThread {
+public:
+    BusyThread()
+        : thread_{[](const std::stop_token& stop) {
+              while (!stop.stop_requested()) busy_.fetch_add(1, std::memory_order_relaxed);
+          }} {}
+
+private:
+    static inline std::atomic<std::uint64_t> busy_;
+    std::jthread thread_;
 };
 
 }  // namespace bulkhead::bench

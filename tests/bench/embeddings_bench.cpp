@@ -1,9 +1,14 @@
-// Embeddings a second through the daemon, beside the same package called in-process.
+// Embeddings a second through the daemon, beside the same package called in-process; and what a
+// request takes while OpenMP's threads look for work more or less often before they sleep.
 
 #include <cstdio>
 #include <cstdlib>
+#include <future>
 #include <thread>
 
+#include <fmt/format.h>
+
+#include "tests/bench/baselines.h"
 #include "tests/bench/placement.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/daemon.h"
@@ -65,6 +70,70 @@ Records embeddings() {
     return records;
 }
 
+/// How often OpenMP's threads look for work before they sleep. The last is libgomp's default.
+constexpr std::array<int, 6> looks{0, 1000, 2000, 20'000, 20'000, 300'000};
+constexpr std::size_t bound_looks = 4;  ///< the number of `looks` whose threads keep to a core each
+constexpr int rounds_of_looks = 7;
+constexpr int requests_of_looks = 60;
+
+/// The number `which` of `looks`, and another worker like it: a request of each in ms.
+struct Looking {
+    Looking(test::Daemon& daemon, std::size_t which) {
+        for (const char* suffix : {"", "-too"}) channels.push_back(daemon.open(name(which) + suffix, "bench").value());
+    }
+    static std::string name(std::size_t which) { return "minilm-" + std::to_string(which); }
+    static std::string models(std::size_t which) {
+        const std::string extra =
+            fmt::format("threads: {}\nenvironment: {{GOMP_SPINCOUNT: {}{}}}\n", allowed_cpus().size(), looks[which],
+                        which == bound_looks ? ", OMP_PROC_BIND: true" : "");
+        std::string both;
+        for (const char* suffix : {"", "-too"}) {
+            std::string one = test::minilm(extra);
+            both += one.replace(one.find("minilm:"), 6, name(which) + suffix);
+        }
+        return both;
+    }
+    double request_ms(std::size_t channel) {
+        return microseconds([&] { embed(channels[channel], requests_of_looks); }) / requests_of_looks / 1e3;
+    }
+    void round() {
+        alone.push_back(request_ms(0));
+        {
+            const BusyThread busy;
+            beside_busy.push_back(request_ms(0));
+        }
+        auto other = std::async(std::launch::async, [this] { return request_ms(1); });
+        const double one = request_ms(0);
+        at_once.push_back((one + other.get()) / 2);
+    }
+    std::vector<Channel> channels;
+    std::vector<double> alone;
+    std::vector<double> beside_busy;
+    std::vector<double> at_once;
+};
+
+Records openmp_looks() {
+    std::string models;
+    for (std::size_t which = 0; which < looks.size(); ++which) models += Looking::models(which);
+    test::Daemon daemon{test::fleet({models})};
+    std::vector<Looking> all;
+    for (std::size_t which = 0; which < looks.size(); ++which) {
+        for (const char* suffix : {"", "-too"}) (void)daemon.load(Looking::name(which) + suffix).value();
+        all.emplace_back(daemon, which);
+    }
+    for (int round = 0; round < rounds_of_looks; ++round)
+        for (Looking& each : all) each.round();
+    Records records;
+    for (const auto& [what, times] : {std::pair{"alone", &Looking::alone},
+                                      {"beside a busy thread", &Looking::beside_busy},
+                                      {"two such models at once", &Looking::at_once}})
+        for (std::size_t which = 0; which < looks.size(); ++which)
+            records.push_back({fmt::format("{}: {} looks{}", what, looks[which], which == bound_looks ? ", bound" : ""),
+                               median(all[which].*times), "ms", "no look", median(all.front().*times)});
+    return records;
+}
+
+const Bench looks_bench{"looks", "16 tokens of MiniLM, by how long OpenMP's threads look for work", openmp_looks};
 const Bench embeddings_bench{"embeddings", "MiniLM through the daemon; higher is better", embeddings};
 
 }  // namespace

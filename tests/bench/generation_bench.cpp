@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tests/bench/baselines.h"
 #include "tests/bench/generating_client.h"
 #include "tests/bench/peers/peer.h"
 #include "tests/bench/placement.h"
@@ -70,29 +71,6 @@ std::vector<std::string> hugging_face(const std::string& cache, std::size_t leng
             text_of(prompt(length))};
 }
 
-/// All cores read 1 GiB: the best of several passes, bytes a second.
-double read_bandwidth() {
-    const std::size_t threads = allowed_cpus().size();
-    std::vector<std::uint64_t> memory((std::size_t{1} << 30) / sizeof(std::uint64_t), 1);
-    const std::size_t share = memory.size() / threads;
-    std::atomic<std::uint64_t> sum{0};
-    double best_us = std::numeric_limits<double>::infinity();
-    for (int pass = 0; pass < 8; ++pass)
-        best_us = std::min(best_us, microseconds([&] {
-                               std::vector<std::jthread> readers;
-                               for (std::size_t i = 0; i < threads; ++i)
-                                   readers.emplace_back([&, part = std::span{memory}.subspan(i * share, share)] {
-                                       std::array<std::uint64_t, 8> sums{};
-                                       for (std::size_t at = 0; at + sums.size() <= part.size(); at += sums.size())
-                                           for (std::size_t lane = 0; lane < sums.size(); ++lane)
-                                               sums[lane] += part[at + lane];
-                                       sum += std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
-                                   });
-                           }));
-    if (sum == 0) std::printf("  nothing was read\n");
-    return static_cast<double>(share * threads * sizeof(std::uint64_t)) / (best_us / 1e6);
-}
-
 double weight_bytes(const std::filesystem::path& package) {
     std::ifstream file{package / "manifest.json"};
     return json::parse(file).at("weights").at("bytes").to_number<double>();
@@ -142,7 +120,7 @@ void with_model(const test::Daemon& daemon, const std::string& model, const std:
 }
 
 Records one_sequence() {
-    const double bandwidth = read_bandwidth();
+    const double bandwidth = Reading{}.best(8);
     const std::filesystem::path int4 = test::model_file("smollm2-int4");
     const bool with_int4 = std::filesystem::exists(int4 / "manifest.json");
     const std::string one_slot =

@@ -14,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include "tests/bench/baselines.h"
 #include "tests/bench/generating_client.h"
 #include "tests/bench/peers/peer.h"
 #include "tests/bench/placement.h"
@@ -95,7 +96,8 @@ private:
 
 /// What all cycles of one side saw.
 struct Side {
-    std::vector<double> rates;  ///< tokens a second, of each cycle the median of its requests
+    std::vector<double> rates;     ///< tokens a second, of each cycle the median of its requests
+    std::vector<double> readings;  ///< bytes a second that the machine read meanwhile
     std::map<std::size_t, std::vector<double>> after_load;  ///< ms to a load's first token, by the
                                                             ///< prompt's length
     std::map<std::size_t, std::vector<double>> firsts;      ///< of later requests
@@ -110,31 +112,23 @@ void first_request(Loaded& loaded, int number, Side& side) {
 }
 
 template <typename Loaded>
-void cycle(Loaded& loaded, int number, Side& side) {
+void cycle(Loaded& loaded, int number, Side& side, Reading& reading) {
     first_request(loaded, number, side);
     for (const std::size_t length : prompts)
         side.firsts[length].push_back(loaded.generate(length, 2, 1).first_us / 1e3);
     std::vector<double> rates;
-    for (int request = 0; request < 2; ++request)
+    std::vector<double> readings;
+    for (int request = 0; request < 2; ++request) {
+        readings.push_back(reading.best(2));
         rates.push_back(per_second(new_tokens, loaded.generate(prompt_usual, new_tokens, 1).all_us));
+        readings.push_back(reading.best(2));
+    }
     side.rates.push_back(median(rates));
+    side.readings.push_back(median(readings));
     for (const int sequences : {2, 4})
         side.together[sequences].push_back(
             per_second(sequences * tokens_together, loaded.generate(prompt_usual, tokens_together, sequences).all_us));
 }
-
-/// A thread that never sleeps, on no core in particular.
-class BusyThread {
-public:
-    BusyThread()
-        : thread_{[](const std::stop_token& stop) {
-              while (!stop.stop_requested()) busy_.fetch_add(1, std::memory_order_relaxed);
-          }} {}
-
-private:
-    static inline std::atomic<std::uint64_t> busy_;
-    std::jthread thread_;
-};
 
 /// Tokens a second of two that generate at the same time.
 template <typename Loaded>
@@ -155,6 +149,7 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
                 const std::string& weights) {
     Side ours;
     Side theirs;
+    Reading reading;
     std::string lost = python.empty() ? "BULKHEAD_LLAMA_CPP names no Python that has xllamacpp and gguf" : "";
     const auto load_theirs = [&](const std::function<void(LlamaCpp&)>& use) {
         if (!lost.empty()) return;
@@ -168,8 +163,8 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
         use(loaded);
     };
     for (int number = 0; number < cycles; ++number) {
-        const auto our_turn = [&] { load_ours([&](Ours& loaded) { cycle(loaded, number, ours); }); };
-        const auto their_turn = [&] { load_theirs([&](LlamaCpp& loaded) { cycle(loaded, number, theirs); }); };
+        const auto our_turn = [&] { load_ours([&](Ours& loaded) { cycle(loaded, number, ours, reading); }); };
+        const auto their_turn = [&] { load_theirs([&](LlamaCpp& loaded) { cycle(loaded, number, theirs, reading); }); };
         if (number % 2 == 0) our_turn();
         their_turn();
         if (number % 2 != 0) our_turn();
@@ -217,12 +212,24 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
         records.push_back({fmt::format("{}, {}", weights, name), median(us), unit, beside ? peer_name : "",
                            beside ? median(them) : 0});
     };
-    const auto steadiness = [&](const std::string& who, const std::vector<double>& rates) {
-        records.push_back({fmt::format("{}, {}: the slowest of {} loads", weights, who, rates.size()),
-                           *std::ranges::min_element(rates), "1/s", "the median load", median(rates)});
+    // How much of a load's slowness is the machine's: reading the same bytes is slow then, too.
+    const auto steadiness = [&](const std::string& who, const Side& side) {
+        const auto slowest = [&](const std::string& what, const std::vector<double>& values, const std::string& unit) {
+            records.push_back({fmt::format("{}, {}: {}, the slowest of {} loads", weights, who, what, values.size()),
+                               *std::ranges::min_element(values), unit, "the median load", median(values)});
+        };
+        std::vector<double> reads;
+        std::vector<double> per_read;
+        for (std::size_t load = 0; load < side.rates.size(); ++load) {
+            reads.push_back(side.readings[load] / 1e9);
+            per_read.push_back(side.rates[load] / reads.back());
+        }
+        slowest("tokens", side.rates, "1/s");
+        slowest("all cores read meanwhile", reads, "GB/s");
+        slowest("tokens beside what they read", per_read, "1/GB");
     };
-    steadiness("ours", ours.rates);
-    if (with_peer) steadiness(peer_name, theirs.rates);
+    steadiness("ours", ours);
+    if (with_peer) steadiness(peer_name, theirs);
     against(fmt::format("{} tokens behind {}, median of loads", new_tokens, prompt_usual), ours.rates, "1/s",
             theirs.rates);
     for (const int sequences : {2, 4})

@@ -73,11 +73,8 @@ public:
     }
 
     Result<> exchange(std::uint32_t a, std::uint32_t b) override {
-        if (a == b) return {};
-        kv_.exchange(a, b, std::max(slots_[a].filled, slots_[b].filled));
+        kv_.exchange(a, b);
         std::swap(slots_[a], slots_[b]);
-        const std::lock_guard lock{mutex_};
-        ++moves_;
         return {};
     }
 
@@ -167,7 +164,16 @@ private:
             length = std::max(length, position + 1);
             slots_[slot].filled = std::max(slots_[slot].filled, static_cast<std::uint32_t>(position) + 1);
         }
+        gather(rows);
         return call_decode(function, rows, tokens, positions, deltas, length, kv_.front(rows));
+    }
+
+    void gather(std::uint32_t sequences) {
+        std::vector<std::uint32_t> written;
+        for (const Slot& slot : slots_) written.push_back(slot.filled);
+        const std::uint32_t swaps = kv_.gather(sequences, written);
+        const std::lock_guard lock{mutex_};
+        moves_ += swaps;
     }
 
     at::Tensor call_decode(const Parts::Decode& function, std::uint32_t sequences, const at::Tensor& tokens,

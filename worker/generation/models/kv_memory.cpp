@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
@@ -32,6 +33,8 @@ KvMemory::KvMemory(const Manifest& manifest, const Shape& shape)
                                       at::TensorOptions{}.dtype(scalar_type(manifest.kv_dtype))));
     front_.resize(shape.slots + 1);
     of_.resize(shape.slots);
+    place_.resize(shape.slots);
+    std::iota(place_.begin(), place_.end(), 0U);
     for (const at::Tensor& buffer : whole)
         for (std::uint32_t slot = 0; slot < shape.slots; ++slot) {
             front_[slot + 1].push_back(buffer.narrow(0, 0, rows * (slot + 1)));
@@ -40,30 +43,42 @@ KvMemory::KvMemory(const Manifest& manifest, const Shape& shape)
 }
 
 template <typename F>
-void KvMemory::each_head(std::uint32_t slot, std::uint32_t first, std::uint32_t end, const F& f) {
+void KvMemory::each_head(std::uint32_t place, std::uint32_t first, std::uint32_t end, const F& f) {
     if (first >= end) return;
-    for (std::uint64_t buffer = slot * slot_bytes_; buffer < mapping_.bytes().size(); buffer += buffer_bytes_)
+    for (std::uint64_t buffer = place * slot_bytes_; buffer < mapping_.bytes().size(); buffer += buffer_bytes_)
         for (std::uint64_t head = 0; head < slot_bytes_; head += head_bytes_)
             f(mapping_.bytes().subspan(buffer + head + first * position_bytes_, (end - first) * position_bytes_));
 }
 
-void KvMemory::exchange(std::uint32_t a, std::uint32_t b, std::uint32_t length) {
-    const std::ptrdiff_t distance =
-        (static_cast<std::ptrdiff_t>(b) - static_cast<std::ptrdiff_t>(a)) * static_cast<std::ptrdiff_t>(slot_bytes_);
-    each_head(a, 0, length, [&](std::span<std::byte> bytes) {
-        std::swap_ranges(bytes.begin(), bytes.end(), bytes.data() + distance);
-    });
+std::ptrdiff_t KvMemory::distance(std::uint32_t from, std::uint32_t to) const {
+    return (static_cast<std::ptrdiff_t>(to) - static_cast<std::ptrdiff_t>(from)) *
+           static_cast<std::ptrdiff_t>(slot_bytes_);
+}
+
+std::uint32_t KvMemory::gather(std::uint32_t sequences, std::span<const std::uint32_t> written) {
+    std::uint32_t swaps = 0;
+    for (std::uint32_t slot = 0; sequences > 1 && slot < sequences; ++slot) {
+        const std::uint32_t place = place_[slot];
+        if (place == slot) continue;
+        const auto other = static_cast<std::uint32_t>(std::ranges::find(place_, slot) - place_.begin());
+        const std::ptrdiff_t to_other = distance(place, slot);
+        each_head(place, 0, std::max(written[slot], written[other]), [&](std::span<std::byte> bytes) {
+            std::swap_ranges(bytes.begin(), bytes.end(), bytes.data() + to_other);
+        });
+        std::swap(place_[slot], place_[other]);
+        ++swaps;
+    }
+    return swaps;
 }
 
 void KvMemory::copy(std::uint32_t from, std::uint32_t to, std::uint32_t length) {
-    const std::ptrdiff_t distance = (static_cast<std::ptrdiff_t>(to) - static_cast<std::ptrdiff_t>(from)) *
-                                    static_cast<std::ptrdiff_t>(slot_bytes_);
-    each_head(from, 0, length,
-              [&](std::span<std::byte> bytes) { std::memcpy(bytes.data() + distance, bytes.data(), bytes.size()); });
+    const std::ptrdiff_t to_other = distance(place_[from], place_[to]);
+    each_head(place_[from], 0, length,
+              [&](std::span<std::byte> bytes) { std::memcpy(bytes.data() + to_other, bytes.data(), bytes.size()); });
 }
 
 void KvMemory::clear(std::uint32_t slot, std::uint32_t first, std::uint32_t end) {
-    each_head(slot, first, end, [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0}); });
+    each_head(place_[slot], first, end, [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0}); });
 }
 
 }  // namespace bulkhead::worker::generation

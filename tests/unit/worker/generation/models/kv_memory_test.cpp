@@ -2,7 +2,9 @@
 
 #include <fstream>
 #include <string>
+#include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace bulkhead::worker::generation {
@@ -22,7 +24,8 @@ std::string smaps_of(const void* address) {
     return block;
 }
 
-TEST(KvMemory, IsKeptOutOfCoreDumps) {
+/// One head of 64 numbers and 128 positions, in two layers.
+KvMemory memory(std::uint32_t slots) {
     Manifest manifest;
     manifest.layers = 2;
     manifest.heads = 2;
@@ -30,13 +33,60 @@ TEST(KvMemory, IsKeptOutOfCoreDumps) {
     manifest.dim = 64;
     manifest.kv_dtype = wire::DType::float32;
     Shape shape;
-    shape.slots = 2;
+    shape.slots = slots;
     shape.length = 128;
-    const KvMemory kv{manifest, shape};
+    return {manifest, shape};
+}
+
+TEST(KvMemory, IsKeptOutOfCoreDumps) {
+    const KvMemory kv = memory(2);
     for (const at::Tensor& buffer : kv.front(2)) {
         const std::string smaps = smaps_of(buffer.data_ptr());
         EXPECT_NE(smaps.find(" dd "), std::string::npos) << smaps;
     }
+}
+
+TEST(KvMemory, ALoneSlotStaysWhereItLiesAndSeveralAreGathered) {
+    KvMemory kv = memory(4);
+    constexpr std::int64_t used = 5;
+    for (std::uint32_t slot = 0; slot < 4; ++slot)
+        for (const at::Tensor& buffer : kv.of(slot)) buffer.narrow(2, 0, used).fill_(static_cast<double>(slot));
+    const std::vector<std::uint32_t> written(4, used);
+    // of the slots from the first on: the number that each was filled with, in every head and layer
+    const auto held = [&](const std::vector<at::Tensor>& buffers) {
+        std::vector<std::vector<float>> all;
+        for (const at::Tensor& buffer : buffers) {
+            all.emplace_back();
+            for (const at::Tensor& row : buffer.unbind()) {
+                const at::Tensor numbers = row.narrow(1, 0, used);
+                EXPECT_EQ(numbers.min().item<float>(), numbers.max().item<float>());
+                all.back().push_back(numbers.max().item<float>());
+            }
+        }
+        for (const std::vector<float>& other : all) EXPECT_EQ(other, all.front());
+        return all.front();
+    };
+    using testing::ElementsAre;
+
+    kv.exchange(0, 2);
+    const void* const address = kv.of(0).front().data_ptr();
+    EXPECT_EQ(kv.gather(1, written), 0U);
+    EXPECT_EQ(kv.front(1).front().data_ptr(), address);
+    EXPECT_THAT(held(kv.front(1)), ElementsAre(2));
+
+    kv.exchange(1, 0);
+    EXPECT_EQ(kv.gather(3, written), 2U) << "2, 1, 0 lie as 1, 2, 0";
+    EXPECT_THAT(held(kv.front(4)), ElementsAre(1, 2, 0, 3));
+    EXPECT_THAT(held(kv.of(2)), ElementsAre(0));
+    EXPECT_EQ(kv.gather(3, written), 0U);
+
+    kv.exchange(1, 3);
+    kv.copy(1, 0, used);
+    kv.clear(3, 0, used);
+    EXPECT_THAT(held(kv.of(0)), ElementsAre(3));
+    EXPECT_THAT(held(kv.of(3)), ElementsAre(0));
+    EXPECT_EQ(kv.gather(4, written), 1U);
+    EXPECT_THAT(held(kv.front(4)), ElementsAre(3, 3, 0, 0));
 }
 
 }  // namespace

@@ -90,7 +90,8 @@ models:
 class Daemon:
     """Answers when this has been made: `bulkhead up` returns only then."""
 
-    def __init__(self, fleet: str = FLEET) -> None:
+    def __init__(self, fleet: str = FLEET, environment: dict[str, str] = {}) -> None:
+        self.environment = {**os.environ, "XDG_CACHE_HOME": str(BUILD / "test-cache"), **environment}
         self.folder = tempfile.TemporaryDirectory(prefix="bh-")
         self.fleet = Path(self.folder.name, "fleet.yaml")
         self.fleet.write_text(fleet)
@@ -102,9 +103,8 @@ class Daemon:
         self.folder.cleanup()
 
     def _bulkhead(self, *arguments: str) -> str:
-        environment = {**os.environ, "XDG_CACHE_HOME": str(BUILD / "test-cache")}
         done = subprocess.run([str(BUILD / "bin" / "bulkhead"), "--socket", self.socket, *arguments],
-                              capture_output=True, text=True, env=environment, timeout=120)  # fmt: skip
+                              capture_output=True, text=True, env=self.environment, timeout=120)  # fmt: skip
         if done.returncode != 0:
             raise RuntimeError(f"bulkhead {arguments[0]}: {done.stderr}")
         return done.stdout

@@ -6,8 +6,9 @@
 ///   MINIMAL_RUN_MS         how long each request runs
 ///   MINIMAL_RUN_GATE       a FIFO: a request ends once somebody has it open for writing
 ///   MINIMAL_HELD           not empty: a request runs while the first float of its input is
-///                          negative; its client writes another there. A generation stops after its
-///                          first token while its prompt begins with 0
+///                          negative; its client writes another there. With an infinite one it runs
+///                          out of memory. A generation stops after its first token while its prompt
+///                          begins with 0
 ///   MINIMAL_LOAD_STEPS     how many steps its load reports, a tenth of a second apart
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
 ///   MINIMAL_GENERATES      not empty: it generates too, by the tests' fake engine, each step as
@@ -35,8 +36,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -167,6 +170,7 @@ public:
         if (const char* gate = environment("MINIMAL_RUN_GATE"); *gate != '\0')
             const UniqueFd opened{::open(gate, O_RDONLY | O_CLOEXEC)};
         while (is_held_ && first_of(inputs) < 0) ::usleep(1000);
+        if (is_held_ && std::isinf(first_of(inputs))) throw std::bad_alloc{};
         if (gpu_) return gpu_->run(method, inputs, sink);
         if (is_evil_ && first_of(inputs) > 0)
             if (Result<> done = misbehave_as("EVIL_RUN"); !done) return done;

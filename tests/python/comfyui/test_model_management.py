@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import threading
 import unittest
 import uuid
@@ -19,11 +20,12 @@ from unittest import mock
 
 import bulkhead
 import torch
-from daemon import row, until, until_queued
+from daemon import Daemon, fake_nvml, row, until, until_queued
 from pack import GIB, WithPack, cuda
 from stand_in_manager import MEMBERS, Interrupted, Manager, OutOfMemory
 
 GPUS = (uuid.UUID(int=1), uuid.UUID(int=2))
+ENGINES = Path(__file__).resolve().parents[1] / "worker" / "engines"
 
 
 class OneModel(WithPack):
@@ -308,18 +310,30 @@ class OnGpus(WithPack):
         self.assertEqual(guest.current_loaded_device(), guest.offload_device)
 
     def test_a_driver_that_tells_no_figure_of_a_process(self) -> None:
-        """As in WSL2 and in containers: then the worker's own report counts, else
-        what is expected."""
+        """As in WSL2 and in containers: without a worker's own report, what is expected
+        counts."""
         with open(self.daemon.fleet.parent / "machine", "a") as machine:
             machine.write("device 0 na_processes\n")
         self.prompt("first")
         guest = self.manager.listed[0].guest
         self.assertIsNone(row(self.client, "first")["gpu_bytes"])
         self.assertEqual((guest.loaded_size(), guest.current_loaded_device()), (self.weights(), cuda(0)))
-        told = {"model": "first", "pid": 1, "gpu_bytes": None, "host_bytes": 1, "graphs": {"reserved_bytes": 2 * GIB}}
-        self.assertEqual(self.pack("sizes").of_process(told, True), 2 * GIB)
         self.manager.press_free()
         self.assertEqual(row(self.client, "first")["state"], "stopped")
+
+    def test_what_torch_has_in_the_worker_counts_where_the_driver_tells_no_figure(self) -> None:
+        here = self.daemon.fleet.parent
+        (here / "torch.py").write_text("import types\ncuda = types.SimpleNamespace(is_initialized=lambda: False, memory_allocated=lambda: 0, "
+                                       f"memory_reserved=lambda: {2 * GIB}, max_memory_reserved=lambda: {2 * GIB})\n")  # fmt: skip
+        (here / "no_figures").write_text(f"gpu GPU-{GPUS[0]} {8 * GIB} Fake\ndevice 0 na_processes\n")
+        engine = {"runtime": "python", "engine": f"{ENGINES}/echo.py:OnAGpu", "interpreter": sys.executable, "device": f"GPU-{GPUS[0]}",
+                  "options": {"granted": str(here / "no_figures"), "torch": True}, "environment": {"PYTHONPATH": str(here)}}  # fmt: skip
+        daemon = Daemon(json.dumps({"version": 1, "models": {"engine": engine}}), fake_nvml(here / "no_figures"))
+        self.addCleanup(daemon.stop)
+        self.client = self.serve(daemon.socket)
+        self.prompt("engine")
+        self.assertIsNone(row(self.client, "engine")["gpu_bytes"])
+        self.assertEqual(self.manager.listed[0].guest.loaded_size(), 2 * GIB)
 
     def test_gpus_are_matched_by_uuid_whatever_their_numbers(self) -> None:
         self.numbers = {cuda(0): GPUS[1], cuda(1): GPUS[0]}  # CUDA_DEVICE_ORDER

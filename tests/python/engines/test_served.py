@@ -110,7 +110,7 @@ class ServedTest(SmallModelTest):
 
 
 class ServedChatterBox(unittest.TestCase):
-    def test_chatterbox_sounds_as_upstream_and_comes_in_parts(self) -> None:
+    def test_chatterbox_speaks_in_parts_and_converts_as_upstream(self) -> None:
         if not CHATTERBOX.is_dir():
             self.skipTest(f"no {CHATTERBOX}: scripts/install --tests brings what ChatterBox imports")
         sys.path.append(str(CHATTERBOX))
@@ -122,11 +122,15 @@ class ServedChatterBox(unittest.TestCase):
             file = Path(small_chatterbox.__file__).resolve()
             daemon = Daemon(fleet_of({"chatterbox": (f"{file}:SmallChatterBox", {"model": str(folder), "cache_lengths": [256]}, "preferred")}, {"PYTHONPATH": str(CHATTERBOX)}))
             self.addCleanup(daemon.stop)
-            theirs = answered(loaded(small_chatterbox.SmallChatterBox, {"model": str(folder)}, "off"), "speak", **CHATTERBOX_ASKED, stream=False)[1].tensors["audio"].numpy()
+            engine = loaded(small_chatterbox.SmallChatterBox, {"model": str(folder)}, "off")
+            theirs = answered(engine, "speak", **CHATTERBOX_ASKED, stream=False)[1].tensors["audio"].numpy()
+            converted = engine.convert(source=VOICE, source_rate=24000, reference_rate=24000, seed=5).tensors["audio"].numpy()
             with bulkhead.connect(daemon.socket) as client:
                 parts = list(client.stream("chatterbox", method="speak", parameters=CHATTERBOX_ASKED, deadline=SECONDS))
+                reply = client.infer("chatterbox", {"source": VOICE}, method="convert", parameters={"seed": 5}, deadline=SECONDS)
         self.assertGreater(len(parts), 2)
         self.assertTrue(numpy.array_equal(parts[-1]["audio"].numpy(), theirs))
+        self.assertTrue(numpy.array_equal(reply["audio"].numpy(), converted))
 
 
 def fleet_of(models: dict[str, tuple[str, dict[str, Any], str]], environment: dict[str, str] = {}) -> str:

@@ -3,6 +3,7 @@ and the worker in Python."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import signal
@@ -12,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 from bulkhead import layout
-from harness import Worker
+from bulkhead.layout import ERROR_NAMES
+from harness import SECONDS, Client, Worker
 
 #: Of the page, as docs/worker-link.md has it. The first four bytes are the futex's word.
 PAGE_BYTES, PAGE_MAGIC, PAGE_MAGIC_AT = 4096, 0x47504B42, 64
@@ -93,6 +95,30 @@ class LinkConformance:
         self.assertEqual([told[name] for name in ("requests", "errors", "in_flight", "queued", "channels")], [2, 1, 0, 0, 1])
         self.assertEqual(told["slabs"]["bytes"], 2 * 65536)
         self.assertIn("mode", told["graphs"])
+
+    def test_a_request_that_ran_out_of_memory_is_told_before_its_answer(self) -> None:
+        worker = self.loaded()
+        client = worker.open_channel()
+        client.infer(1, client.tensor("z"))
+        self.assertEqual(client.error(), ("input_invalid", 1))
+        client.write([math.inf])
+        for count in (1, 2):
+            client.infer(1 + count, client.tensor())
+            self.ran_out(worker, client, 1 + count, count)
+        worker.send("statistics_asked")
+        told = worker.expect("statistics")
+        self.assertEqual((told["errors"], told["out_of_memory"]), (3, 2))
+
+    def ran_out(self, worker: Worker, client: Client, request: int, count: int) -> None:
+        """The answer to this request, as of so many that have failed so."""
+        head, body = client.expect("error")
+        error = layout.ERROR.unpack(body)
+        self.assertEqual((ERROR_NAMES[error["code"]], head["request_id"]), ("out_of_memory", request))
+        remedy = body[layout.ERROR.size + error["attempt_bytes"] :].decode()
+        self.assertTrue(remedy.startswith("send it again: on a device under `limits` the daemon makes more room for this model; if that fails, "), remedy)
+        worker.link.settimeout(0)  # it has come
+        self.assertEqual(worker.expect("statistics")["out_of_memory"], count)
+        worker.link.settimeout(SECONDS)
 
     def test_busy_and_idle_enclose_requests(self) -> None:
         worker = self.loaded()

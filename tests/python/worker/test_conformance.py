@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import tempfile
 import unittest
 from pathlib import Path
@@ -381,6 +382,14 @@ class PythonWorker(Conformance, unittest.TestCase):
                 slabs.append(layout.TENSOR.unpack(received[1], layout.RESULT.size)["lease"]["slab_id"])
                 self.assertIn(slabs[-1], client.memory)
         self.assertGreater(len(set(slabs)), 1)
+
+    def test_a_stream_that_runs_out_of_memory_after_a_part_is_told(self) -> None:
+        worker, client = self.streaming()
+        client.generate(1, MANY, held=True)
+        client.part(1)
+        struct.pack_into("<q", client.memory[client.input], PROMPT, -1)
+        self.ran_out(worker, client, 1, 1)
+        self.generates(client, 2, 4)
 
     def test_a_drain_does_not_wait_for_a_load(self) -> None:
         worker = self.worker(engine="Loads")

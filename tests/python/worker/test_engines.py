@@ -20,7 +20,7 @@ from typing import Any, Callable
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # for daemon.py
 
 import bulkhead
-from daemon import Daemon, until
+from daemon import Daemon, fake_nvml, row, until
 
 ENGINES = Path(__file__).resolve().parent / "engines"
 BAD = ENGINES / "bad.py"
@@ -67,6 +67,29 @@ class WithoutAKeeper(unittest.TestCase):
             with self.assertRaises(bulkhead.Error) as caught:
                 channel.wait(request)
         self.assertEqual(caught.exception.code, "worker_lost")
+
+
+class OnAFakeGpu(unittest.TestCase):
+    def test_a_request_that_ran_out_of_memory_gets_its_model_more_room(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        machine, held = Path(folder.name, "machine"), Path(folder.name, "held")
+        held.mkdir()
+        machine.write_text(f"gpu GPU-0 {9 << 30} Fake\nheld_in 0 {held}\n")
+        models = "".join(f"  {name}: {{runtime: python, engine: \"{BAD}:Bad\", interpreter: {sys.executable}, device: cuda:0, memory: 4GiB, "
+                         f"min_resident: 1ms, options: {{held_in: {held}, takes: {4 << 30}}}}}\n" for name in ("idle", "greedy"))  # fmt: skip
+        daemon = Daemon(f"version: 1\nlimits: {{'cuda:0': {{margin: 1GiB}}}}\nmodels:\n{models}", fake_nvml(machine))
+        self.addCleanup(daemon.stop)
+        with bulkhead.connect(daemon.socket) as client:
+            client.infer("idle", method="act", what="")
+            for what in ("memory of another model", "memory"):
+                with self.assertRaises(bulkhead.Error) as caught:
+                    client.infer("greedy", method="act", what=what)
+                self.assertEqual(caught.exception.code, "out_of_memory")
+            until(client, "idle", lambda now: now["state"] == "stopped")
+            self.assertIn("a request of greedy/0 ran out of memory", client.why("idle"))
+            self.assertIn("a request of greedy/0 ran out of memory with 4.0 GiB held; from now on it gets 5.0 GiB", client.why("greedy"))
+            self.assertEqual(row(client, "greedy")["state"], "ready")
 
 
 class Engines(unittest.TestCase):

@@ -15,7 +15,7 @@ from ..errors import Error
 from ..tensors import TensorView
 from . import results
 from .graphs import Graphed, Graphs
-from .loading import Engine, import_engine, status_of
+from .loading import Engine, import_engine, ran_out_of_memory, status_of
 from .log import say
 from .messages import json_text
 from .page import StatusPage
@@ -112,6 +112,7 @@ class Host:
             if not isinstance(error, Error):
                 self._print(error)
             request.error = self.engine.error(error, f"running method \"{request.method.name}\"", "inference_failed")
+            request.ran_out_of_memory = ran_out_of_memory(error)
         finally:
             self.context.request = None
             request.session.slabs.drop_writes(request.tensors)

@@ -40,9 +40,14 @@ class Engine:
         exception has none."""
         if isinstance(error, Error):
             return error
-        if isinstance(error, MemoryError) or any(one.__name__ == "OutOfMemoryError" for one in type(error).__mro__):
+        if ran_out_of_memory(error):
             return Error("out_of_memory", f"{attempt}: {words(error)} ({self.place(error)})", "send smaller inputs, or give the worker more memory")
         return Error(otherwise, f"{attempt}: {words(error)} ({self.place(error)})", "see the traceback in `bulkhead logs`")
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether this process did; an ``Error`` may come from the worker of another model."""
+    return isinstance(error, MemoryError) or any(one.__name__ == "OutOfMemoryError" for one in type(error).__mro__)
 
 
 def words(error: BaseException) -> str:

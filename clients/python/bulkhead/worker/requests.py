@@ -33,6 +33,7 @@ class Request:
         self.outputs: list[Output] = []  #: of the answer
         self.text = b""  #: the answer's values
         self.error: Error | None = None
+        self.ran_out_of_memory = False
 
     def __str__(self) -> str:
         tensors = ", ".join(f"{tensor.name} {tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in self.tensors)
@@ -44,9 +45,10 @@ class Dispatcher:
     ``done()`` runs here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, run: Callable[[Request, Callable[[], None]], None],
-                 activity: Callable[[], None], settled: Callable[[], None], overrun: Callable[[str, float], None]) -> None:  # fmt: skip
+                 activity: Callable[[], None], settled: Callable[[], None], ran_out: Callable[[], None],
+                 overrun: Callable[[str, float], None]) -> None:  # fmt: skip
         self._loop, self._run = loop, run
-        self._activity, self._settled, self._overrun = activity, settled, overrun
+        self._activity, self._settled, self._ran_out, self._overrun = activity, settled, ran_out, overrun
         self._queues: dict[int, deque[Request]] = {}
         self._served_last = -1
         self._running: Request | None = None
@@ -56,7 +58,7 @@ class Dispatcher:
         self.bound = 0
         self.budget = 0.0  #: the model's request deadline
         self.busy = False
-        self.requests = self.errors = 0
+        self.requests = self.errors = self.out_of_memory = 0
         self._durations: deque[float] = deque(maxlen=REMEMBERED)  #: in ms
 
     @property
@@ -149,6 +151,8 @@ class Dispatcher:
         if request.ended:
             self._durations.append((request.ended - request.received) * 1000)
         self._start_next()  # before writing the answer, so that the engine keeps working
+        if request.ran_out_of_memory:
+            self._note_out_of_memory(request)
         if request.answered:
             request.session.take_back(request)
         else:
@@ -158,6 +162,14 @@ class Dispatcher:
         request.session.let_go(request)
         self._settle()
         self._arm()
+
+    def _note_out_of_memory(self, request: Request) -> None:
+        """Before the answer: a client that sends it again at once finds the daemon informed."""
+        assert request.error is not None
+        code, attempt, remedy = request.error.args
+        request.error = Error(code, attempt, f"send it again: on a device under `limits` the daemon makes more room for this model; if that fails, {remedy}")
+        self.out_of_memory += 1
+        self._ran_out()
 
     def _answer_early(self, request: Request, error: Error) -> None:
         self.errors += 1

@@ -81,7 +81,8 @@ class Server:
         self._drain_timer: asyncio.TimerHandle | None = None
         self._unload = "none"  # none, runs, done
         self._progress = LoadProgress(loop, self._say_progress)
-        self._dispatcher = Dispatcher(loop, run=self._run, activity=self._say_activity, settled=self._finish_drain_if_done, overrun=self._say_overrun)
+        self._dispatcher = Dispatcher(loop, run=self._run, activity=self._say_activity, settled=self._finish_drain_if_done,
+                                      ran_out=self._say_statistics, overrun=self._say_overrun)  # fmt: skip
         self._link = WorkerLink(loop, link, on_message=self._on_message, on_lost=lambda: self.leave(1), hello=self._hello, caught_up=self._caught_up)
 
     def start(self) -> None:
@@ -147,8 +148,8 @@ class Server:
 
     def _say_statistics(self) -> None:
         self._statistics_owed = not self._link.send(
-            "statistics", requests=self._dispatcher.requests, errors=self._dispatcher.errors, in_flight=self._dispatcher.in_flight,
-            queued=self._dispatcher.queued, channels=len(self._sessions), graphs=self._graphs(), importers=[],
+            "statistics", requests=self._dispatcher.requests, errors=self._dispatcher.errors, out_of_memory=self._dispatcher.out_of_memory,
+            in_flight=self._dispatcher.in_flight, queued=self._dispatcher.queued, channels=len(self._sessions), graphs=self._graphs(), importers=[],
             ignored_frames=self._ignored_frames_past + sum(session.ignored_frames for session in self._sessions.values()),
             slabs={"bytes": sum(session.slabs.bytes for session in self._sessions.values())}, request_ms=self._dispatcher.durations())  # fmt: skip
 

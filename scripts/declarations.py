@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes clients/python/bulkhead/engines/declarations.json, which has the methods of Bulkhead's own engines for those who cannot
-import them, from the classes. Needs torch and transformers.
+import them, from the classes; and what they load where their options are left out. Needs torch and transformers.
 
     declarations.py            write it
     declarations.py --check    exit 1 if it is not up to date
@@ -25,7 +25,11 @@ def declarations():
         module = importlib.import_module(f"bulkhead.engines.{path.stem}")
         for name, value in vars(module).items():
             if isinstance(value, type) and value.__module__ == module.__name__ and hasattr(value, "load"):
-                found[f"{module.__name__}:{name}"] = describe(methods_of(value))
+                found[f"{module.__name__}:{name}"] = {
+                    "methods": describe(methods_of(value)),
+                    "repositories": {option: getattr(module, option.upper()) for option in ("model", "codec") if hasattr(module, option.upper())},
+                    "cache_lengths": list(getattr(module, "CACHE_LENGTHS", ())),
+                }
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple
 
-from . import daemon, form, learnt, manager, running
+from . import daemon, fleet_file, form, learnt, manager, running
 from .limits import REQUEST_SECONDS
 
 RUNNING = ("ready", "busy")
@@ -30,13 +30,13 @@ async def ask(model: str, method: str | None, values: dict[str, Any], part: Part
 
 async def _ask(model: str, method: str | None, values: dict[str, Any], part: Part) -> Answer:
     async with daemon.connected() as client:
-        row = await load(client, model)
+        rows = await load(client, model)
         async with await client.open(model) as channel:
             learnt.learn(model, channel.methods)
             name = _method(model, method, channel.methods)
             tensors, parameters = form.request(channel.methods[name], values, of=f"{model}.{name}")
-            patcher = manager.enlist(model, row)
-            manager.measure(patcher)
+            patchers = manager.enlist(rows)
+            manager.measure(patchers)
             answer = Answer({}, {})
             async with aclosing(channel.stream(tensors, method=name, parameters=parameters, deadline=REQUEST_SECONDS)) as replies:
                 async for reply in replies:
@@ -48,7 +48,9 @@ async def _ask(model: str, method: str | None, values: dict[str, Any], part: Par
                         await running.show(answer.values["progress"]["done"], answer.values["progress"]["total"])
                     elif more:
                         await part(answer)
-            manager.measure(patcher)
+            if any(row["pid"] is None for row in rows):  # its language model, which is loaded now
+                patchers = manager.enlist_loaded([row["model"] for row in rows])
+            manager.measure(patchers)
             return answer
 
 
@@ -61,14 +63,16 @@ def _method(model: str, name: str | None, methods: dict[str, Any]) -> str:
     raise daemon.NodeError(f"{model} has {wanted}: it has {', '.join(methods)}. Choose another model, or the node Run Any Model")
 
 
-async def load(client: Any, model: str) -> dict[str, Any]:
-    """Loads the model and returns its row. First asks ComfyUI for the room; shows the load's
+async def load(client: Any, model: str) -> list[dict[str, Any]]:
+    """Loads the model. Returns its row and that of its language model, if it uses one, which is
+    loaded only for the first request. First asks ComfyUI for the room of both; shows the load's
     progress on the node."""
-    row = _row(await client.ps(), model)
-    if row["state"] in RUNNING:
-        return row
-    manager.make_room(model, row)
-    manager.enlist(model, row)
+    rows = _rows(await client.ps(), model)
+    if absent := [row for row in rows if row["state"] not in RUNNING]:
+        manager.make_room(absent, [row["model"] for row in rows])
+    if rows[0]["state"] in RUNNING:
+        return rows
+    manager.enlist(rows)
     async with await client.events(model) as events:
         watching = asyncio.ensure_future(_progress(events))
         try:
@@ -77,7 +81,7 @@ async def load(client: Any, model: str) -> dict[str, Any]:
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
-    return _row(await client.ps(), model)
+    return _rows(await client.ps(), model)
 
 
 async def _progress(events: Any) -> None:
@@ -86,10 +90,12 @@ async def _progress(events: Any) -> None:
             await running.show(event["done"], event["total"])
 
 
-def _row(rows: list[dict[str, Any]], model: str) -> dict[str, Any]:
-    """The first of its replicas that runs, else the first."""
-    mine = sorted((row for row in rows if row["model"] == model), key=lambda row: row["state"] not in RUNNING)
-    if not mine:
+def _rows(rows: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
+    """Of the model, and of its language model if it uses one: the first replica that runs, else
+    the first."""
+    ordered = sorted(rows, key=lambda row: row["state"] not in RUNNING)
+    found = [next((row for row in ordered if row["model"] == name), None) for name in fleet_file.with_language_model(model)]
+    if found[0] is None:
         raise daemon.NodeError(f"the daemon has no model {model!r}: it has {', '.join(sorted({row['model'] for row in rows})) or 'none'}. "
                                "Press R, and choose one, or add it to the fleet file and run `bulkhead reload`")  # fmt: skip
-    return mine[0]
+    return [row for row in found if row is not None]

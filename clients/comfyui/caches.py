@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-ENGINE_LENGTHS = (1024, 4096, 8192)  #: positions, where an engine's options say no `cache_lengths`
+from . import weights
+
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -21,21 +22,36 @@ def of_package(folder: Path, declared: dict[str, Any]) -> int:
         return 0
 
 
-def of_engine(folder: Path, declared: dict[str, Any]) -> int:
-    """For Bulkhead's engines that load a transformers model: one cache for each of its lengths."""
-    if not str(declared.get("engine", "")).startswith("bulkhead.engines.") or declared.get("graphs") == "off":
+def of_engine(folder: Path, declared: dict[str, Any], lengths: list[int]) -> int:
+    """For Bulkhead's engines: one cache for each of these lengths, or of those in its options; none
+    where its language model is another process."""
+    options = declared.get("options") or {}
+    if declared.get("graphs") == "off" or "language_model" in options:
         return 0
-    said, options = _read(folder / "config.json"), declared.get("options") or {}
-    text = said.get("text_config") or said
     try:
-        heads, width = text["num_attention_heads"], text["hidden_size"]
-        dim, kept = text.get("head_dim") or width // heads, text.get("num_key_value_heads") or heads
-        dtype = options.get("dtype", "auto")
-        dtype = (said.get("dtype") or said.get("torch_dtype") or text.get("dtype")) if dtype == "auto" else dtype
-        positions = sum(options.get("cache_lengths", ENGINE_LENGTHS))
-        return int(2 * text["num_hidden_layers"] * kept * dim * positions * _DTYPE_BYTES[dtype or "float32"])
+        position = _of_t3(folder / weights.T3) or _of_config(_read(folder / "config.json"), options.get("dtype", "auto"))
+        return int(position * sum(options.get("cache_lengths", lengths)))
     except (KeyError, TypeError):
         return 0
+
+
+def _of_config(said: dict[str, Any], dtype: str | None) -> int:
+    """Returns the bytes of one position of a transformers model. In boson-multimodal's format, the
+    layers that have a second feed-forward network count twice."""
+    text = said.get("text_config") or said
+    heads, width = text["num_attention_heads"], text["hidden_size"]
+    dim, kept = text.get("head_dim") or width // heads, text.get("num_key_value_heads") or heads
+    layers = text["num_hidden_layers"] + len(said.get("audio_dual_ffn_layers") or ())
+    dtype = (said.get("dtype") or said.get("torch_dtype") or text.get("dtype")) if dtype == "auto" else dtype
+    return int(2 * layers * kept * dim * _DTYPE_BYTES[dtype or "float32"])
+
+
+def _of_t3(file: Path) -> int:
+    """Of ChatterBox's T3, which has no config.json: in float32, of a row with the text and one
+    without."""
+    made = (".self_attn.k_proj.weight", ".self_attn.v_proj.weight")
+    widths: list[int] = [one["shape"][0] for name, one in weights.tensors(file).items() if name.startswith("tfmr.layers.") and name.endswith(made)]
+    return sum(widths) * 2 * _DTYPE_BYTES["float32"]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 from .limits import LOOK_AGE_SECONDS, LOOK_SECONDS
 
 NAME = "ComfyUI"  #: in the daemon's logs and receipts
+INSTALL = "install the wheel that ./scripts/wheel makes in a checkout of Bulkhead (docs/comfyui.md): "
+INSTALL += f"{sys.executable} -m pip install build/wheel/bulkhead_gpu-*.whl"
 
 
 class NodeError(RuntimeError):
@@ -27,9 +29,9 @@ def library() -> Any:
     try:
         import bulkhead
     except ImportError as error:
-        raise NodeError(f"Bulkhead's Python client is not installed ({error}): {sys.executable} -m pip install bulkhead-gpu") from None
+        raise NodeError(f"Bulkhead's Python client is not installed ({error}): {INSTALL}") from None
     if not hasattr(bulkhead, "aio"):
-        raise NodeError(f"{bulkhead.__file__} is another project's package: {sys.executable} -m pip uninstall bulkhead, then pip install bulkhead-gpu")
+        raise NodeError(f"{bulkhead.__file__} is another project's package: {sys.executable} -m pip uninstall bulkhead, then {INSTALL}")
     return bulkhead
 
 

@@ -4,9 +4,10 @@ of memory and --disable-smart-memory reach them."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
-from . import daemon, learnt, sizes
+from . import daemon, fleet_file, learnt, sizes
 from .devices import device_of
 from .limits import LOOK_AGE_SECONDS, UNLOAD_SECONDS
 from .patcher import Patcher
@@ -15,52 +16,68 @@ from .patcher import Patcher
 _patchers: dict[str, Patcher] = {}
 
 
-def make_room(model: str, row: dict[str, Any]) -> None:
-    """Asks ComfyUI to free what a load will take: it does not see what other processes need."""
+def make_room(absent: list[dict[str, Any]], used: list[str]) -> None:
+    """Asks ComfyUI to free what loads of these rows will take together: it does not see what other
+    processes need. Of the models ``used``, none is unloaded for it."""
     from comfy import model_management
 
-    device = _device(row)
-    needed = sizes.expected(row)
-    if needed > 0 and device.type != "cpu":
-        model_management.free_memory(needed + model_management.extra_reserved_memory(), device)
+    needed: dict[Any, int] = {}
+    for row in absent:
+        device = _device(row)
+        needed[device] = needed.get(device, 0) + sizes.expected(row)
+    mine = [_patchers[model] for model in used if model in _patchers]
+    kept = [one for one in model_management.current_loaded_models if one.model in mine]
+    for device, size in needed.items():
+        if size > 0 and device.type != "cpu":
+            model_management.free_memory(size + model_management.extra_reserved_memory(), device, keep_loaded=kept)
 
 
-def enlist(model: str, row: dict[str, Any]) -> Patcher:
-    """Lists the model, on ComfyUI's thread. Call it before a load, so that Unload Models can end
-    what an interrupt does not; and before each request, since ComfyUI may have detached the model,
-    or needs memory itself."""
+def enlist(rows: list[dict[str, Any]]) -> list[Patcher]:
+    """Lists models that are used together, on ComfyUI's thread. Call it before a load, so that
+    Unload Models can end what an interrupt does not; and before each request, since ComfyUI may
+    have detached a model, or needs memory itself."""
     from comfy import model_management
 
-    device = _device(row)
-    patcher = _patchers.get(model)
-    if patcher is None or patcher.load_device != device:
-        patcher = _patchers[model] = _patcher(model, device)
+    patchers = [_patcher_on(row["model"], _device(row)) for row in rows]
     try:
         daemon.rows()  # with the process that may just have been loaded
     except Exception as error:  # a busy daemon answers late
-        logging.warning("Bulkhead: %s is listed with the size that was told before: %s", model, error)
-        if row["pid"] is not None:
-            patcher.assume(sizes.of_process(row, device.type != "cpu"))
-    model_management.load_models_gpu([patcher])
-    return patcher
+        for row, patcher in zip(rows, patchers):
+            logging.warning("Bulkhead: %s is listed with the size that was told before: %s", patcher.name, error)
+            if row["pid"] is not None:
+                patcher.assume(sizes.of_process(row, patcher.load_device.type != "cpu"))
+    model_management.load_models_gpu(patchers)
+    return patchers
 
 
 def enlist_again() -> None:
     """Call when ComfyUI starts: lists the models that it used in its last run and that
     are still loaded."""
     try:
-        for row in daemon.rows():
-            if row["pid"] is not None and learnt.methods(row["model"]):
-                enlist(row["model"], row)
+        models = {row["model"] for row in daemon.rows()}
+        used = {name for model in models if learnt.methods(model) for name in fleet_file.with_language_model(model)}
     except Exception as error:  # whatever it is, ComfyUI must start
         logging.debug("Bulkhead: it is not known which models are loaded: %s", error)
+        return
+    enlist_loaded(used)
 
 
-def measure(patcher: Patcher) -> None:
-    """Keeps the size of a loaded model, for which the next load asks room. Call it after a run too:
+def enlist_loaded(models: Collection[str]) -> list[Patcher]:
+    """Lists those of the models that have a process. Never raises."""
+    try:
+        loaded = {row["model"]: row for row in reversed(daemon.rows()) if row["pid"] is not None and row["model"] in models}
+        return enlist(list(loaded.values())) if loaded else []
+    except Exception as error:
+        logging.debug("Bulkhead: it is not known which models are loaded: %s", error)
+        return []
+
+
+def measure(patchers: list[Patcher]) -> None:
+    """Keeps the sizes of loaded models, for which the next load asks room. Call it after a run too:
     memory grows while a model runs."""
-    if size := patcher.loaded_size():
-        learnt.learn_size(patcher.name, size)
+    for patcher in patchers:
+        if size := patcher.loaded_size():
+            learnt.learn_size(patcher.name, size)
 
 
 def is_reached(patcher: Patcher) -> bool:
@@ -74,6 +91,13 @@ def _device(row: dict[str, Any]) -> Any:
     from comfy import model_management
 
     return device_of(row) if row["device"] != "auto" else model_management.get_torch_device()
+
+
+def _patcher_on(model: str, device: Any) -> Patcher:
+    patcher = _patchers.get(model)
+    if patcher is None or patcher.load_device != device:
+        patcher = _patchers[model] = _patcher(model, device)
+    return patcher
 
 
 def _patcher(model: str, device: Any) -> Patcher:

@@ -57,7 +57,7 @@ def _methods() -> dict[str, dict[str, Any]]:
 
             daemon.rows(age=LOOK_AGE_SECONDS)  # raises at once for a daemon that has just hung
             _, told = fleet_file.read()
-            found |= {model: declared(str(told[model].get("engine"))) for model in found if model in told and not found[model]}
+            found |= {model: declared(str(told[model].get("engine"))).get("methods", {}) for model in found if model in told and not found[model]}
     except Exception as error:  # as in models()
         logging.debug("Bulkhead: the engines' declarations are not known: %s", error)
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from comfy_api.latest import IO, UI
 
-from . import answers, daemon, learnt, manager, menus, pictures, running, sizes
+from . import answers, daemon, fleet_file, learnt, manager, menus, pictures, running, sizes
 from .limits import UNLOAD_SECONDS
 
 CATEGORY = "Bulkhead"
@@ -54,13 +54,14 @@ class LoadModel(_Acts):
 async def _load(model: str) -> str:
     async with daemon.connected() as client:
         started = time.monotonic()
-        row = await answers.load(client, model)
+        rows = await answers.load(client, model)
         async with await client.open(model) as channel:
             learnt.learn(model, channel.methods)
-        patcher = manager.enlist(model, row)
-        manager.measure(patcher)
-    text = f"{model} is ready on {row['device']} after {time.monotonic() - started:.2f} s: process {row['pid']}, {sizes.text(patcher.loaded_size())}"
-    if not manager.is_reached(patcher):
+        patchers = manager.enlist(rows)
+        manager.measure(patchers)
+    device, pid = rows[0]["device"], rows[0]["pid"]
+    text = f"{model} is ready on {device} after {time.monotonic() - started:.2f} s: process {pid}, {sizes.text(patchers[0].loaded_size())}"
+    if not manager.is_reached(patchers[0]):
         text += ". ComfyUI does not compute there: its button Unload Models does not reach it, the node Unload Model does"
     return text
 
@@ -90,37 +91,50 @@ class UnloadModel(_Acts):
 
 async def _unload(model: str) -> tuple[list[dict[str, Any]], str, Any]:
     async with daemon.connected() as client:
-        before = await _memory(client, model)
-        receipts = await _receipts(client, model)
-        after = await _memory(client, model, on=list(before))
+        names = None if model == ALL else await _ending(client, model)
+        before = await _memory(client, names)
+        receipts = await _receipts(client, names)
+        after = await _memory(client, names, on=list(before))
     text = "\n".join(map(manager.sentence, receipts)) or f"{model} had no process"
     return receipts, text, pictures.before_and_after(list(zip(before.values(), after.values())), text.splitlines()[0])
 
 
 async def unload(model: str) -> None:
-    """Returns when its memory is back."""
+    """Returns when its memory is back, and that of its language model."""
     async with daemon.connected() as client:
-        await _receipts(client, model)
+        await _receipts(client, await _ending(client, model))
 
 
-async def _receipts(client: Any, model: str) -> list[dict[str, Any]]:
-    names = {"all": True} if model == ALL else {"models": [model]}
-    try:
-        answered = await asyncio.wait_for(client.call("model.unload", names), UNLOAD_SECONDS)
-    except asyncio.TimeoutError:
-        raise daemon.NodeError(f"{model} was not unloaded within {UNLOAD_SECONDS:.0f} s: `bulkhead why {model}` says why") from None
-    return list(answered["receipts"])
+async def _ending(client: Any, model: str) -> list[str]:
+    """Returns the model, then its language model if it uses one: an engine that still works would
+    have that one loaded again."""
+    first, *more = fleet_file.with_language_model(model)
+    known = {row["model"] for row in await client.ps()} if more else set()
+    return [first, *(name for name in more if name in known)]
 
 
-async def _memory(client: Any, model: str, *, on: list[str] | None = None) -> dict[str, pictures.Memory]:
-    """Measures each GPU that the model is on, and the machine if a replica is on none. ``on``:
-    these devices instead."""
+async def _receipts(client: Any, names: list[str] | None) -> list[dict[str, Any]]:
+    """Unloads these one after the other, or all models."""
+    receipts: list[dict[str, Any]] = []
+    for name in [ALL] if names is None else names:
+        asked = {"all": True} if names is None else {"models": [name]}
+        try:
+            answered = await asyncio.wait_for(client.call("model.unload", asked), UNLOAD_SECONDS)
+        except asyncio.TimeoutError:
+            raise daemon.NodeError(f"{name} was not unloaded within {UNLOAD_SECONDS:.0f} s: `bulkhead why {name}` says why") from None
+        receipts += answered["receipts"]
+    return receipts
+
+
+async def _memory(client: Any, names: list[str] | None, *, on: list[str] | None = None) -> dict[str, pictures.Memory]:
+    """Measures each GPU that one of these models, or of all, is on, and the machine if a replica is
+    on none. ``on``: these devices instead."""
     import psutil
 
     gpus = {name: gpu for gpu in (await client.gpus())["gpus"] if gpu["total_bytes"] for name in (gpu["uuid"], f"cuda:{gpu['index']}")}
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in await client.ps():
-        if model in (ALL, row["model"]):
+        if names is None or row["model"] in names:
             place = gpus[row["device"]]["uuid"] if row["device"] in gpus else "cpu"
             rows.setdefault(place, []).extend([row] if row["pid"] is not None else [])
     machine = psutil.virtual_memory()

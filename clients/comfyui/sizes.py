@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from . import caches, fleet_file, learnt
-
-WEIGHTS = (".safetensors", ".pt2", ".pt", ".pth", ".jit", ".gguf", ".bin")
+from . import caches, fleet_file, learnt, weights
 
 
 def of_process(row: dict[str, Any], on_gpu: bool) -> int:
@@ -35,24 +33,33 @@ def text(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 1 << 30 else f"{size / 2**20:.1f} MiB"
 
 
-def weights(path: Path) -> int:
-    if path.is_dir():
-        return sum(one.stat().st_size for one in path.rglob("*") if one.suffix in WEIGHTS and one.is_file())
-    return path.stat().st_size if path.is_file() else 0
-
-
 def _on_disk(model: str) -> int:
     """Returns the size on disk of what its declaration names: a file, a package, or the option
-    ``model``: a folder, or a repository in the Hugging Face cache."""
+    ``model``, and those that an engine of Bulkhead's has besides or instead: a folder, or a
+    repository in the Hugging Face cache."""
     try:
         folder, models = fleet_file.read()
-        declared = models[model]
-        named = [declared.get("file"), declared.get("package"), (declared.get("options") or {}).get("model")]
-        paths = [path for name in named if isinstance(name, str) for path in (folder / name, _cached(name)) if path.exists()]
-        return sum(weights(path) + caches.of_package(path, declared) + caches.of_engine(path, declared) for path in paths)
+        return _of_declared(folder, models[model])
     except Exception:
         # A daemon on its way out, a file that was moved, another user's: then nothing is known.
         return 0
+
+
+def _of_declared(folder: Path, declared: dict[str, Any]) -> int:
+    from bulkhead.engines import declared as declared_by_engine
+
+    options = declared.get("options") or {}
+    if not (own := declared_by_engine(str(declared.get("engine")))):
+        paths = _found(folder, declared.get("file"), declared.get("package"), options.get("model"))
+        return sum(weights.of(path) + caches.of_package(path, declared) for path in paths)
+    paths = _found(folder, *(options.get(option, repository) for option, repository in own["repositories"].items()))
+    codecs = [codec for path in paths for codec in _found(folder, weights.codec(path)) if not codec.is_relative_to(path)]
+    return sum(weights.of_engine(path, options) + caches.of_engine(path, declared, own["cache_lengths"]) for path in paths + codecs)
+
+
+def _found(folder: Path, *names: Any) -> list[Path]:
+    places = [(folder / name, _cached(name)) for name in names if isinstance(name, str)]
+    return [next(path for path in place if path.exists()) for place in places if any(path.exists() for path in place)]
 
 
 def _cached(repository: str) -> Path:

@@ -112,7 +112,9 @@ class Daemon:
 
 class MinimalDaemon:
     """Of the programs with the minimal worker (tests/fakes/minimal_worker), whose models give
-    their input back."""
+    their input back; or of other ``programs``."""
+
+    programs = MINIMAL
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="bh-")
@@ -121,7 +123,7 @@ class MinimalDaemon:
         environment = {**os.environ, "XDG_CACHE_HOME": str(BUILD / "test-cache"), **self.prepare(here)}
         self.socket = str(here / "control.sock")
         with open(here / "daemon.out", "w") as out:
-            self.keeper = subprocess.Popen([str(MINIMAL / "bulkheadd"), "--socket", self.socket, str(self.fleet)], env=environment,
+            self.keeper = subprocess.Popen([str(self.programs / "bulkheadd"), "--socket", self.socket, str(self.fleet)], env=environment,
                                            stdout=out, stderr=subprocess.STDOUT)  # fmt: skip
         while not self._listens():
             try:

@@ -17,7 +17,7 @@ from unittest import mock
 import bulkhead
 import stand_in_interface
 import torch
-from daemon import MINIMAL, MinimalDaemon, fake_nvml
+from daemon import BUILD, MINIMAL, MinimalDaemon, fake_nvml
 from stand_in_manager import Manager
 
 CLIENTS = Path(__file__).resolve().parents[3] / "clients"
@@ -33,7 +33,8 @@ class EchoFleet(MinimalDaemon):
         super().__init__()
 
     def prepare(self, here: Path) -> dict[str, str]:
-        (here / "held").mkdir()
+        for at in range(len(self._gpus)):
+            (here / f"held{at}").mkdir()
         (here / "machine").write_text("".join(f"gpu GPU-{gpu} {8 * GIB} Fake\nheld_in {at} {here}/held{at}\n" for at, gpu in enumerate(self._gpus)))
         fleet = {"version": 1, "models": {name: self._model(here, **told) for name, told in self._models.items()}}
         self.fleet.write_text(json.dumps(fleet))
@@ -42,9 +43,7 @@ class EchoFleet(MinimalDaemon):
     def _model(self, here: Path, *, gpu: int | None = None, size: int = 0, run_ms: int = 0, **more: Any) -> dict[str, Any]:
         environment = {"MINIMAL_RUN_MS": str(run_ms), "MINIMAL_BALLAST_BYTES": str(0 if gpu is not None else size)}
         if gpu is not None:
-            held = here / f"held{gpu}"
-            held.mkdir(exist_ok=True)
-            environment |= {"MINIMAL_GPU_HELD_IN": str(held), "MINIMAL_GPU_BYTES": str(size)}
+            environment |= {"MINIMAL_GPU_HELD_IN": str(here / f"held{gpu}"), "MINIMAL_GPU_BYTES": str(size)}
         return {
             "runtime": "torchscript",
             "file": str(MINIMAL / "bulkhead-worker"),
@@ -54,6 +53,22 @@ class EchoFleet(MinimalDaemon):
             "deadlines": {"drain": "300ms", "kill": "300ms"},
             "inputs": {"x": {"dtype": "float32", "shape": ["0..16777216"]}},
             "outputs": {"y": {"dtype": "float32", "shape": ["0..16777216"]}},
+        } | more
+
+
+class EngineFleet(EchoFleet):
+    """Models that are classes of engines.py, each with ``size`` of GPU 0."""
+
+    programs = BUILD / "bin"
+
+    def _model(self, here: Path, *, engine: str = "", size: int = 0, **more: Any) -> dict[str, Any]:
+        return {
+            "runtime": "python",
+            "engine": f"{Path(__file__).with_name('engines.py')}:{engine}",
+            "interpreter": sys.executable,
+            "device": f"GPU-{self._gpus[0]}",
+            "environment": {"HELD_IN": str(here / "held0"), "HELD_BYTES": str(size)},
+            "deadlines": {"drain": "300ms", "kill": "300ms"},
         } | more
 
 
@@ -91,8 +106,8 @@ class WithPack(unittest.TestCase):
     def fleet(self, **models: dict[str, Any]) -> bulkhead.Client:
         return self.gpu_fleet((), **models)
 
-    def gpu_fleet(self, gpus: tuple[uuid.UUID, ...], **models: dict[str, Any]) -> bulkhead.Client:
-        self.daemon = EchoFleet(models, gpus)
+    def gpu_fleet(self, gpus: tuple[uuid.UUID, ...], of: type[EchoFleet] = EchoFleet, **models: dict[str, Any]) -> bulkhead.Client:
+        self.daemon = of(models, gpus)
         self.addCleanup(self.daemon.stop)
         return self.serve(self.daemon.socket)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
@@ -57,6 +58,10 @@ class Listed:
         self.device = self.guest.load_device
         self.real_model: weakref.ref[Any] | None = None
 
+    @property
+    def model(self) -> Any:
+        return self.guest._guest()
+
 
 class Manager:
     """``free`` are bytes of each device that nobody uses, without the guests. Installed as
@@ -76,7 +81,7 @@ class Manager:
         module.__dict__.update(
             OOM_EXCEPTION=OutOfMemory, InterruptProcessingException=Interrupted, get_torch_device=lambda: self.devices[0],
             get_all_torch_devices=lambda: list(self.devices), load_models_gpu=self.load, free_memory=self.asked_to_free,
-            unload_all_models=self.unload_all, extra_reserved_memory=lambda: 0, processing_interrupted=lambda: self.interrupted,
+            unload_all_models=self.unload_all, current_loaded_models=self.listed, extra_reserved_memory=lambda: 0, processing_interrupted=lambda: self.interrupted,
             throw_exception_if_processing_interrupted=self.throw_if_interrupted,
         )  # fmt: skip
         package = types.ModuleType("comfy")
@@ -112,12 +117,12 @@ class Manager:
             hash(one.real_model())
             self.listed.insert(0, one)
 
-    def asked_to_free(self, memory: int, device: torch.device) -> None:
+    def asked_to_free(self, memory: int, device: torch.device, keep_loaded: Sequence[Listed] = ()) -> None:
         self.freed.append((memory, device))
-        self.free_memory(memory, device)
+        self.free_memory(memory, device, keep_loaded)
 
-    def free_memory(self, memory: float, device: torch.device, for_dynamic: bool = False) -> None:
-        found = [one for one in self.listed if one.device == device and not one.guest.gone]
+    def free_memory(self, memory: float, device: torch.device, keep_loaded: Sequence[Listed] = (), for_dynamic: bool = False) -> None:
+        found = [one for one in self.listed if one.device == device and one not in keep_loaded and not one.guest.gone]
         sizes = {id(one): (one.guest.model_size() - one.guest.loaded_size(), one.guest.model_size()) for one in found}
         for one in sorted(found, key=lambda one: (-sizes[id(one)][0], sizes[id(one)][1])):
             missing = 1e32 if self.disable_smart_memory else memory - self.free_of(device)

@@ -176,6 +176,8 @@ class Canary(unittest.TestCase):
         read = members_read(source)
         self.assertEqual(MEMBERS - read, set(), "these are not found: does it call patchers otherwise than members_read knows?")
         self.assertEqual(read - MEMBERS, set(), "the pack's patcher does not have these: see clients/comfyui/patcher.py")
+        self.assertRegex(source, r"def free_memory\([^)]*\bkeep_loaded\b", "manager.make_room gives it")
+        self.assertRegex(source, r"(?m)^current_loaded_models\b", "manager.make_room reads it")
         self.note(f"model_management.py reads {len(read)} members of a guest, and all are known")
 
     def test_02_text_to_speech_and_a_file(self) -> None:

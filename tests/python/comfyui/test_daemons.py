@@ -87,9 +87,9 @@ class Daemons(OfFakes):
     def test_without_the_client_or_with_its_namesake(self) -> None:
         with without("bulkhead"):
             self.assertEqual(len(asyncio.run(self.nodes())), 6)
-            self.refused(lambda: self.speak(**HELLO), "pip install bulkhead-gpu")
+            self.refused(lambda: self.speak(**HELLO), "scripts/wheel", "docs/comfyui.md", f"{sys.executable} -m pip install build/wheel/bulkhead_gpu-")
         with mock.patch.dict(sys.modules, bulkhead=mock.Mock(spec=["__file__"], __file__="/x/bulkhead.py")):
-            self.refused(lambda: self.speak(**HELLO), "another project", "bulkhead-gpu")
+            self.refused(lambda: self.speak(**HELLO), "another project", "pip uninstall bulkhead, then install the wheel", "scripts/wheel")
 
     async def nodes(self) -> list[Any]:
         extension = await self.pack("__init__").comfy_entrypoint()

@@ -254,7 +254,7 @@ class Interrupts(WithPack):
         unload = self.pack("nodes_fleet").UnloadModel.execute
         for how in (lambda: asyncio.run(unload("slow")), self.manager.press_free):
             with self.client.open("slow") as channel:
-                self.manager.on_prompt_thread(lambda: self.pack("manager").enlist("slow", row(self.client, "slow")))
+                self.manager.on_prompt_thread(lambda: self.pack("manager").enlist([row(self.client, "slow")]))
                 asked = [channel.submit(x=[1.0]), channel.submit(x=[2.0])]
                 self.busy()
                 how()
@@ -373,7 +373,7 @@ class OnGpus(WithPack):
 
     def test_a_load_asks_for_what_is_declared_where_nothing_else_is_known(self) -> None:
         row = {"model": "unheard_of", "device": f"GPU-{GPUS[1]}", "memory": {"estimated": 2 * GIB, "measured": None}}
-        self.pack("manager").make_room("unheard_of", row)
+        self.pack("manager").make_room([row], ["unheard_of"])
         self.assertEqual(self.manager.freed, [(2 * GIB, cuda(1))])
 
     def test_replicas_are_counted_on_the_gpu_that_each_is_on(self) -> None:

@@ -16,6 +16,7 @@ import torch
 from bulkhead.engine import InvalidInput, LocalContext, MissingModel
 from bulkhead.engines.chatterbox import TOKEN_SAMPLES, ChatterBox
 from bulkhead.errors import Error
+from comfyui import caches
 from calls import Capturing, SmallModelTest, answered, counted, loaded, started, steps_by_cache, waits_for_nothing
 
 try:
@@ -169,6 +170,10 @@ class ChatterBoxTest(SmallModelTest):
         self.assertEqual(engine.caches.static, [])
         self.equals(self.spoken(engine), self.theirs())
         self.assertEqual(set(counted(engine)), {"graphs_off"})
+
+    def test_the_nodes_expect_the_caches_that_it_makes(self) -> None:
+        held = sum(layer.keys.nbytes + layer.values.nbytes for cache in self.engine.caches.static for layer in cache.layers)
+        self.assertEqual(caches.of_engine(self.folder, {}, [256]), held)
 
     def test_bad_input_is_refused(self) -> None:
         for text in ("", "It goes on and on. " * 1500):  # half an hour

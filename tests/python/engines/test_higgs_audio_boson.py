@@ -26,6 +26,7 @@ from boson_multimodal.data_types import AudioContent, ChatMLSample, Message
 from boson_multimodal.serve.serve_engine import HiggsAudioServeEngine
 from bulkhead.engines.higgs_audio_boson import HiggsAudio
 from bulkhead.engines.upstream import wave_file
+from comfyui import caches
 from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
 from daemon import Daemon
 from loguru import logger
@@ -175,6 +176,10 @@ class HiggsAudioTest(SmallModelTest):
         self.assertEqual(engine.caches, {})
         self.equals(self.said(engine), self.said())
         self.assertEqual(set(counted(engine)), {"graphs_off"})
+
+    def test_the_nodes_expect_the_caches_that_it_makes(self) -> None:
+        held = sum(one.nbytes for cache in self.engine.caches.values() for one in (*cache.key_cache, *cache.value_cache))
+        self.assertEqual(caches.of_engine(self.folder, {}, [256, 512]), held)
 
     def test_a_step_can_be_captured_and_capturing_leaves_nothing(self) -> None:
         engine = self.fresh(context=Capturing)

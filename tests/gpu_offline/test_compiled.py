@@ -50,7 +50,9 @@ class CompiledDecodes(unittest.TestCase):
                 code = self.member(family, ".wrapper.cpp").decode()
                 called = set(re.findall(r"\b(?:aoti_torch_|cu(?:da)?[A-Z])\w+", code))
                 self.assertEqual(called - {UNALIGNED} - ALLOWED, set())
+                self.assertLessEqual({"aoti_torch_empty_strided", "cuLaunchKernel"}, called)
                 inputs = len(re.findall(r"= std::move\(inputs\[\d+\]\);", code))
+                self.assertGreater(inputs, 0)
                 self.assertEqual(len(re.findall(rf"\b{UNALIGNED}\(", code)), inputs, "one for each input, and none between kernels")
 
     def test_each_carries_the_kernels_that_it_loads(self) -> None:

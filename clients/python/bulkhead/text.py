@@ -1,7 +1,6 @@
 """Converts text to token ids and back with a package's tokenizer and chat template.
 
-Needs the packages ``tokenizers`` and, for chat templates, ``jinja2``:
-``pip install bulkhead-gpu[text]``.
+Needs the packages ``tokenizers`` and, for chat templates, ``jinja2``: the wheel's extra ``text``.
 """
 
 from __future__ import annotations

@@ -345,6 +345,11 @@ class ForAGpu(unittest.TestCase):
                 folders = cpp_builder.get_cpp_torch_device_options("cuda", aot_mode=True)[4]
             self.assertIn(str(library.resolve() / "stubs"), folders)
 
+    def test_headers_are_precompiled_where_openssl_is(self) -> None:
+        for found in (None, "/usr/bin/openssl"):
+            with mock.patch.object(inductor.shutil, "which", return_value=found):
+                self.assertEqual(inductor.settings()["aot_inductor.precompile_headers"], found is not None)
+
     def test_without_the_toolkit_it_is_refused(self) -> None:
         with mock.patch.object(cpp_extension, "CUDA_HOME", None), self.assertRaises(Error) as raised:
             inductor.use_toolkit()

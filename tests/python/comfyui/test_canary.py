@@ -15,6 +15,7 @@ import re
 import signal
 import statistics
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -48,6 +49,23 @@ models:
   voice: {{runtime: python, interpreter: {python}, engine: "bulkhead.engines.small_voice:SmallVoice", deadlines: {{request: 10m, drain: 2s}}}}
   vision: {{runtime: python, interpreter: {python}, engine: "bulkhead.engines.qwen3_vl:Qwen3VL", options: {{model: {vision}}}}}
   echo: {{runtime: python, interpreter: {python}, engine: "{here}/engines.py:Echo", deadlines: {{drain: 1s, kill: 1s}}, channel: {{max: 4GiB}}}}
+  speaker: {{runtime: python, interpreter: {python}, engine: "{here}/engines.py:Speaker", options: {{language_model: words}}, environment: {held}}}
+  words: {{runtime: python, interpreter: {python}, engine: "{here}/engines.py:Words", environment: {held}}}
+"""
+
+# Prints which of two models a real model_management unloads, told to keep the first.
+KEPT = """
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from comfy import model_management
+from comfyui.patcher import Patcher
+unloaded, cpu = [], torch.device("cpu")
+both = [Patcher(name, cpu, lambda: 1, lambda: 1, lambda name=name: unloaded.append(name)) for name in ("first", "second")]
+model_management.load_models_gpu(both)
+kept = [one for one in model_management.current_loaded_models if one.model is both[0]]
+model_management.free_memory(1e30, cpu, keep_loaded=kept)
+print(*unloaded)
 """
 
 
@@ -81,7 +99,7 @@ class Canary(unittest.TestCase):
         (cls.base / "main.py").symlink_to(cls.folder / "main.py")
         assert bulkhead_main(["comfyui", "install", str(cls.base)]) == 0
         vision = small_models.qwen3_vl(cls.base / "vision")
-        cls.fleet = FLEET.format(python=sys.executable, vision=vision, here=HERE)
+        cls.fleet = FLEET.format(python=sys.executable, vision=vision, here=HERE, held=json.dumps({"HELD_IN": str(cls.base), "HELD_BYTES": "0"}))
         cls.daemon = Daemon(cls.fleet)
         cls.addClassCleanup(lambda: cls.daemon.stop())
         cls.start()
@@ -176,9 +194,10 @@ class Canary(unittest.TestCase):
         read = members_read(source)
         self.assertEqual(MEMBERS - read, set(), "these are not found: does it call patchers otherwise than members_read knows?")
         self.assertEqual(read - MEMBERS, set(), "the pack's patcher does not have these: see clients/comfyui/patcher.py")
-        self.assertRegex(source, r"def free_memory\([^)]*\bkeep_loaded\b", "manager.make_room gives it")
-        self.assertRegex(source, r"(?m)^current_loaded_models\b", "manager.make_room reads it")
         self.note(f"model_management.py reads {len(read)} members of a guest, and all are known")
+        done = subprocess.run([self.python, "-c", KEPT, "--cpu"], cwd=self.folder, capture_output=True, text=True, timeout=300)
+        self.assertEqual((done.returncode, done.stdout.split()), (0, ["second"]), f"manager.make_room keeps models so: {done.stderr[-4000:]}")
+        self.note("its free_memory keeps what keep_loaded has of current_loaded_models, and unloads the other model")
 
     def test_02_text_to_speech_and_a_file(self) -> None:
         listed = self.comfyui.get("/workflow_templates")["bulkhead"]
@@ -382,6 +401,19 @@ class Canary(unittest.TestCase):
         self.succeeds(self.any_model("echo/repeat", x="[[[[3.0]]]]"))
         self.note(f"it was started again: /free reached the model that it had used before, whose next prompt worked; unloaded between: {receipt['ended']}, "
                   "verified, held by nobody")  # fmt: skip
+
+    def test_16_a_language_model_in_a_process_of_its_own(self) -> None:
+        self.succeeds(self.any_model("speaker/forward", x="[1.0]"))
+        kept = json.loads((self.base / "user" / "bulkhead.json").read_text())["models"]
+        self.assertGreater(min(kept[model]["bytes"] for model in ("speaker", "words")), 0)
+        done = self.succeeds({"1": {"class_type": "BulkheadUnload", "inputs": {"model": "speaker"}}})
+        lines = done.outputs["1"]["text"][0].splitlines()
+        self.assertEqual([line.split()[0] for line in lines], ["speaker", "words"])
+        self.succeeds(self.any_model("speaker/forward", x="[2.0]"))
+        self.free("speaker")
+        self.until("words", "stopped")
+        self.succeeds(self.any_model("speaker/forward", x="[3.0]"))
+        self.note(f"a model and its language model: Unload Model and /free ended both, the next prompt worked; {'; '.join(lines)}")
 
 
 def prompt_of(saved: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ namespace {
 
 using enum wire::SlabDirection;
 constexpr std::uint64_t both = wire::feature_lending | wire::feature_returning;
-const std::vector<float> given{4, 5, 6};
 
 /// A worker that lends and returns.
 void agree(FakeWorker& w) {
@@ -18,21 +17,11 @@ void agree(FakeWorker& w) {
     w.greet();
 }
 
-/// It gives `given` in slab 1 for its first request.
-void give(FakeWorker& w) {
-    agree(w);
-    w.answer(w.expect<channel::Infer>().request_id, {w.output("y", given)});
-}
-
-Reply reply_of(Channel& channel) { return infer(channel, filled(channel, {1, 2, 3})).value(); }
-
-std::uint64_t forward(Channel& to, const Output& output) {
-    const std::array<NamedInput, 1> inputs{{{"x", &output}}};
-    return to.submit({.inputs = inputs}).value();
-}
-
 TEST(Forwarding, ARefusedLoanIsTheErrorOfThatRequestAlone) {
-    FakeWorker a{give};
+    FakeWorker a{[](FakeWorker& w) {
+        agree(w);
+        w.answer(w.expect<channel::Infer>().request_id, {w.output("y", {4, 5, 6})});
+    }};
     FakeWorker b{[](FakeWorker& w) {
         agree(w);
         const Error refused{ErrorCode::protocol_violation, "taking a slab", ""};
@@ -41,7 +30,7 @@ TEST(Forwarding, ARefusedLoanIsTheErrorOfThatRequestAlone) {
     }};
     Channel from = adopt(a).value();
     Channel to = adopt(b).value();
-    const Reply reply = reply_of(from);
+    const Reply reply = infer(from, filled(from, {1, 2, 3})).value();
     const std::array<NamedInput, 1> inputs{{{"x", &reply.outputs[0]}}};
 
     EXPECT_EQ(to.submit({.inputs = inputs}).error().code, ErrorCode::protocol_violation);

@@ -1,5 +1,6 @@
 // Embeddings a second through the daemon, beside the same package called in-process; and what a
-// request takes while OpenMP's threads look for work more or less often before they sleep.
+// request takes while OpenMP's threads look for work more or less often before they sleep, and the
+// first after a load.
 
 #include <cstdio>
 #include <cstdlib>
@@ -21,8 +22,8 @@ constexpr std::int64_t tokens = 16;
 constexpr int per_round = 200;
 
 /// One client's share of a round.
-void embed(Channel& channel, int count) {
-    const std::array<std::int64_t, 2> dims{1, tokens};
+void embed(Channel& channel, int count, std::int64_t length = tokens) {
+    const std::array<std::int64_t, 2> dims{1, length};
     auto ids = channel.allocate(wire::DType::int64, dims).value();
     auto mask = channel.allocate(wire::DType::int64, dims).value();
     std::ranges::fill(ids.as<std::int64_t>(), 2003);
@@ -133,6 +134,31 @@ Records openmp_looks() {
     return records;
 }
 
+/// The first request after a load beside later ones, at the length that the load warmed up and at
+/// the longest, which it did not meet.
+Records first_requests() {
+    test::Daemon daemon{test::fleet({test::minilm("threads: " + std::to_string(allowed_cpus().size()))})};
+    Records records;
+    for (const std::int64_t length : {tokens, std::int64_t{256}}) {
+        std::vector<double> firsts;
+        std::vector<double> others;
+        for (int load = 0; load < 10; ++load) {
+            (void)daemon.load("minilm").value();
+            {
+                Channel channel = daemon.open("minilm", "bench").value();
+                firsts.push_back(microseconds([&] { embed(channel, 1, length); }) / 1e3);
+                for (int later = 0; later < 5; ++later)
+                    others.push_back(microseconds([&] { embed(channel, 1, length); }) / 1e3);
+            }
+            (void)daemon.unload("minilm").value();
+        }
+        records.push_back({fmt::format("first request after a load, {} tokens", length), median(firsts), "ms",
+                           "later requests", median(others)});
+    }
+    return records;
+}
+
+const Bench first_bench{"first", "MiniLM: what first use costs", first_requests};
 const Bench looks_bench{"looks", "16 tokens of MiniLM, by how long OpenMP's threads look for work", openmp_looks};
 const Bench embeddings_bench{"embeddings", "MiniLM through the daemon; higher is better", embeddings};
 

@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 
 #include <cstdio>
 #include <memory>
@@ -80,40 +79,6 @@ private:
     Mapping memory_{sizeof(Words), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS};
     Words* words_ = new (memory_.bytes().data()) Words{};
     std::uint64_t turn_ = 0;
-    Child child_;
-};
-
-/// What a ring's doorbell is made of, alone.
-class EventfdWay : public Way {
-public:
-    explicit EventfdWay(const Placement& placement)
-        : child_{placement, [this] {
-                     for (;;) {
-                         there_.wait();
-                         back_.ring();
-                     }
-                 }} {}
-    void round_trip() override {
-        there_.ring();
-        back_.wait();
-    }
-
-private:
-    struct Bell {
-        UniqueFd event{::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK)};
-        UniqueFd loop{::epoll_create1(EPOLL_CLOEXEC)};
-        Bell() {
-            epoll_event edge{EPOLLIN | EPOLLET, {}};
-            ::epoll_ctl(loop.get(), EPOLL_CTL_ADD, event.get(), &edge);
-            wait();  // the count is 1 from the beginning
-        }
-        void ring() const { ::eventfd_write(event.get(), 0); }
-        void wait() const {
-            epoll_event edge;
-            ::epoll_wait(loop.get(), &edge, 1, -1);
-        }
-    };
-    Bell there_, back_;
     Child child_;
 };
 
@@ -246,15 +211,11 @@ Records wakeup() {
     const auto futex = [](const Placement& placement) {
         return [&placement] { return std::make_unique<FutexWay>(placement); };
     };
-    const auto eventfd = [](const Placement& placement) {
-        return [&placement] { return std::make_unique<EventfdWay>(placement); };
-    };
     const auto line = [](const Placement& placement, How how) {
         return [&placement, how] { return std::make_unique<LineWay>(placement, how); };
     };
     if (apart.possible()) {
         rows.push_back({"futex", futex(apart), 0, 0, 1000});
-        rows.push_back({"eventfd and epoll alone", eventfd(apart), 0, 0, 1000});
         rows.push_back({"ring, eventfd in an epoll loop", line(apart, How::loop), 0, 1.2, 1000});
         rows.push_back({"ring, eventfd on a dedicated thread", line(apart, How::thread), 0, 1.1, 1000});
         rows.push_back({"seqpacket", line(apart, How::socket), 0, 0, 1000});
@@ -263,7 +224,6 @@ Records wakeup() {
     }
     const std::size_t shared = rows.size();
     rows.push_back({"futex, on one CPU", futex(together), shared, 0, 5000});
-    rows.push_back({"eventfd and epoll alone, on one CPU", eventfd(together), shared, 0, 5000});
     rows.push_back({"ring, eventfd in an epoll loop, on one CPU", line(together, How::loop), shared, 1.2, 5000});
     rows.push_back({"ring, eventfd on a thread, on one CPU", line(together, How::thread), shared, 1.1, 5000});
     rows.push_back({"seqpacket, on one CPU", line(together, How::socket), shared, 0, 5000});

@@ -24,9 +24,9 @@ void RawChannel::greet() {
     for (int i = 0; i < std::get<channel::Welcome>(*welcome).slab_count; ++i) receive();
 }
 
-bool RawChannel::send(std::span<const std::byte> packet, std::span<const int> fds) {
+bool RawChannel::send(std::span<const std::byte> packet) {
     for (;;) {
-        const Result<> sent = send_packet(socket_.get(), packet, fds, packet_fds_kernel_max);
+        const Result<> sent = send_packet(socket_.get(), packet);
         if (sent || sent.error().code != ErrorCode::queue_full) return sent.has_value();
         pollfd entry{socket_.get(), POLLOUT, 0};
         if (::poll(&entry, 1, 30'000) <= 0) return false;

@@ -23,7 +23,7 @@ public:
 
     /// Waits while the socket is full. False when the worker has closed its end, or makes no
     /// room for 30 s.
-    bool send(std::span<const std::byte> packet, std::span<const int> fds = {});
+    bool send(std::span<const std::byte> packet);
     /// The next message; empty at the end of file. Slabs that come are mapped.
     std::optional<channel::WorkerMessage> receive();
     channel::InferResult expect_result();

@@ -13,7 +13,6 @@
 #include "tests/faults/step_killer.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
-#include "tests/integration/fixture/raw_socket.h"
 
 namespace bulkhead::test {
 namespace {
@@ -121,38 +120,6 @@ TEST_F(Fault25Step, OfAnAdoptionTheWorkerServesOnAndIsAdoptedByTheNext) {
         EXPECT_EQ(victim.daemon->pid("m"), worker);
         EXPECT_TRUE(infer_float(channel, "x", four, dims_four));
     });
-}
-
-/// A daemon whose model captures for ever.
-struct Capturing {
-    Daemon daemon;
-    UniqueFd loading;
-
-    Capturing()
-        : daemon{fleet({minimal_model("m", "MINIMAL_CAPTURE: \"1\", MINIMAL_CAPTURE_HANGS: \"1\"")}), minimal()},
-          loading{unix_client(daemon.socket())} {
-        send_text(loading, R"({"jsonrpc":"2.0","id":1,"method":"model.load","params":{"model":"m"}})"
-                           "\n");
-        EXPECT_TRUE(daemon.wait_state("m", "capturing"));
-    }
-    [[nodiscard]] pid_t supervisor() const {
-        return static_cast<pid_t>(daemon.call("daemon.ping").value().at("supervisor_pid").as_int64());
-    }
-};
-
-TEST(Fault25, ASupervisorKilledAmidACaptureLeavesItToTheNext) {
-    Capturing capturing;
-    const Daemon& daemon = capturing.daemon;
-    const pid_t worker = daemon.pid("m");
-    const pid_t first = capturing.supervisor();
-
-    ::kill(first, SIGKILL);
-    ASSERT_TRUE(wait_gone(first));
-
-    ASSERT_TRUE(daemon.wait_state("m", "capturing")) << "adopted in the state it is in";
-    EXPECT_EQ(daemon.pid("m"), worker);
-    EXPECT_NE(capturing.supervisor(), first);
-    EXPECT_TRUE(daemon.unload("m"));
 }
 
 }  // namespace

@@ -1,9 +1,7 @@
-// Processes that wait for a model: a load takes one, and nothing of them outlives the daemon or
-// its supervisor.
+// Processes that wait for a model: a load takes one, and nothing of them outlives the daemon.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
 #include <memory>
 #include <vector>
@@ -58,47 +56,6 @@ TEST(Blanks, ALoadTakesOneAndAnotherIsStarted) {
     for (const auto& entry : std::filesystem::directory_iterator{daemon.runtime_directory()})
         left.push_back(entry.path().filename());
     EXPECT_THAT(left, testing::ElementsAre("logs"));
-}
-
-TEST(Blanks, OneThatDiesIsReplaced) {
-    Daemon daemon{fleet({minimal_model("a")}) + "blanks: 1\n", minimal()};
-    const pid_t first = blanks(daemon, 1)[0];
-    ::kill(first, SIGKILL);
-    ASSERT_TRUE(wait_gone(first));
-    EXPECT_NE(blanks(daemon, 1)[0], first);
-    EXPECT_EQ(daemon.state("a"), "stopped") << "it is nobody's crash";
-}
-
-TEST(Blanks, TheNextSupervisorEndsThemAndAdoptsWhoHasAModel) {
-    Daemon daemon{fleet({minimal_model("a")}) + "blanks: 1\n", minimal()};
-    const pid_t worker = blanks(daemon, 1)[0];
-    auto channel = std::make_unique<Channel>(daemon.open("a").value());
-    const json::value generation = daemon.row("a").at("generation");
-    const pid_t waiting = blanks(daemon, 1)[0];
-
-    const pid_t supervisor = supervisor_of(daemon);
-    ::kill(supervisor, SIGKILL);
-    ASSERT_TRUE(wait_gone(supervisor));
-    EXPECT_TRUE(wait_gone(waiting)) << "nobody knows it";
-    EXPECT_TRUE(infer_float(*channel, "x", four, dims_four));
-    ASSERT_TRUE(daemon.wait_until("a", [&](const json::object& row) {
-        return row.at("state").as_string() == "ready" && row.at("pid") == json::value(worker);
-    }));
-    EXPECT_EQ(daemon.row("a").at("generation"), generation);
-    EXPECT_NE(blanks(daemon, 1)[0], worker);
-    channel.reset();
-    EXPECT_TRUE(daemon.unload("a").value().at("verified").as_bool());
-}
-
-TEST(Blanks, AReloadChangesTheirNumber) {
-    const std::string models = fleet({minimal_model("a")});
-    Daemon daemon{models, minimal()};
-    EXPECT_EQ(blanks_of(daemon).at("wanted"), 0);
-    for (const std::size_t count : {2u, 0u}) {
-        daemon.folder().write("fleet.yaml", models + "blanks: " + std::to_string(count) + "\n");
-        ASSERT_TRUE(daemon.call("fleet.reload"));
-        EXPECT_EQ(blanks(daemon, count).size(), count);
-    }
 }
 
 }  // namespace

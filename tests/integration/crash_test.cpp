@@ -38,17 +38,8 @@ std::string limit_of(pid_t pid, std::string_view name) {
     return {};
 }
 
-struct Fault {
-    const char* mode;
-    const char* signal;
-    const char* culprit;
-};
-
-class CrashInRun : public ::testing::TestWithParam<Fault> {};
-
-TEST_P(CrashInRun, IsReportedWithItsCulprit) {
-    const Fault fault = GetParam();
-    Daemon daemon{fleet({evil_model("evil", "ok", fault.mode, "restart: never")})};
+TEST(Crash, IsReportedWithItsCulprit) {
+    Daemon daemon{fleet({evil_model("evil", "ok", "segv", "restart: never")})};
     auto channel = daemon.open("evil").value();
 
     const auto reply = infer_float(channel, "x", four, dims_four);
@@ -56,19 +47,13 @@ TEST_P(CrashInRun, IsReportedWithItsCulprit) {
     ASSERT_FALSE(reply);
     EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
     const json::object report = daemon.crash_of("evil");
-    EXPECT_EQ(text(report, "signal"), fault.signal);
-    EXPECT_THAT(text(report, "cause"), AllOf(HasSubstr(fault.signal), HasSubstr(fault.culprit),
+    EXPECT_EQ(text(report, "signal"), "SIGSEGV");
+    EXPECT_THAT(text(report, "cause"), AllOf(HasSubstr("SIGSEGV"), HasSubstr("evil_segv"),
                                              HasSubstr("while running forward(x float32[4])")))
         << json::serialize(report);
     EXPECT_THAT(json::serialize(report.at("log")), HasSubstr("ready after"));
     EXPECT_FALSE(report.at("backtrace").as_array().empty());
 }
-
-INSTANTIATE_TEST_SUITE_P(, CrashInRun,
-                         ::testing::Values(Fault{"segv", "SIGSEGV", "evil_segv"}, Fault{"abort", "SIGABRT", "evil"},
-                                           Fault{"fpe", "SIGFPE", "evil_division"},
-                                           Fault{"stack_overflow", "SIGSEGV", "evil_recursion"}),
-                         [](const auto& one) { return std::string{one.param.mode}; });
 
 /// A core file, if one is written, lies in the daemon's folder: at most 4 KiB of it.
 TEST(Crash, WithCoreFilesAllowedADeathIsNoticedAsSoon) {

@@ -177,16 +177,27 @@ class Subscriptions(WithFakeDaemon):
     def test_lines_of_a_log_are_not_told_twice(self) -> None:
         line = [{"time": at, "replica": 0, "generation": 1, "stream": "output", "text": str(at)} for at in range(4)]
 
-        def tail(connection: Connection, request: dict[str, Any]) -> None:
-            connection.answer(request, {"lines": line[:2] if len(daemon.asked) == 1 else line[:3]})
-            if len(daemon.asked) == 1:
-                return connection.die()
-            connection.notify("log", {"model": "m", **line[3]})
+        def follows() -> FakeDaemon:
+            def tail(connection: Connection, request: dict[str, Any]) -> None:
+                connection.answer(request, {"lines": line[:2] if len(made.asked) == 1 else line[:3]})
+                if len(made.asked) == 1:
+                    return connection.die()
+                connection.notify("log", {"model": "m", **line[3]})
 
-        daemon = self.daemon(logs_tail=tail)
-        following = iter(self.connect(daemon).logs("m", follow=True))
+            made = self.daemon(logs_tail=tail)
+            return made
+
+        async def follow(client: bulkhead.aio.Client) -> list[str]:
+            async with client, await client.follow_logs("m") as lines:
+                return [(await anext(lines))["text"] for _ in range(4)]
+
+        daemons = follows(), follows()
+        following = iter(self.connect(daemons[0]).logs("m", follow=True))
         self.assertEqual([next(following)["text"] for _ in range(4)], ["0", "1", "2", "3"])
         following.close()
+        self.assertEqual(asyncio.run(follow(bulkhead.aio.connect(daemons[1].path))), ["0", "1", "2", "3"])
+        for daemon in daemons:
+            self.assertEqual([request["params"].get("follow") for request in daemon.asked], [True, True])
 
     def test_closing_ends_a_reader_on_another_thread(self) -> None:
         client = self.connect(self.daemon(events_subscribe=lambda c, r: c.answer(r, {"subscribed": True})))

@@ -8,6 +8,7 @@
 #include <boost/json.hpp>
 
 #include "clients/cli/text/json_text.h"
+#include "ipc/base/json_codec.h"
 
 /// Reads members of an answer without trusting it: a missing, null or wrongly typed member
 /// counts as absent.
@@ -19,18 +20,17 @@ namespace json = boost::json;
     return value.is_object() ? value.get_object().if_contains(key) : nullptr;
 }
 
+template <typename T>
+[[nodiscard]] std::optional<T> member_of(const json::value& value, std::string_view key) {
+    return value.is_object() ? json_codec::member<T>(value.get_object(), key) : std::nullopt;
+}
+
 [[nodiscard]] inline std::optional<double> number_member(const json::value& value, std::string_view key) {
-    const json::value* found = member(value, key);
-    if (found == nullptr || !found->is_number()) return std::nullopt;
-    return found->to_number<double>();
+    return member_of<double>(value, key);
 }
 
 [[nodiscard]] inline std::optional<std::int64_t> integer_member(const json::value& value, std::string_view key) {
-    const json::value* found = member(value, key);
-    if (found == nullptr) return std::nullopt;
-    boost::system::error_code failure;
-    const auto integer = found->to_number<std::int64_t>(failure);
-    return failure ? std::nullopt : std::optional{integer};
+    return member_of<std::int64_t>(value, key);
 }
 
 /// A string member as it is; any other except null as JSON.
@@ -46,16 +46,14 @@ namespace json = boost::json;
 }
 
 [[nodiscard]] inline bool bool_member(const json::value& value, std::string_view key) {
-    const json::value* found = member(value, key);
-    return found != nullptr && found->is_bool() && found->get_bool();
+    return member_of<bool>(value, key).value_or(false);
 }
 
 /// Whether a model's files are in the page cache, from its row: "near", "far", or
 /// nothing if unknown.
 [[nodiscard]] inline std::string_view near_text(const json::value& row) {
-    const json::value* found = member(row, "near");
-    if (found == nullptr || !found->is_bool()) return {};
-    return found->get_bool() ? "near" : "far";
+    const auto near = member_of<bool>(row, "near");
+    return !near ? "" : *near ? "near" : "far";
 }
 
 /// An empty array if the member is absent.

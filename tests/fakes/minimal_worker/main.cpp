@@ -15,7 +15,6 @@
 ///                          long as MINIMAL_RUN_MS
 ///   MINIMAL_CAPTURE        how many steps of a capture its load reports after that, unless
 ///                          graphs are off
-///   MINIMAL_CAPTURE_HANGS  not empty: after those the capture never ends
 ///   MINIMAL_STARTED        a file to which it appends a line when it is executed: CLOCK_MONOTONIC
 ///                          in ns, and its pid
 ///   MINIMAL_GPU_FILE, MINIMAL_GPU_HELD_IN, MINIMAL_GPU_BYTES, MINIMAL_GPU_CONTEXT,
@@ -243,11 +242,10 @@ int main(int argc, char** argv) {
                  ::usleep(100'000);
              }
              while (*environment("MINIMAL_LOAD_HANGS") != '\0') ::pause();
-             const bool captures = spec.graphs != config::Graphs::off;
-             const auto captured = captures ? std::strtoull(environment("MINIMAL_CAPTURE"), nullptr, 10) : 0;
+             const auto captured =
+                 spec.graphs != config::Graphs::off ? std::strtoull(environment("MINIMAL_CAPTURE"), nullptr, 10) : 0;
              for (std::uint64_t step = 1; step <= captured; ++step)
                  context.progress("capturing", step, captured, "steps", "");
-             while (captures && *environment("MINIMAL_CAPTURE_HANGS") != '\0') ::pause();
              if (context.cuda)
                  if (auto granted = context.wait_for_grant(0); !granted) return std::move(granted.error());
              if (auto taken = occupy_fake_gpu(); !taken) return std::move(taken.error());

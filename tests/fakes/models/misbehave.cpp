@@ -41,12 +41,6 @@ EVIL_API void evil_segv() {
     volatile int* volatile nowhere = nullptr;
     *nowhere = 1;
 }
-EVIL_API int evil_division(int by) {
-    volatile int divisor = by;
-    const int result = 1 / divisor;
-    std::raise(SIGFPE);  // where the processor lets that pass
-    return result;
-}
 EVIL_API int evil_recursion(int depth) {
     volatile char frame[4096];
     frame[0] = static_cast<char>(depth);
@@ -78,7 +72,6 @@ bool misbehave(std::string_view what) {
     if (what == "abort") evil_abort();
     if (what == "exit") std::exit(3);
     if (what == "segv") evil_segv();
-    if (what == "fpe") (void)evil_division(0);
     if (what == "stack_overflow") (void)evil_recursion(1);
     if (what == "loop" || what == "spin") evil_spin();
     if (what == "deadlock") evil_deadlock();

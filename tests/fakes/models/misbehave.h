@@ -6,8 +6,8 @@
 /// minimal worker:
 ///
 ///   ok              nothing
-///   abort exit segv fpe stack_overflow   the process ends so; `segv` writes to an address
-///                                        that is not there
+///   abort exit segv stack_overflow   the process ends so; `segv` writes to an address that is
+///                                    not there
 ///   loop, spin      computes for ever; `deadlock` waits for a lock that it holds
 ///   ignore_sigterm  SIGTERM is ignored from now on, a thread takes no signal and never ends, and
 ///                   neither does the call

@@ -277,38 +277,5 @@ TEST_F(GraphOrder, WeightsFillEachBufferOnlyWhenItsLastCopyHasEnded) {
     }
 }
 
-/// Of the fake itself: a call of the runtime, whose header is not for this program.
-template <typename... Args>
-int ask(const char* call, Args... args) {
-    return reinterpret_cast<int (*)(Args...)>(::dlsym(RTLD_DEFAULT, call))(args...);
-}
-
-TEST_F(GraphOrder, WhoFreesHostMemoryWaitsForCopiesToItAndNobodyForAnEventThatIsNoMore) {
-    const char from = 1;
-    char to = 0;
-    void* const stream = nullptr;
-    const auto copy = [&] {
-        return ask("cudaMemcpyAsync", static_cast<void*>(&to), static_cast<const void*>(&from), std::size_t{1},
-                   2 /* to the host */, stream);
-    };
-    void* room = nullptr;
-    ASSERT_EQ(ask("cudaHostAlloc", &room, std::size_t{1}, 0U), 0);
-    ASSERT_EQ(copy(), 0);
-    EXPECT_EQ(to, 0);
-    ASSERT_EQ(ask("cudaFreeHost", room), 0);
-    EXPECT_EQ(to, 1);
-
-    to = 0;
-    void* event = nullptr;
-    ASSERT_EQ(ask("cudaEventCreate", &event), 0);
-    ASSERT_EQ(copy(), 0);
-    ASSERT_EQ(ask("cudaEventRecord", event, stream), 0);
-    ASSERT_EQ(ask("cudaEventDestroy", event), 0);
-    ASSERT_EQ(ask("cudaEventQuery", event), 0);
-    EXPECT_EQ(to, 0);
-    ASSERT_EQ(ask("cudaDeviceSynchronize"), 0);
-    EXPECT_EQ(to, 1);
-}
-
 }  // namespace
 }  // namespace bulkhead::test

@@ -164,8 +164,13 @@ TYPED_TEST(EveryClient, AnOutputIsTheNextModelsInputAndNobodyWaitsForTheGpu) {
     auto first = this->client(), second = this->client(wire::SlabKind::cuda_vmm, "n");
     Input input = this->allocate(first, {this->count}).value();
     const std::vector<float> data = this->values(3);
-    this->write(input.bytes().data(), data);
-    if (TypeParam::on_gpu) this->hold(this->gate);
+    if (TypeParam::on_gpu) {  // it is written once the gate opens
+        const PinnedFloats& source = this->pin(data);
+        this->hold(this->gate);
+        this->copy(input.bytes().data(), source.data(), source.size_bytes());
+    } else {
+        this->write(input.bytes().data(), data);
+    }
     Result<Reply> given = this->infer(first, input);
     ASSERT_TRUE(given) << given.error().text();
 

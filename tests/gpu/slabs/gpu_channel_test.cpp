@@ -152,24 +152,6 @@ TYPED_TEST(GpuClients, AWorkerThatCannotMakeTheSlabSaysSoAndServesOn) {
     this->expect_echoes(channel, input);
 }
 
-TEST_F(GpuChannel, AResultComesBeforeItsInputIsWrittenAndIsRightOnceItIs) {
-    start();
-    Channel channel = open();
-    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
-    Input input = input_on_gpu(channel);
-    const std::vector<float> data = values(3);
-    const PinnedFloats& source = pin(data);
-    StreamGate gate;
-    hold(gate);
-
-    auto reply = echo(channel, input, source);  // the stream is held: nothing of it
-                                                // has happened yet
-
-    ASSERT_TRUE(reply) << "neither side waited for the GPU: " << reply.error().text();
-    gate.let_pass();
-    EXPECT_EQ(fetch(reply->outputs.at(0)), data);
-}
-
 TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
     start();
     Channel channel = open();
@@ -247,17 +229,6 @@ TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
     auto reply = answered.get();
     ASSERT_TRUE(reply) << reply.error().text();
     EXPECT_EQ(fetch(reply->outputs.at(0)), values(7));
-}
-
-TEST_F(GpuChannel, AnUnloadAsksClientsToLetGoAndTheReceiptNamesNobodyWhoDid) {
-    start();
-    Channel channel = open();
-    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
-    {
-        Input input = input_on_gpu(channel);
-        ASSERT_TRUE(echo(channel, input, values(1)));
-    }
-    expect_let_go_at_unload(*daemon, channel);
 }
 
 TEST_F(GpuChannel, AnUnloadNamesTheClientThatHoldsOn) {

@@ -312,14 +312,6 @@ TEST_F(GpuSlabs, ALaterRecordingDoesNotEndTheWaitForAnEarlierOne) {
     EXPECT_TRUE(passed);
 }
 
-TEST_F(GpuSlabs, AGateThatATestLeavesClosedOpensAndIsPassed) {
-    {
-        test::StreamGate gate;
-        ASSERT_EQ(gate.hold(*gpu, stream), cuda::CUDA_SUCCESS);
-    }
-    synchronize();
-}
-
 TEST_F(GpuSlabFaults, EachRefusalOfTheDriverIsOneErrorThatNamesCallAndCode) {
     const std::size_t before = [&] {
         { auto warm = VmmSlab::create(gpu, slab_bytes); }

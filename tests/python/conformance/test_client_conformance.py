@@ -12,6 +12,7 @@ from unittest import mock
 from bulkhead import channel as blocking, layout
 from bulkhead.aio import channel as aio_channel
 from bulkhead.layout import FEATURE, FLAG, KIND, LIMITS
+from bulkhead.protocol import PARTS_MAX
 from client_players import Asyncio, Blocking, Cpp
 from fake_worker import FakeWorker
 from worker_exchanges import BAD_ANSWERS, BAD_SLABS, BAD_WELCOMES, Say
@@ -25,6 +26,8 @@ class Exchanges(unittest.TestCase):
     it is in order."""
 
     waits_its_turn = False  #: beyond what may be in flight
+    awaits_parts = 0  #: so many before they are asked for
+    lends_of_the_dead = True  #: an output whose worker is gone, which could be copied as well
 
     make: Callable[[], Any]
 
@@ -331,6 +334,20 @@ class Exchanges(unittest.TestCase):
         for expected in ("more 0", "more 1", "worker_lost"):
             self.do("get r", expected)
 
+    def test_parts_that_nobody_takes_are_bounded(self) -> None:
+        worker, number = self.asking(features=FEATURE["streaming"], how="parts")
+        other, _ = self.asked(worker, "s")
+        self.client.begin("get s")  # which reads the channel
+        for _ in range(PARTS_MAX + 10):
+            worker.send("result", layout.RESULT.pack(), number, FLAG["more"])
+        self.assertEqual(worker.expect("cancel")[0]["request_id"], number)
+        worker.error(number, 9)
+        worker.answer(other, [1.0])
+        self.says("ok 1")
+        for _ in range(PARTS_MAX + self.awaits_parts):
+            self.do("get r", "more")
+        self.do("get r", "resources_exhausted")
+
     def test_leaving_a_stream_cancels_it_and_gives_back_what_still_comes(self) -> None:
         worker, number = self.asking(features=FEATURE["streaming"], how="parts")
         worker.answer(number, [0.0], flags=FLAG["more"])
@@ -426,6 +443,11 @@ class Exchanges(unittest.TestCase):
                 self.do("get s", "ok 4 5 6")
                 self.returns(second, "b", loan)
                 self.do("read r", "ok 4 5 6")
+                if ends == "dies":  # it may be sent again
+                    again, number, tensor = self.forwarded(second, "u", lends=self.lends_of_the_dead)
+                    self.assertNotEqual(again, loan)
+                    second.answer(number, second.floats(tensor), offset=64, generation=2)
+                    self.do("get u", "ok 4 5 6")
                 self.do("reset")
 
     def test_the_end_of_the_second_leaves_the_firsts_output(self) -> None:
@@ -472,6 +494,8 @@ class CppAsync(Exchanges):
 
 
 class Python(Exchanges):
+    lends_of_the_dead = False
+
     def setUp(self) -> None:
         super().setUp()
         for module in (blocking, aio_channel):
@@ -486,6 +510,7 @@ class PythonBlocking(Python):
 
 class PythonAsyncio(Python):
     waits_its_turn = True
+    awaits_parts = 1
     make = Asyncio
 
 

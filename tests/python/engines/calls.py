@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 import transformers
-from bulkhead.engine import LocalContext, Result, methods_of
+from bulkhead.engine import InvalidInput, LocalContext, Result, methods_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
@@ -30,6 +30,51 @@ class SmallModelTest(unittest.TestCase):
         kept = tempfile.TemporaryDirectory()
         cls.addClassCleanup(kept.cleanup)
         cls.folder = cls.make(Path(kept.name))
+
+
+class StreamingCalls:
+    """What every engine's streaming method promises. Of a SmallModelTest with `engine`, which is a
+    fresh one; with `fresh(graphs=…)`, and with `equals`."""
+
+    method: ClassVar[str]
+    usual: ClassVar[dict[str, Any]]  #: what a request says
+    before: ClassVar[dict[str, Any]]  #: of a request that must leave nothing for the next
+    cancelled: ClassVar[dict[str, Any]]  #: of one that is left after its first part
+    again: ClassVar[dict[str, Any]] = {}  #: of the request that follows them
+    bad: ClassVar[Sequence[dict[str, Any]]]
+    engine: ClassVar[Any]
+
+    @staticmethod
+    def taken(whole: Result) -> Any:
+        """What is compared of an answer."""
+        return whole.tensors["audio"]
+
+    def said(self, engine: Any = None, **given: Any) -> Any:
+        return self.taken(answered(engine or self.engine, self.method, **{**self.usual, **given})[1])
+
+    def test_the_second_request_equals_that_of_a_fresh_worker(self: Any) -> None:
+        first = self.said(self.fresh(), **self.again)
+        for graphs in ("preferred", "off"):
+            with self.subTest(graphs=graphs):
+                engine = self.fresh(graphs=graphs)
+                self.said(engine, **self.before)
+                self.equals(self.said(engine, **self.again), first)
+                cancelled = started(engine, self.method, **{**self.usual, **self.cancelled})
+                next(cancelled)
+                cancelled.close()
+                self.equals(self.said(engine, **self.again), first)
+
+    def test_without_graphs_there_is_no_static_cache_and_the_answer_is_the_same(self: Any) -> None:
+        engine = self.fresh(graphs="off")
+        self.assertFalse(getattr(engine.caches, "static", engine.caches))
+        self.equals(self.said(engine), self.said())
+        self.assertEqual(set(counted(engine)), {"graphs_off"})
+
+    def test_bad_input_is_refused(self: Any) -> None:
+        for given in self.bad:
+            with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
+                self.said(**given)
+            self.assertTrue(refused.exception.remedy)
 
 
 class Capturing(LocalContext):

@@ -17,7 +17,7 @@ from bulkhead.engine import InvalidInput, LocalContext, MissingModel
 from bulkhead.engines.chatterbox import TOKEN_SAMPLES, ChatterBox
 from bulkhead.errors import Error
 from comfyui import caches
-from calls import Capturing, SmallModelTest, answered, counted, loaded, started, steps_by_cache, waits_for_nothing
+from calls import Capturing, SmallModelTest, StreamingCalls, answered, counted, loaded, started, steps_by_cache, waits_for_nothing
 
 try:
     import small_chatterbox
@@ -32,8 +32,12 @@ VOICE = numpy.random.default_rng(1).normal(0, 0.1, (1, 16000)).astype(numpy.floa
 SAMPLING = {"seed": 3, "max_new_tokens": 24, "stream": False}
 
 
-class ChatterBoxTest(SmallModelTest):
+class ChatterBoxTest(StreamingCalls, SmallModelTest):
     make = staticmethod(small_chatterbox.chatterbox)
+    method, usual = "speak", {"text": TEXT, **SAMPLING}
+    before = {"reference": VOICE, "reference_rate": 16000, "exaggeration": 1.0}  # whose voice upstream would keep
+    cancelled = {"stream": True, "max_new_tokens": 100}
+    bad = ({"text": ""}, {"text": "It goes on and on. " * 1500})  # half an hour
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -52,10 +56,6 @@ class ChatterBoxTest(SmallModelTest):
             engine: SmallChatterBox = loaded(SmallChatterBox, {"model": str(cls.folder), "cache_lengths": [256], **options}, graphs, context)
         return engine
 
-    def spoken(self, engine: Any = None, **given: Any) -> torch.Tensor:
-        sound: torch.Tensor = answered(engine or self.engine, "speak", **{"text": TEXT, **SAMPLING, **given})[1].tensors["audio"]
-        return sound
-
     def theirs(self, seed: int = 3, **given: Any) -> torch.Tensor:
         """Upstream alone, stopped after as many tokens: its own number is 1,000."""
         inference = self.upstream.t3.inference
@@ -73,36 +73,23 @@ class ChatterBoxTest(SmallModelTest):
         self.assertTrue(torch.equal(ours, theirs), f"{ours.shape} and {theirs.shape}")
 
     def test_the_models_own_voice_sounds_as_upstreams(self) -> None:
-        self.equals(self.spoken(), self.theirs())
+        self.equals(self.said(), self.theirs())
 
     @mock.patch.object(small_chatterbox.S3Gen, "inference", lambda self, speech_tokens, ref_dict: (speech_tokens[None].repeat_interleave(960, 1) / 6561, None))
     def test_each_parameter_is_upstreams(self) -> None:
         """Of the speech tokens, which are compared as if they were the sound."""
-        usual = self.spoken()
+        usual = self.said()
         for given in ({"exaggeration": 1.5}, {"cfg_weight": 0.9}, {"temperature": 0.5}, {"repetition_penalty": 2.0}, {"min_p": 0.5}, {"top_p": 0.5}, {"seed": 4}):
             with self.subTest(**given):
-                ours = self.spoken(**given)
+                ours = self.said(**given)
                 self.assertTrue(torch.equal(ours, self.theirs(**given)))
                 self.assertFalse(ours.shape == usual.shape and torch.equal(ours, usual))
 
     def test_a_reference_is_heard_as_upstream_hears_it(self) -> None:
-        self.equals(self.spoken(reference=VOICE, reference_rate=16000), self.theirs(audio_prompt_path=self.voice))
+        self.equals(self.said(reference=VOICE, reference_rate=16000), self.theirs(audio_prompt_path=self.voice))
 
     def test_without_guidance_it_speaks_too(self) -> None:
-        self.assertGreater(self.spoken(cfg_weight=0.0).shape[1], 0)
-
-    def test_the_second_request_equals_that_of_a_fresh_worker(self) -> None:
-        first = self.spoken()
-        for graphs in ("preferred", "off"):
-            with self.subTest(graphs=graphs):
-                engine = self.fresh(graphs)
-                # Whose voice upstream would keep.
-                self.spoken(engine, reference=VOICE, reference_rate=16000, exaggeration=1.0)
-                self.assertTrue(torch.equal(self.spoken(engine), first))
-                cancelled = started(engine, "speak", **{"text": TEXT, **SAMPLING, "stream": True, "max_new_tokens": 100})
-                next(cancelled)
-                cancelled.close()
-                self.assertTrue(torch.equal(self.spoken(engine), first))
+        self.assertGreater(self.said(cfg_weight=0.0).shape[1], 0)
 
     def test_the_first_sound_comes_before_t3_ends(self) -> None:
         engine = self.fresh()
@@ -116,7 +103,7 @@ class ChatterBoxTest(SmallModelTest):
         parts, whole = answered(self.engine, "speak", **{"text": TEXT, **SAMPLING, "stream": True, "max_new_tokens": 60})
         self.assertGreater(len(parts), 1)
         self.assertEqual(sum(part.tensors["audio"].shape[1] for part in parts), whole.tensors["audio"].shape[1])
-        self.assertTrue(torch.equal(whole.tensors["audio"], self.spoken(max_new_tokens=60)))
+        self.assertTrue(torch.equal(whole.tensors["audio"], self.said(max_new_tokens=60)))
 
     def test_a_part_is_25_tokens_made_with_the_50_before_them_and_fades_in_over_20_ms(self) -> None:
         """Each sound is its tokens, higher by one than the sound before, so that it shows what
@@ -154,32 +141,20 @@ class ChatterBoxTest(SmallModelTest):
     def test_a_cache_that_is_full_goes_on_in_the_next_one(self) -> None:
         engine = self.fresh(cache_lengths=list(range(40, 264, 8)))
         with steps_by_cache(engine) as steps:
-            self.equals(self.spoken(engine), self.theirs())
+            self.equals(self.said(engine), self.theirs())
         used = [count for count in steps if count]
         self.assertEqual(sum(used), SAMPLING["max_new_tokens"])
         self.assertEqual(used[1:-1], [8, 8])
 
     def test_decoding_can_be_captured_and_capturing_leaves_nothing(self) -> None:
         engine = self.fresh(context=Capturing)
-        self.equals(self.spoken(engine), self.theirs())
+        self.equals(self.said(engine), self.theirs())
         place = torch.zeros(1, 1, dtype=torch.int64)
         waits_for_nothing(engine._decode, token=place, place=place, cache=engine.caches.static[0])
-
-    def test_without_graphs_there_is_no_static_cache(self) -> None:
-        engine = self.fresh("off")
-        self.assertEqual(engine.caches.static, [])
-        self.equals(self.spoken(engine), self.theirs())
-        self.assertEqual(set(counted(engine)), {"graphs_off"})
 
     def test_the_nodes_expect_the_caches_that_it_makes(self) -> None:
         held = sum(layer.keys.nbytes + layer.values.nbytes for cache in self.engine.caches.static for layer in cache.layers)
         self.assertEqual(caches.of_engine(self.folder, {}, [256]), held)
-
-    def test_bad_input_is_refused(self) -> None:
-        for text in ("", "It goes on and on. " * 1500):  # half an hour
-            with self.subTest(letters=len(text)), self.assertRaises(InvalidInput) as refused:
-                self.spoken(text=text)
-            self.assertTrue(refused.exception.remedy)
 
     def test_a_folder_without_a_voice_needs_a_reference(self) -> None:
         voice = Path(self.folder, "conds.pt").rename(self.folder / "kept.pt")
@@ -187,11 +162,11 @@ class ChatterBoxTest(SmallModelTest):
             engine = self.fresh()
         finally:
             voice.rename(self.folder / "conds.pt")
-        for call in (lambda: self.spoken(engine), lambda: engine.convert(source=VOICE, source_rate=16000, reference_rate=1, seed=0)):
+        for call in (lambda: self.said(engine), lambda: engine.convert(source=VOICE, source_rate=16000, reference_rate=1, seed=0)):
             with self.assertRaises(InvalidInput) as refused:
                 call()
             self.assertIn("conds.pt", refused.exception.remedy)
-        self.assertGreater(self.spoken(engine, reference=VOICE, reference_rate=16000).shape[1], 0)
+        self.assertGreater(self.said(engine, reference=VOICE, reference_rate=16000).shape[1], 0)
 
     def test_other_variants_are_refused_by_name_and_by_their_files(self) -> None:
         for variant, file in (("multilingual", "t3_mtl23ls_v2.safetensors"), ("turbo", "t3_turbo_v1.safetensors")):

@@ -16,7 +16,7 @@ from unittest import mock
 import bulkhead
 import numpy
 import torch
-from bulkhead.engine import InvalidInput, LocalContext, MissingModel
+from bulkhead.engine import LocalContext, MissingModel, Result
 
 try:
     import small_boson
@@ -27,13 +27,14 @@ from boson_multimodal.serve.serve_engine import HiggsAudioServeEngine
 from bulkhead.engines.higgs_audio_boson import HiggsAudio
 from bulkhead.engines.upstream import wave_file
 from comfyui import caches
-from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
+from calls import Capturing, SmallModelTest, StreamingCalls, answered, counted, loaded, started, waits_for_nothing
 from daemon import Daemon
 from loguru import logger
 
 TEXT = "[SPEAKER0] Hello there. [SPEAKER1] You again?"
 PROMPT, SCENE = "Generate audio following instruction.", "\n\n<|scene_desc_start|>\nAudio is recorded from a quiet room.\n<|scene_desc_end|>"
 VOICE, OTHER = (numpy.random.default_rng(seed).normal(0, 0.1, (1, 9600)).astype(numpy.float32) for seed in (1, 2))
+HALF_AN_HOUR = "It goes on and on. " * 1500
 SAMPLING = {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "seed": 3, "max_new_tokens": 70}
 
 
@@ -41,8 +42,11 @@ class Stopped(Exception):
     pass
 
 
-class HiggsAudioTest(SmallModelTest):
+class HiggsAudioTest(StreamingCalls, SmallModelTest):
     make = staticmethod(small_boson.boson)
+    method, usual = "speak", {"text": TEXT, **SAMPLING}
+    before, cancelled = {"text": "Something else, and longer than that.", "seed": 8}, {"max_new_tokens": 200}
+    bad = ({"text": " "}, {"text": HALF_AN_HOUR}, {"second_reference": OTHER, "multi_speaker": "conversation"}, {"reference": VOICE, "second_reference": OTHER})
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -61,8 +65,8 @@ class HiggsAudioTest(SmallModelTest):
     def options(cls) -> dict[str, Any]:
         return {"model": str(cls.folder), "codec": str(cls.folder / "codec"), "cache_lengths": [256, 512]}
 
-    def said(self, engine: Any = None, **given: Any) -> tuple[torch.Tensor, str]:
-        whole = answered(engine or self.engine, "speak", **{"text": TEXT, **SAMPLING, **given})[1]
+    @staticmethod
+    def taken(whole: Result) -> tuple[torch.Tensor, str]:
         return whole.tensors["audio"], whole.values["text"]
 
     def upstream(self, *turns: Any, forced: bool = True, system: str = PROMPT + SCENE, **sampling: Any) -> tuple[torch.Tensor, str]:
@@ -134,18 +138,6 @@ class HiggsAudioTest(SmallModelTest):
         theirs = self.upstream(*turn("[SPEAKER0] One.", VOICE), *turn("[SPEAKER1] Two.", OTHER))
         self.equals(self.said(multi_speaker="conversation", **voices), theirs)
 
-    def test_the_second_request_equals_that_of_a_fresh_worker(self) -> None:
-        for graphs in ("preferred", "off"):
-            with self.subTest(graphs=graphs):
-                first = self.said(self.fresh(graphs))
-                engine = self.fresh(graphs)
-                self.said(engine, text="Something else, and longer than that.", seed=8)
-                self.equals(self.said(engine), first)
-                cancelled = started(engine, "speak", **{"text": TEXT, **SAMPLING, "max_new_tokens": 200})
-                next(cancelled)
-                cancelled.close()
-                self.equals(self.said(engine), first)
-
     def test_what_is_streamed_is_the_whole(self) -> None:
         parts, whole = answered(self.engine, "speak", **{"text": TEXT, **SAMPLING, "seed": 10, "max_new_tokens": 160})
         self.assertGreater(len(parts), 2)
@@ -171,12 +163,6 @@ class HiggsAudioTest(SmallModelTest):
         self.assertEqual(counted(engine)["no_gpu"], steps)
         self.assertGreater(counted(engine)["no_bucket"], 20)
 
-    def test_without_graphs_there_is_no_static_cache_and_the_sound_is_the_same(self) -> None:
-        engine = self.fresh("off")
-        self.assertEqual(engine.caches, {})
-        self.equals(self.said(engine), self.said())
-        self.assertEqual(set(counted(engine)), {"graphs_off"})
-
     def test_the_nodes_expect_the_caches_that_it_makes(self) -> None:
         held = sum(one.nbytes for cache in self.engine.caches.values() for one in (*cache.key_cache, *cache.value_cache))
         self.assertEqual(caches.of_engine(self.folder, {}, [256, 512]), held)
@@ -193,13 +179,6 @@ class HiggsAudioTest(SmallModelTest):
 
     def test_the_penalty_changes_what_is_drawn(self) -> None:
         self.assertNotEqual(self.said(ras_window=0, repetition_penalty=1.5)[1], self.said(ras_window=0)[1])
-
-    def test_bad_input_is_refused(self) -> None:
-        half_an_hour = "It goes on and on. " * 1500
-        for given in ({"text": " "}, {"text": half_an_hour}, {"second_reference": OTHER, "multi_speaker": "conversation"}, {"reference": VOICE, "second_reference": OTHER}):
-            with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
-                self.said(**given)
-            self.assertTrue(refused.exception.remedy)
 
     def test_what_is_missing_is_said(self) -> None:
         for changed, told in (({"model": "./nowhere"}, "options.model"), ({"codec": "./nowhere"}, "options.codec")):

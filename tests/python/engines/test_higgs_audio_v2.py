@@ -14,13 +14,14 @@ import numpy
 import small_models
 import torch
 import transformers
-from bulkhead.engine import InvalidInput, LocalContext, MissingModel
+from bulkhead.engine import LocalContext, MissingModel
 from bulkhead.engines.higgs_audio_v2 import FramePenalty, HiggsAudio
-from calls import Capturing, SmallModelTest, answered, counted, loaded, started, steps_by_cache, waits_for_nothing
+from calls import Capturing, SmallModelTest, StreamingCalls, answered, counted, loaded, steps_by_cache, waits_for_nothing
 
 TEXT = "[SPEAKER0] Hello there. [SPEAKER1] You again?"
 SYSTEM, SCENE = "Generate audio following instruction.", "Audio is recorded from a quiet room."
 VOICE, OTHER = (numpy.random.default_rng(seed).normal(0, 0.1, (1, 9600)).astype(numpy.float32) for seed in (1, 2))
+HALF_AN_HOUR = "It goes on and on. " * 1500
 SAMPLING = {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "seed": 5, "max_new_tokens": 60}
 
 
@@ -28,8 +29,11 @@ class Stopped(Exception):
     pass
 
 
-class HiggsAudioTest(SmallModelTest):
+class HiggsAudioTest(StreamingCalls, SmallModelTest):
     make = staticmethod(small_models.higgs_audio_v2)
+    method, usual = "speak", {"text": TEXT, **SAMPLING}
+    before, cancelled = {"text": "Something else, and longer than that.", "seed": 8}, {"max_new_tokens": 200}
+    bad = ({"text": " "}, {"text": HALF_AN_HOUR}, {"second_reference": OTHER, "multi_speaker": "scene"}, {"reference": VOICE, "second_reference": OTHER})
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -42,10 +46,6 @@ class HiggsAudioTest(SmallModelTest):
     def fresh(cls, **context: Any) -> HiggsAudio:
         engine: HiggsAudio = loaded(HiggsAudio, {"model": str(cls.folder), "cache_lengths": [256, 512]}, **context)
         return engine
-
-    def spoken(self, engine: Any = None, **given: Any) -> torch.Tensor:
-        sound: torch.Tensor = answered(engine or self.engine, "speak", **{"text": TEXT, **SAMPLING, **given})[1].tensors["audio"]
-        return sound
 
     def upstream(self, turns: list[Any], scene: list[Any] | None = None, ras: tuple[int, int] = (7, 2), system: str = SYSTEM,
                  **sampling: Any) -> torch.Tensor:  # fmt: skip
@@ -71,18 +71,18 @@ class HiggsAudioTest(SmallModelTest):
         self.assertTrue(torch.equal(ours, theirs), f"{ours.shape} and {theirs.shape}")
 
     def test_a_text_alone_sounds_as_upstreams(self) -> None:
-        self.equals(self.spoken(), self.upstream([]))
+        self.equals(self.said(), self.upstream([]))
 
     def test_each_parameter_of_sampling_is_upstreams(self) -> None:
-        usual = self.spoken()
+        usual = self.said()
         for given in ({"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.6}, {"seed": 6}):
             with self.subTest(**given):
-                ours = self.spoken(**given)
+                ours = self.said(**given)
                 self.equals(ours, self.upstream([], **given))
                 self.assertFalse(torch.equal(ours, usual))
 
     def test_system_prompt_and_scene_are_upstreams(self) -> None:
-        usual = self.spoken()
+        usual = self.said()
         for given, theirs in (
             ({"system_prompt": "Whisper it."}, {"system": "Whisper it."}),
             ({"scene": "A busy street."}, {"scene": [text("A busy street.")]}),
@@ -90,7 +90,7 @@ class HiggsAudioTest(SmallModelTest):
             ({"scene": " \n"}, {"scene": []}),
         ):
             with self.subTest(**given):
-                ours = self.spoken(**given)
+                ours = self.said(**given)
                 self.equals(ours, self.upstream([], **theirs))
                 self.assertFalse(torch.equal(ours, usual))
 
@@ -104,25 +104,25 @@ class HiggsAudioTest(SmallModelTest):
         off = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "max_new_tokens": 40}
         for given in ({"temperature": 0.0}, {"do_sample": False}):
             with self.subTest(**given):
-                self.equals(self.spoken(**given, max_new_tokens=40), self.upstream([], **off))
+                self.equals(self.said(**given, max_new_tokens=40), self.upstream([], **off))
 
     def test_window_and_count_of_repetitions_are_upstreams(self) -> None:
         for window, repeats in ((12, 1), (3, 3)):
             with self.subTest(window=window, repeats=repeats):
-                self.equals(self.spoken(ras_window=window, ras_repeats=repeats), self.upstream([], ras=(window, repeats)))
-        self.equals(self.spoken(ras_window=0), self.upstream([], ras=(7, 1 << 30)))
-        self.assertFalse(torch.equal(self.spoken(ras_window=0), self.spoken(ras_window=12, ras_repeats=1)))
+                self.equals(self.said(ras_window=window, ras_repeats=repeats), self.upstream([], ras=(window, repeats)))
+        self.equals(self.said(ras_window=0), self.upstream([], ras=(7, 1 << 30)))
+        self.assertFalse(torch.equal(self.said(ras_window=0), self.said(ras_window=12, ras_repeats=1)))
 
     def test_a_reference_and_its_text_are_a_turn_before(self) -> None:
         theirs = self.upstream([("user", [text("Who is it?")]), ("assistant", [sound(VOICE)])])
-        self.equals(self.spoken(reference=VOICE, reference_text="Who is it?"), theirs)
+        self.equals(self.said(reference=VOICE, reference_text="Who is it?"), theirs)
 
     def test_two_speakers_are_turns_or_stand_in_the_scene(self) -> None:
         voices = {"reference": VOICE, "second_reference": OTHER, "reference_text": "One.", "second_reference_text": "Two."}
         turns = [("user", [text("[SPEAKER0] One.")]), ("assistant", [sound(VOICE)]), ("user", [text("[SPEAKER1] Two.")]), ("assistant", [sound(OTHER)])]
-        self.equals(self.spoken(multi_speaker="conversation", **voices), self.upstream(turns))
+        self.equals(self.said(multi_speaker="conversation", **voices), self.upstream(turns))
         scene = [text(SCENE), text("SPEAKER0:"), sound(VOICE), text("SPEAKER1:"), sound(OTHER)]
-        self.equals(self.spoken(multi_speaker="scene", **voices), self.upstream([], scene))
+        self.equals(self.said(multi_speaker="scene", **voices), self.upstream([], scene))
 
     def test_a_voice_of_two_channels_and_another_rate_is_resampled(self) -> None:
         import torchaudio
@@ -130,19 +130,7 @@ class HiggsAudioTest(SmallModelTest):
         stereo = numpy.concatenate([VOICE, OTHER])
         mono = torchaudio.functional.resample(torch.tensor(stereo).mean(0), 16000, 24000).numpy()[None]
         theirs = self.upstream([("user", [text("")]), ("assistant", [sound(mono)])])
-        self.equals(self.spoken(reference=stereo, reference_rate=16000), theirs)
-
-    def test_the_second_request_equals_that_of_a_fresh_worker(self) -> None:
-        first = self.spoken(self.fresh())
-        for graphs in ("preferred", "off"):
-            with self.subTest(graphs=graphs):
-                engine = self.fresh(graphs=graphs)
-                self.spoken(engine, text="Something else, and longer than that.", seed=8)
-                self.assertTrue(torch.equal(self.spoken(engine), first))
-                cancelled = started(engine, "speak", **{"text": TEXT, **SAMPLING, "max_new_tokens": 200})
-                next(cancelled)
-                cancelled.close()
-                self.assertTrue(torch.equal(self.spoken(engine), first))
+        self.equals(self.said(reference=stereo, reference_rate=16000), theirs)
 
     def test_what_is_streamed_is_the_whole(self) -> None:
         parts, whole = answered(self.engine, "speak", **{"text": TEXT, **SAMPLING, "max_new_tokens": 140})
@@ -154,10 +142,10 @@ class HiggsAudioTest(SmallModelTest):
     def test_static_caches_are_used_as_long_as_they_hold(self) -> None:
         engine = self.fresh()
         self.assertEqual([cache.layers[0].max_cache_len for cache in engine.caches.static], [256, 512])
-        self.spoken(engine)
+        self.said(engine)
         self.assertEqual(set(counted(engine)), {"no_gpu"})
         # Beside the prompt that is too long for the cache of 512.
-        long = self.spoken(engine, max_new_tokens=500)
+        long = self.said(engine, max_new_tokens=500)
         self.assertEqual(set(counted(engine)), {"no_gpu", "no_bucket"})
         self.equals(long, self.upstream([], max_new_tokens=500))
 
@@ -174,7 +162,7 @@ class HiggsAudioTest(SmallModelTest):
             engine: HiggsAudio = loaded(HiggsAudio, {"model": str(self.folder), "cache_lengths": lengths})
             for _ in range(2):
                 with steps_by_cache(engine) as steps:
-                    self.equals(self.spoken(engine), usual)
+                    self.equals(self.said(engine), usual)
                 self.assertEqual(steps, used)
 
     def test_weights_are_read_straight_onto_the_device(self) -> None:
@@ -186,14 +174,8 @@ class HiggsAudioTest(SmallModelTest):
 
     def test_decoding_can_be_captured_and_capturing_leaves_nothing(self) -> None:
         engine = self.fresh(context=Capturing)
-        self.equals(self.spoken(engine), self.upstream([]))
+        self.equals(self.said(engine), self.upstream([]))
         waits_for_nothing(engine._decode, frame=torch.zeros(4, dtype=torch.int64), cache=engine.caches.static[0])
-
-    def test_without_graphs_there_is_no_static_cache(self) -> None:
-        engine = self.fresh(graphs="off")
-        self.assertEqual(engine.caches.static, [])
-        self.equals(self.spoken(engine), self.upstream([]))
-        self.assertEqual(set(counted(engine)), {"graphs_off"})
 
     def test_the_penalty_is_upstreams_for_each_codebook(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -207,17 +189,10 @@ class HiggsAudioTest(SmallModelTest):
         self.assertTrue(torch.equal(penalty(frames, scores), scores), "the end is never penalised")
 
     def test_penalty_and_min_p_change_what_is_drawn(self) -> None:
-        usual = self.spoken(ras_window=0)
-        self.assertFalse(torch.equal(self.spoken(ras_window=0, repetition_penalty=1.5), usual))
+        usual = self.said(ras_window=0)
+        self.assertFalse(torch.equal(self.said(ras_window=0, repetition_penalty=1.5), usual))
         greedy = self.upstream([], ras=(7, 1 << 30), do_sample=False, temperature=None, top_k=None, top_p=None)
-        self.equals(self.spoken(ras_window=0, min_p=1.0), greedy)  # only the likeliest is left
-
-    def test_bad_input_is_refused(self) -> None:
-        half_an_hour = "It goes on and on. " * 1500
-        for given in ({"text": " "}, {"text": half_an_hour}, {"second_reference": OTHER, "multi_speaker": "scene"}, {"reference": VOICE, "second_reference": OTHER}):
-            with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
-                self.spoken(**given)
-            self.assertTrue(refused.exception.remedy)
+        self.equals(self.said(ras_window=0, min_p=1.0), greedy)  # only the likeliest is left
 
     def test_a_missing_model_says_what_to_fetch(self) -> None:
         for name, told in (("bosonai/higgs-audio-v2-generation-3B-base", "hf download"), ("./nowhere", "options.model")):

@@ -16,10 +16,10 @@ import PIL.Image
 import small_models
 import torch
 import transformers
-from bulkhead.engine import InvalidInput, LocalContext, MissingModel
+from bulkhead.engine import LocalContext, MissingModel, Result
 from bulkhead.engines.qwen3_vl import Qwen3VL
 from bulkhead.errors import Error
-from calls import Capturing, SmallModelTest, answered, counted, loaded, started, steps_by_cache, waits_for_nothing
+from calls import Capturing, SmallModelTest, StreamingCalls, answered, counted, loaded, steps_by_cache, waits_for_nothing
 from safetensors.torch import load_file, save_file
 
 PROMPT = "What is to be seen?"
@@ -47,8 +47,11 @@ def upstream(model: Any, processor: Any, images: Any = None, video: Any = None, 
     return text
 
 
-class Qwen3VLTest(SmallModelTest):
+class Qwen3VLTest(StreamingCalls, SmallModelTest):
     make = staticmethod(small_models.qwen3_vl)
+    method, usual = "answer", {"prompt": PROMPT, **SAMPLING}
+    before, cancelled, again = {"video": VIDEO, "seed": 8}, {"prompt": "Something else?"}, {"images": IMAGES}
+    bad = ({"prompt": " "}, {"prompt": "It goes on and on. " * 1500}, {"images": numpy.zeros((1, 2, 900, 3), numpy.uint8)}, {"max_new_tokens": 5000})
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -62,8 +65,9 @@ class Qwen3VLTest(SmallModelTest):
         engine: Qwen3VL = loaded(Qwen3VL, {"model": str(cls.folder), "cache_lengths": [128, 512], **options}, graphs, context)
         return engine
 
-    def said(self, engine: Any = None, **given: Any) -> str:
-        text: str = answered(engine or self.engine, "answer", **{"prompt": PROMPT, **SAMPLING, **given})[1].values["text"]
+    @staticmethod
+    def taken(whole: Result) -> str:
+        text: str = whole.values["text"]
         return text
 
     def upstream(self, **given: Any) -> str:
@@ -101,18 +105,6 @@ class Qwen3VLTest(SmallModelTest):
         for given in ({"do_sample": False}, {"temperature": 0.0}):
             with self.subTest(**given):
                 self.equals(self.said(**given), greedy)
-
-    def test_the_second_request_equals_that_of_a_fresh_worker(self) -> None:
-        first = self.said(self.fresh(), images=IMAGES)
-        for graphs in ("preferred", "off"):
-            with self.subTest(graphs=graphs):
-                engine = self.fresh(graphs)
-                self.said(engine, video=VIDEO, seed=8)
-                self.assertEqual(self.said(engine, images=IMAGES), first)
-                cancelled = started(engine, "answer", **{"prompt": "Something else?", **SAMPLING})
-                next(cancelled)
-                cancelled.close()
-                self.assertEqual(self.said(engine, images=IMAGES), first)
 
     def test_what_is_streamed_is_the_whole(self) -> None:
         parts, whole = answered(self.engine, "answer", **{"prompt": PROMPT, **SAMPLING})
@@ -163,19 +155,6 @@ class Qwen3VLTest(SmallModelTest):
                 engine = self.fresh(context=Capturing, attention=attention)
                 self.equals(self.said(engine), self.upstream())
                 waits_for_nothing(engine._decode, token=place, delta=place, cache=engine.caches.static[0])
-
-    def test_without_graphs_there_is_no_static_cache(self) -> None:
-        engine = self.fresh("off")
-        self.assertEqual(engine.caches.static, [])
-        self.equals(self.said(engine), self.upstream())
-        self.assertEqual(set(counted(engine)), {"graphs_off"})
-
-    def test_bad_input_is_refused(self) -> None:
-        thin = numpy.zeros((1, 2, 900, 3), numpy.uint8)
-        for given in ({"prompt": " "}, {"prompt": "It goes on and on. " * 1500}, {"images": thin}, {"max_new_tokens": 5000}):
-            with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
-                self.said(**given)
-            self.assertTrue(refused.exception.remedy)
 
     def test_one_pixel_is_a_picture_and_so_are_8k(self) -> None:
         for picture in (IMAGES[:1, :1, :1], numpy.full((1, 4320, 7680, 3), 90, numpy.uint8)):

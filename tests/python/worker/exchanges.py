@@ -35,7 +35,7 @@ def _header(**changes: int) -> Callable[[Client], None]:
     return lambda client: client.send("cancel", number=5, **changes)
 
 
-def _lend(slab: int, size: int, make: Callable[[], int]) -> Callable[[Client], None]:
+def lend(slab: int, size: int, make: Callable[[], int]) -> Callable[[Client], None]:
     def say(client: Client) -> None:
         fd = make()
         client.send("slab_lend", layout.SLAB_LEND.pack(slab_id=slab, kind=KIND["host_memfd"], size_bytes=size), 5, [fd])
@@ -81,6 +81,7 @@ BEFORE_HELLO = [
 #: The channel ends.
 BREAKING = [
     Exchange("less than a header", lambda client: client.raw(bytes(8)), ends=True),
+    Exchange("more than a packet holds", lambda client: client.raw(bytes(LIMITS["packet_bytes_max"] + 1)), ends=True),
     Exchange("another magic", _header(magic=1), ends=True),
     Exchange("another version", _header(version=2), ends=True),
     Exchange("another size", _header(size_bytes=33), ends=True),
@@ -105,7 +106,7 @@ BREAKING = [
 #: The channel ends, if the client agreed to nothing.
 UNAGREED = [
     Exchange("a slab_return", _named("slab_return", 0, layout.SLAB_NAME.pack(slab_id=1)), ends=True),
-    Exchange("a slab_lend", _lend(1 << 31, 4096, _memfd), ends=True),
+    Exchange("a slab_lend", lend(1 << 31, 4096, _memfd), ends=True),
 ]
 
 #: The request fails, or the message is ignored; the channel lives on.
@@ -146,9 +147,9 @@ REFUSED = [
     Exchange("a slab on a GPU", _named("slab_request", 5, ask_slab(1, 4096, KIND["cuda_vmm"])), "input_invalid", 5),
     Exchange("a slab beyond the channel's bound", _named("slab_request", 5, ask_slab(1, 1 << 30)), "resources_exhausted", 5),
     Exchange("a slab beyond 64 bits", _named("slab_request", 5, ask_slab(1, (1 << 64) - 1)), "resources_exhausted", 5),
-    Exchange("a loan with a low number", _lend(7, 4096, _memfd), "input_invalid", 5),
-    Exchange("a loan that is not a memfd", _lend(1 << 31, 4096, _pipe), "protocol_violation", 5),
-    Exchange("a loan that is not sealed", _lend((1 << 31) + 1, 4096, _memfd), "protocol_violation", 5),
+    Exchange("a loan with a low number", lend(7, 4096, _memfd), "input_invalid", 5),
+    Exchange("a loan that is not a memfd", lend(1 << 31, 4096, _pipe), "protocol_violation", 5),
+    Exchange("a loan that is not sealed", lend((1 << 31) + 1, 4096, _memfd), "protocol_violation", 5),
     Exchange("a release of what is not lent", lambda client: client.release(
         {"slab_id": client.output, "offset_bytes": 0, "size_bytes": 16, "generation": 9}), request=0),
     Exchange("a release in an input slab", lambda client: client.release(

@@ -84,7 +84,10 @@ class LinkConformance:
 
     def test_statistics_count(self) -> None:
         worker = self.loaded()
-        client = worker.open_channel()
+        client = worker.offer_channel()
+        client.raw(b"")
+        client.open(0)
+        client.raw(b"")
         client.write([1.0] * 4)
         client.infer(1, client.tensor())
         client.result(1)
@@ -93,6 +96,7 @@ class LinkConformance:
         worker.send("statistics_asked")
         told = worker.expect("statistics")
         self.assertEqual([told[name] for name in ("requests", "errors", "in_flight", "queued", "channels")], [2, 1, 0, 0, 1])
+        self.assertEqual(told["ignored_frames"], 2)
         self.assertEqual(told["slabs"]["bytes"], 2 * 65536)
         self.assertIn("mode", told["graphs"])
 

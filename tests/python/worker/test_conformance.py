@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import struct
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from bulkhead import layout
 from bulkhead.layout import DIRECTION, FEATURE, LIMITS, MESSAGE
-from exchanges import BEFORE_HELLO, BREAKING, MESSAGES, REFUSED, UNAGREED, Exchange, sealed
+from exchanges import BEFORE_HELLO, BREAKING, MESSAGES, REFUSED, UNAGREED, Exchange, lend, sealed
 from harness import BUILD, PROGRAMS, PROMPT, Client, Worker, ask_slab
 from link_conformance import LinkConformance
 
@@ -81,7 +82,8 @@ class Conformance(LinkConformance):
         self.lives(client)
 
     def test_another_workers_output_is_read_where_it_lies(self) -> None:
-        taker = self.loaded().open_channel()
+        worker = self.loaded()
+        taker = worker.open_channel()
         number = LIMITS["lent_slab_id_min"]
         fd = sealed([5.0, 6.0])
         taker.send("slab_lend", layout.SLAB_LEND.pack(slab_id=number, kind=1, size_bytes=4096), 3, [fd])
@@ -90,9 +92,23 @@ class Conformance(LinkConformance):
         self.assertEqual((head["request_id"], layout.SLAB_NAME.unpack(body)["slab_id"]), (3, number))
         taker.infer(4, taker.tensor(dims=(2,), slab=number))
         self.assertEqual(taker.result(4)[0], [5.0, 6.0])
+        worker.send("statistics_asked")
+        self.assertEqual(worker.expect("statistics")["slabs"]["bytes"], 2 * 65536, "it is not the worker's memory")
         taker.send("slab_return", body)
         taker.infer(5, taker.tensor(dims=(2,), slab=number))
         self.assertEqual(taker.error(), ("protocol_violation", 5))
+
+    def test_a_loan_for_which_the_worker_has_no_free_descriptor_is_refused(self) -> None:
+        worker = self.loaded()
+        client, pid = worker.open_channel(), worker.process.pid
+        used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
+        loan = Exchange("a loan", lend(LIMITS["lent_slab_id_min"], 4096, lambda: sealed([1.0])), "resources_exhausted", 5)
+        self.play(client, loan)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        loan.say(client)
+        self.assertEqual(client.expect("slab_accepted")[0]["request_id"], 5)
 
     def test_the_queue_is_bounded_and_a_cancel_frees_a_place(self) -> None:
         worker = self.loaded(queue=4)

@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include "bulkhead/async_channel.h"
-#include "clients/cpp/base/limits.h"
 #include "tests/unit/clients/both_clients.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/introducing.h"
@@ -39,45 +38,34 @@ class ChannelStreaming : public testing::Test {};
 TYPED_TEST_SUITE(ChannelStreaming, BothClients, ClientNames);
 
 TYPED_TEST(ChannelStreaming, AWorkerThatDiesLeavesWhatCameAndSaysHowMuchThatWas) {
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        const auto request = w.expect<channel::Infer>();
-        for (int token = 0; token < 3; ++token) send_token(w, request.request_id, token);
-    }};
-    TypeParam channel = adopt<TypeParam>(worker).value();
-    const std::uint64_t id = channel.submit({.in_parts = true}).value();
-    worker.finish();
-    for (int token = 0; token < 3; ++token) EXPECT_EQ(token_of(channel.next(id).value()), token);
+    struct Case {
+        const char* parts;  ///< what each of them says, in JSON
+        const char* said;
+    };
+    for (const Case& one : {Case{R"([{"token": 5}, {"token": 6}, {"token": 7}])", "after 3 parts of the answer"},
+                            // A part may hold several tokens, and one of them be an array.
+                            Case{R"([{"tokens": [5]}, {"tokens": [6, 7, 8]}, {"tokens": [[1, 2], [3, 4]]}])",
+                                 "after 6 tokens of the answer"}}) {
+        SCOPED_TRACE(one.said);
+        const boost::json::array parts = boost::json::parse(one.parts).as_array();
+        FakeWorker worker{[&](FakeWorker& w) {
+            greet_streaming(w);
+            const auto id = w.expect<channel::Infer>().request_id;
+            for (const auto& part : parts)
+                w.send(channel::encode(
+                           channel::InferResult{.request_id = id, .more = true, .values = part.as_object()})
+                           .value());
+        }};
+        TypeParam channel = adopt<TypeParam>(worker).value();
+        const std::uint64_t id = channel.submit({.in_parts = true}).value();
+        worker.finish();
+        for (const auto& part : parts) EXPECT_EQ(channel.next(id).value().values, part);
 
-    const Error error = channel.next(id).error();
+        const Error error = channel.next(id).error();
 
-    EXPECT_EQ(error.code, ErrorCode::worker_lost);
-    EXPECT_THAT(error.attempt, HasSubstr("after 3 parts of the answer"));
-}
-
-/// A part may hold several tokens, and one of them be an array.
-TYPED_TEST(ChannelStreaming, AWorkerThatDiesInTheMidstOfTokensIsToldWithTheirNumber) {
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        const auto request = w.expect<channel::Infer>();
-        const auto send = [&](boost::json::array tokens) {
-            channel::InferResult part{.request_id = request.request_id, .more = true};
-            part.values = {{"tokens", std::move(tokens)}};
-            w.send(channel::encode(part).value());
-        };
-        send({5});
-        send({6, 7, 8});
-        send({boost::json::array{1, 2}, boost::json::array{3, 4}});
-    }};
-    TypeParam channel = adopt<TypeParam>(worker).value();
-    const std::uint64_t id = channel.submit({.method = "generate", .in_parts = true}).value();
-    worker.finish();
-    for (int part = 0; part < 3; ++part) EXPECT_TRUE(channel.next(id).value().more);
-
-    const Error error = channel.next(id).error();
-
-    EXPECT_EQ(error.code, ErrorCode::worker_lost);
-    EXPECT_THAT(error.attempt, HasSubstr("after 6 tokens of the answer"));
+        EXPECT_EQ(error.code, ErrorCode::worker_lost);
+        EXPECT_THAT(error.attempt, HasSubstr(one.said));
+    }
 }
 
 /// The next worker would begin again, and its first parts would come twice.
@@ -115,32 +103,6 @@ TYPED_TEST(ChannelStreaming, ARequestWithoutAPartYetIsSentOnceMoreAndStreams) {
         EXPECT_EQ(token_of(channel.next(id).value()), 1);
         EXPECT_EQ(token_of(channel.next(id).value()), 2);
         EXPECT_EQ(channel.replays(), 1u);
-    }
-}
-
-TYPED_TEST(ChannelStreaming, PartsThatNobodyTakesAreBounded) {
-    constexpr int sent = 5000;
-    static_assert(sent > limits::parts_max);
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        const auto request = w.expect<channel::Infer>();
-        const auto other = w.expect<channel::Infer>();
-        for (int token = 0; token < sent; ++token) send_token(w, request.request_id, token);
-        EXPECT_EQ(w.expect<channel::Cancel>().request_id, request.request_id);
-        w.send(channel::encode(channel::Failure{request.request_id, {ErrorCode::cancelled, "cancelled", ""}}));
-        w.answer(other.request_id, {});
-        w.await_hang_up();
-    }};
-    {
-        TypeParam channel = adopt<TypeParam>(worker).value();
-        const std::uint64_t id = channel.submit({.in_parts = true}).value();
-        EXPECT_TRUE(channel.infer({})) << "another request reads the channel meanwhile";
-
-        std::size_t taken = 0;
-        Result<Reply> part = channel.next(id);
-        for (; part; part = channel.next(id)) EXPECT_EQ(token_of(*part), static_cast<int>(taken++));
-        EXPECT_EQ(taken, limits::parts_max);
-        EXPECT_EQ(part.error().code, ErrorCode::resources_exhausted);
     }
 }
 

@@ -40,32 +40,6 @@ TEST(FindSocket, LooksInTheDocumentedOrder) {
     EXPECT_EQ(find_socket(), "/run/bulkhead/control.sock");
 }
 
-TEST(ControlClient, CallsAndReceivesItsAnswer) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        const auto request = d.request();
-        EXPECT_EQ(request.at("method").as_string(), "model.why");
-        EXPECT_EQ(request.at("params").at("model").as_string(), "minilm");
-        d.answer(request, {{"sentence", "it is ready"}});
-    }};
-    ControlClient client = daemon.connect();
-
-    const Answer answer = client.call("model.why", {{"model", "minilm"}}).value();
-
-    EXPECT_EQ(answer.result.at("sentence").as_string(), "it is ready");
-}
-
-TEST(ControlClient, AnErrorArrivesAsTheDaemonSpeltIt) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        d.request();
-        d.send(R"({"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"m","data":{"code":"model_unknown",)"
-               R"("attempt":"loading x","remedy":"name one of: minilm"}}})"
-               "\n");
-    }};
-    ControlClient client = daemon.connect();
-
-    EXPECT_EQ(client.call("model.load").error(), (Error{ErrorCode::model_unknown, "loading x", "name one of: minilm"}));
-}
-
 TEST(ControlClient, AnErrorWithoutAStoryOrIdIsStillAnError) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request();

@@ -35,7 +35,8 @@ struct Spawn : ::testing::Test {
 
 TEST(SpawnDescriptors, AreExactlyTheAllowListWhateverTheKeeperInherited) {
     KeeperProcess keeper{{.in_child = [] {
-        for (int fd = 5; fd < 20; ++fd) ::dup2(STDERR_FILENO, fd);
+        const int full = ::open("/dev/full", O_RDWR);
+        for (int fd = 5; fd < 20; ++fd) ::dup2(full, fd);
     }}};
     Seat seat = keeper.next_seat();
     seat.take_over();
@@ -50,6 +51,7 @@ TEST(SpawnDescriptors, AreExactlyTheAllowListWhateverTheKeeperInherited) {
                 ::testing::AllOf(::testing::Contains(Pair(3, StartsWith("socket:"))),
                                  ::testing::Contains(Pair(4, StartsWith("socket:"))), ::testing::SizeIs(6)))
         << "the fake supervisor opens one of its own";
+    EXPECT_THAT(descriptors_of(keeper.pid()), ::testing::Not(::testing::Contains(Pair(::testing::_, "/dev/full"))));
 }
 
 TEST(SpawnDescriptors, AreRightEvenWhenTheKeeperStartsWithNoneOpen) {

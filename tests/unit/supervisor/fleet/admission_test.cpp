@@ -317,26 +317,6 @@ TEST_F(AdmissionTest, ModelsStartInTheOrderThatTheFleetSays) {
     EXPECT_EQ(spawned(2).name.model, "a");
 }
 
-TEST_F(AdmissionTest, PreloadsEvictEachOtherNotEvenWhereTheyDoNotAllFit) {
-    declared_.startup = {"c"};
-    std::vector<config::ModelSpec> models{on("cuda:0", "a", 6 * gb), on("cuda:0", "b", 6 * gb), on("cuda:0", "c", gb),
-                                          on("cuda:1", "d", gb)};
-    for (auto& one : models) one.preload = true;
-    begin(models);
-    fleet_->preload();
-    std::vector<std::string> started;
-    for (std::size_t i = 1; i <= 3; ++i) started.push_back(ready(i).name.model);
-    settle();
-    EXPECT_THAT(started, ElementsAre("c", "a", "d"));
-    EXPECT_EQ(keeper_.workers.size(), 3U);
-    EXPECT_TRUE(std::ranges::none_of(keeper_.workers, [](const auto& one) { return one->got("drain"); }));
-    EXPECT_THAT(why("b"), HasSubstr("not preloaded: b/0 needs 5.6 GiB (declared); "));
-    EXPECT_THAT(why("b"), HasSubstr("it loads at the first request"));
-    load("b");
-    answer_drain(*keeper_.workers[1]);
-    EXPECT_EQ(spawned(4).name.model, "b");
-}
-
 TEST_F(AdmissionTest, APreloadThatANextSupervisorFindsLoadingIsWaitedForByTheOthers) {
     std::vector<config::ModelSpec> models{on("cuda:0", "new"), on("cuda:0", "b", 6 * gb)};
     for (auto& one : models) one.preload = true;

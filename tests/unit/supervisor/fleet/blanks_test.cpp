@@ -138,6 +138,7 @@ TEST_F(BlanksTest, ADeadOneIsForgottenAndNotTaken) {
     load("a");
     ASSERT_TRUE(wait([&] { return keeper_.workers.size() == 2; }));
     EXPECT_EQ(keeper_.latest().name.model, "a");
+    EXPECT_TRUE(wait([&] { return status("waiting") == 1; })) << "another one is started";
 }
 
 TEST_F(BlanksTest, OneThatDiesAsItIsTakenIsACrashOfItsModel) {

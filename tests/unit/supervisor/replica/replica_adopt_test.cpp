@@ -186,6 +186,8 @@ TEST_F(GpuAdoptionTest, WhoHasNotHeardOfItsGrantHearsWhenItsTurnComes) {
         {"OneOfAnotherReleaseIsDrainedAndReplaced", "ready; dies; adopts; answers ready protocol=[7,9]; got drain"},
         {"ALoadGoesOn", R"(load; loading; dies; adopts; load; answers loading; state loading; says ready
         loads 1 ok; workers 1)"},
+        {"ACaptureGoesOn", R"(load; loading; says progress phase=capturing; state capturing; dies; adopts
+        answers capturing; state capturing; says ready; state ready; workers 1; signals)"},
         {"OneThatWasNotYetToldWhatToLoadIsTold", R"(load; spawned; declared; dies; adopts
         answers starting state={"configured":false,"phase":"starting"}; got configure; is loading)"},
         {"AnUnloadGoesOnAndItsReceiptIsKeptUntilItIsTold", R"(ready; unload; got drain; dies; adopts; answers draining

@@ -115,21 +115,6 @@ TEST_F(ChannelTest, OpensAChannelWhoseSlabsAreTooLargeForTheEventLoop) {
     client.expect_result(1);
 }
 
-TEST_F(ChannelTest, ClosesAfterAPacketBeyondTheBoundOrWithDescriptors) {
-    TestClient large = first_channel();
-    auto [client_end, worker_end] = PacketPair::make().value();
-    say({{"type", "channel"}, {"channel", 77}}, worker_end.get());
-
-    large.send(std::vector<std::byte>(packet_bytes_max + 1));
-    const std::array fds{client_end.get(), link.get()};
-    ASSERT_TRUE(send_packet(client_end.get(), channel::encode(channel::Hello{0, "x"}), fds));
-
-    large.expect_error(0, ErrorCode::protocol_violation);
-    large.expect_end();
-    TestClient bringing{std::move(client_end), 77};
-    bringing.expect_error(0, ErrorCode::protocol_violation);
-}
-
 /// Socket or ring, and then the outbox, are full of answers.
 TEST_F(ChannelTest, ClosesAClientThatReadsNoAnswerAndServesItsNeighbour) {
     TestClient neighbour = first_channel();

@@ -58,15 +58,6 @@ TEST_F(GenerationChannel, StreamsTokensAndThenAnswersWithAllOfThem) {
     EXPECT_FALSE(values.contains("seed"));
 }
 
-TEST_F(GenerationChannel, AnswersOnceWhereStreamingWasNotAgreed) {
-    TestClient client = first_channel();
-    ask(client, 7, {1, 2, 3}, {{"max_new_tokens", 12}, {"ignore_stop", true}});
-    const Heard heard = listen(client, 1)[7];
-    ASSERT_TRUE(heard.last);
-    EXPECT_EQ(heard.parts, 0U);
-    EXPECT_EQ(tokens_of(client, heard), expected({1, 2, 3}, 12));
-}
-
 TEST_F(GenerationChannel, SendsAnArrayForEachStepOfSeveralCodebooks) {
     shape.codebooks = 2;
     shape.inputs[0].shape.push_back({2, 2});

@@ -34,17 +34,6 @@ protected:
     }
 };
 
-TEST_F(SlabLend, ALentSlabIsReadWhereItLies) {
-    start_ready();
-    const ForeignSlab slab;
-    TestClient client = open_with_loan(slab);
-    client.infer(2, "echo", {ForeignSlab::tensor(first_id, 32, 3)});
-
-    EXPECT_EQ(client.values(client.expect_result(2).tensors.at(0)), (std::vector<float>{32, 33, 34}));
-    // It is not the worker's memory.
-    await_slab_bytes(spec.channel.input_bytes + spec.channel.output_bytes);
-}
-
 TEST_F(SlabLend, RequestsInFlightMayReadTheSameBytes) {
     start_ready();
     const ForeignSlab slab;

@@ -1,4 +1,4 @@
-// Faults 1 and 5: empty frames on the sockets, and who may connect.
+// Fault 5: who may connect.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,6 @@
 
 #include <fstream>
 
-#include "tests/faults/raw_channel.h"
 #include "tests/integration/fixture/fleets.h"
 #include "tests/integration/fixture/raw_socket.h"
 
@@ -21,21 +20,6 @@ using ::testing::Not;
 
 const std::string info_request = R"({"jsonrpc":"2.0","id":1,"method":"daemon.info"})"
                                  "\n";
-
-TEST(Fault01, AZeroLengthFrameIsIgnoredAndCounted) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    RawChannel client{daemon, "echo"};
-    EXPECT_TRUE(client.send({}));
-    client.greet();
-
-    for (int i = 0; i < 9; ++i) EXPECT_TRUE(client.send({}));
-    client.expect_served(1);
-
-    EXPECT_EQ(daemon.row("echo").at("ignored_frames").as_int64(), 10);
-    const auto line = unix_client(daemon.socket());
-    send_text(line, "\n\n\r\n" + info_request);
-    EXPECT_THAT(read_line(line), HasSubstr("keeper_pid")) << "an empty line is nothing, too";
-}
 
 TEST(Fault05, AForeignUserAndAnAbstractAddressFindNobody) {
     if (::getuid() != 0) GTEST_SKIP() << "only root can be somebody else for a moment";

@@ -49,7 +49,7 @@ async def _ask(model: str, method: str | None, values: dict[str, Any], part: Par
                     elif more:
                         await part(answer)
             if any(row["pid"] is None for row in rows):  # its language model, which is loaded now
-                patchers = manager.enlist_loaded([row["model"] for row in rows])
+                patchers = manager.enlist_loaded([row["model"] for row in rows]) or patchers
             manager.measure(patchers)
             return answer
 

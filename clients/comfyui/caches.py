@@ -26,7 +26,8 @@ def of_engine(folder: Path, declared: dict[str, Any], lengths: list[int]) -> int
     """For Bulkhead's engines: one cache for each of these lengths, or of those in its options; none
     where its language model is another process."""
     options = declared.get("options") or {}
-    if declared.get("graphs") == "off" or "language_model" in options:
+    # PyYAML reads a bare `off` as False.
+    if declared.get("graphs") in ("off", False) or "language_model" in options:
         return 0
     try:
         position = _of_t3(folder / weights.T3) or _of_config(_read(folder / "config.json"), options.get("dtype", "auto"))

@@ -119,10 +119,14 @@ def _processes(model: str) -> list[dict[str, Any]]:
 
 
 def unload(model: str) -> None:
-    """Blocks until the daemon has the memory back, at most for the model's own
-    deadlines and ours."""
-    for receipt in daemon.ask("model.unload", {"models": [model]}, deadline=UNLOAD_SECONDS)["receipts"]:
-        logging.info("Bulkhead: %s", sentence(receipt))
+    """Ends the model, then its language model, which one that still worked would have loaded
+    again. Blocks until the daemon has the memory back, at most for each one's own deadlines and
+    ours."""
+    first, *more = fleet_file.with_language_model(model)
+    known = {row["model"] for row in daemon.rows()} if more else set()
+    for name in [first, *(name for name in more if name in known)]:
+        for receipt in daemon.ask("model.unload", {"models": [name]}, deadline=UNLOAD_SECONDS)["receipts"]:
+            logging.info("Bulkhead: %s", sentence(receipt))
     daemon.rows()
 
 

@@ -52,9 +52,11 @@ def _of_declared(folder: Path, declared: dict[str, Any]) -> int:
     if not (own := declared_by_engine(str(declared.get("engine")))):
         paths = _found(folder, declared.get("file"), declared.get("package"), options.get("model"))
         return sum(weights.of(path) + caches.of_package(path, declared) for path in paths)
-    paths = _found(folder, *(options.get(option, repository) for option, repository in own["repositories"].items()))
+    named = {option: options.get(option, repository) for option, repository in own["repositories"].items()}
+    paths = _found(folder, *named.values())
     codecs = [codec for path in paths for codec in _found(folder, weights.codec(path)) if not codec.is_relative_to(path)]
-    return sum(weights.of_engine(path, options) + caches.of_engine(path, declared, own["cache_lengths"]) for path in paths + codecs)
+    kept = sum(caches.of_engine(path, declared, own["cache_lengths"]) for path in _found(folder, named.get("model")))
+    return kept + sum(weights.of_engine(path, options) for path in paths + codecs)
 
 
 def _found(folder: Path, *names: Any) -> list[Path]:

@@ -97,7 +97,7 @@ private:
 /// What all cycles of one side saw.
 struct Side {
     std::vector<double> rates;     ///< tokens a second, of each cycle the median of its requests
-    std::vector<double> readings;  ///< bytes a second that the machine read meanwhile
+    std::vector<double> readings;  ///< bytes a second that the machine read before and after
     std::map<std::size_t, std::vector<double>> after_load;  ///< ms to a load's first token, by the
                                                             ///< prompt's length
     std::map<std::size_t, std::vector<double>> firsts;      ///< of later requests
@@ -225,8 +225,8 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
             per_read.push_back(side.rates[load] / reads.back());
         }
         slowest("tokens", side.rates, "1/s");
-        slowest("all cores read meanwhile", reads, "GB/s");
-        slowest("tokens beside what they read", per_read, "1/GB");
+        slowest("all cores read beside it", reads, "GB/s");
+        slowest("tokens for each GB read", per_read, "1/GB");
     };
     steadiness("ours", ours);
     if (with_peer) steadiness(peer_name, theirs);

@@ -18,6 +18,7 @@ import bulkhead
 from bulkhead import __main__ as program
 from bulkhead import layout
 from bulkhead.layout import FEATURE, FLAG
+from bulkhead.protocol import PARTS_MAX
 from fake_daemon import FakeDaemon, WithFakeDaemon
 from fake_worker import FakeWorker
 
@@ -240,6 +241,22 @@ class Generating(Serving):
         self.assertIn("after 3 tokens", error.attempt)
         self.assertEqual(generation.tokens, [1, 2, 3])
         self.assertEqual(list(client.generate("fake", [1])), [9], "the next call finds the next worker")
+
+    def test_parts_that_nobody_takes_are_bounded(self) -> None:
+        def script(worker: GeneratingWorker) -> None:
+            stream, _, _ = worker.asked()
+            other, _, _ = worker.asked()
+            for i in range(PARTS_MAX + 10):
+                worker.part(stream, [i], i)
+            assert worker.expect("cancel")[0]["request_id"] == stream
+            worker.error(stream, 9)
+            worker.last(other, [1])
+
+        client = self.connect(self.serving(script))
+        untaken = client.generate("fake", [1])
+        self.assertEqual(list(client.generate("fake", [2])), [1])
+        self.refused("resources_exhausted", lambda: list(untaken))
+        self.assertEqual(untaken.tokens, list(range(PARTS_MAX)))
 
     def test_asyncio_tells_the_same(self) -> None:
         def script(worker: GeneratingWorker) -> None:

@@ -126,8 +126,8 @@ public:
     /// Takes effect at the next `launch`. Graphs are not captured again.
     virtual Result<> set_sampling(std::uint32_t slot, const Sampling& sampling) = 0;
 
-    /// Swaps two slots: state, and KV up to the longer one's length. A CPU moves KV only when several
-    /// sequences step together that do not lie side by side. Moves of KV are counted.
+    /// Swaps two slots: state, and KV up to the longer one's length. A CPU moves KV only when
+    /// several sequences step together that do not lie side by side. Moves of KV are counted.
     virtual Result<> exchange(std::uint32_t a, std::uint32_t b) = 0;
 
     /// Copies the KV of positions [0, length) to another slot, whose state does not

@@ -231,6 +231,17 @@ TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
     EXPECT_EQ(fetch(reply->outputs.at(0)), values(7));
 }
 
+TEST_F(GpuChannel, AnUnloadAsksClientsToLetGoAndTheReceiptNamesNobodyWhoDid) {
+    start();
+    Channel channel = open();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    {
+        Input input = input_on_gpu(channel);
+        ASSERT_TRUE(echo(channel, input, values(1)));
+    }
+    expect_let_go_at_unload(*daemon, channel);
+}
+
 TEST_F(GpuChannel, AnUnloadNamesTheClientThatHoldsOn) {
     start();
     Channel channel = open();

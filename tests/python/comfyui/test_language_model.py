@@ -81,6 +81,11 @@ class LanguageModel(WithPack):
         asyncio.run(nodes.unload("speaker"))
         self.assertEqual(self.loaded(), [])
 
+    def test_what_ends_the_engine_alone_ends_its_language_model_too(self) -> None:
+        self.prompt("speaker")
+        next(one.guest._guest() for one in self.manager.listed if one.guest._guest().name == "speaker").detach()
+        self.assertEqual(self.loaded(), [])
+
     def test_a_comfyui_that_starts_again_lists_both_and_unloads_neither(self) -> None:
         self.prompt("speaker")
         self.new_comfyui()

@@ -92,9 +92,9 @@ class Sizes(WithPack):
 
     def test_what_defaults_of_the_fleet_say_counts(self) -> None:
         repository(self.hub(), "Qwen/Qwen3-VL-4B-Instruct", model_safetensors=bytes(7), config_json=json.dumps(HIGGS).encode())
-        declared = {"version": 1, "defaults": {"graphs": "off"}, "models": {"one": {"runtime": "python", "engine": "bulkhead.engines.qwen3_vl:Qwen3VL"}}}
-        self.daemon.fleet.write_text(json.dumps(declared))
-        self.assertEqual(self.pack("sizes").expected({"model": "one"}), 7)
+        for off in ("off", "'off'"):
+            self.daemon.fleet.write_text(f"version: 1\ndefaults: {{graphs: {off}}}\nmodels:\n  one: {{runtime: python, engine: 'bulkhead.engines.qwen3_vl:Qwen3VL'}}\n")
+            self.assertEqual(self.pack("sizes").expected({"model": "one"}), 7)
 
     def test_boson_has_a_codec_and_caches_of_its_second_networks(self) -> None:
         home = self.hub()
@@ -102,7 +102,7 @@ class Sizes(WithPack):
         folder = repository(home, "bosonai/higgs-audio-v2-generation-3B-base", model_safetensors=bytes(7), config_json=json.dumps(config).encode())
         caches = (3 + 2) * HIGGS_POSITION * LENGTHS
         self.assertEqual(self.engine("higgs_audio_boson:HiggsAudio"), 7 + caches)
-        repository(home, "bosonai/higgs-audio-v2-tokenizer", model_pth=bytes(11))
+        repository(home, "bosonai/higgs-audio-v2-tokenizer", model_pth=bytes(11), config_json=json.dumps(HIGGS).encode())
         self.assertEqual(self.engine("higgs_audio_boson:HiggsAudio"), 7 + 11 + caches)
         repository(home, "own/codec", model_pth=bytes(13))
         self.assertEqual(self.engine("higgs_audio_boson:HiggsAudio", options={"model": str(folder), "codec": "own/codec"}), 7 + 13 + caches)

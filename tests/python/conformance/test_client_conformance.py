@@ -12,7 +12,6 @@ from unittest import mock
 from bulkhead import channel as blocking, layout
 from bulkhead.aio import channel as aio_channel
 from bulkhead.layout import FEATURE, FLAG, KIND, LIMITS
-from bulkhead.protocol import PARTS_MAX
 from client_players import Asyncio, Blocking, Cpp
 from fake_worker import FakeWorker
 from worker_exchanges import BAD_ANSWERS, BAD_SLABS, BAD_WELCOMES, Say
@@ -26,7 +25,6 @@ class Exchanges(unittest.TestCase):
     it is in order."""
 
     waits_its_turn = False  #: beyond what may be in flight
-    awaits_parts = 0  #: so many before they are asked for
     lends_of_the_dead = True  #: an output whose worker is gone, which could be copied as well
 
     make: Callable[[], Any]
@@ -334,20 +332,6 @@ class Exchanges(unittest.TestCase):
         for expected in ("more 0", "more 1", "worker_lost"):
             self.do("get r", expected)
 
-    def test_parts_that_nobody_takes_are_bounded(self) -> None:
-        worker, number = self.asking(features=FEATURE["streaming"], how="parts")
-        other, _ = self.asked(worker, "s")
-        self.client.begin("get s")  # which reads the channel
-        for _ in range(PARTS_MAX + 10):
-            worker.send("result", layout.RESULT.pack(), number, FLAG["more"])
-        self.assertEqual(worker.expect("cancel")[0]["request_id"], number)
-        worker.error(number, 9)
-        worker.answer(other, [1.0])
-        self.says("ok 1")
-        for _ in range(PARTS_MAX + self.awaits_parts):
-            self.do("get r", "more")
-        self.do("get r", "resources_exhausted")
-
     def test_leaving_a_stream_cancels_it_and_gives_back_what_still_comes(self) -> None:
         worker, number = self.asking(features=FEATURE["streaming"], how="parts")
         worker.answer(number, [0.0], flags=FLAG["more"])
@@ -510,7 +494,6 @@ class PythonBlocking(Python):
 
 class PythonAsyncio(Python):
     waits_its_turn = True
-    awaits_parts = 1
     make = Asyncio
 
 

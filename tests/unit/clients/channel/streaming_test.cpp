@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "bulkhead/async_channel.h"
+#include "clients/cpp/base/limits.h"
 #include "tests/unit/clients/both_clients.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/introducing.h"
@@ -103,6 +104,32 @@ TYPED_TEST(ChannelStreaming, ARequestWithoutAPartYetIsSentOnceMoreAndStreams) {
         EXPECT_EQ(token_of(channel.next(id).value()), 1);
         EXPECT_EQ(token_of(channel.next(id).value()), 2);
         EXPECT_EQ(channel.replays(), 1u);
+    }
+}
+
+TYPED_TEST(ChannelStreaming, PartsThatNobodyTakesAreBounded) {
+    constexpr int sent = 5000;
+    static_assert(sent > limits::parts_max);
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>();
+        const auto other = w.expect<channel::Infer>();
+        for (int token = 0; token < sent; ++token) send_token(w, request.request_id, token);
+        EXPECT_EQ(w.expect<channel::Cancel>().request_id, request.request_id);
+        w.send(channel::encode(channel::Failure{request.request_id, {ErrorCode::cancelled, "cancelled", ""}}));
+        w.answer(other.request_id, {});
+        w.await_hang_up();
+    }};
+    {
+        TypeParam channel = adopt<TypeParam>(worker).value();
+        const std::uint64_t id = channel.submit({.in_parts = true}).value();
+        EXPECT_TRUE(channel.infer({})) << "another request reads the channel meanwhile";
+
+        std::size_t taken = 0;
+        Result<Reply> part = channel.next(id);
+        for (; part; part = channel.next(id)) EXPECT_EQ(token_of(*part), static_cast<int>(taken++));
+        EXPECT_EQ(taken, limits::parts_max);
+        EXPECT_EQ(part.error().code, ErrorCode::resources_exhausted);
     }
 }
 

@@ -138,7 +138,15 @@ TEST_F(BlanksTest, ADeadOneIsForgottenAndNotTaken) {
     load("a");
     ASSERT_TRUE(wait([&] { return keeper_.workers.size() == 2; }));
     EXPECT_EQ(keeper_.latest().name.model, "a");
-    EXPECT_TRUE(wait([&] { return status("waiting") == 1; })) << "another one is started";
+}
+
+TEST_F(BlanksTest, ADeadOneIsReplacedAndIsNobodysCrash) {
+    begin(1, {spec_of("a")});
+    FakeWorker& blank = one_blank();
+    blank.hello();
+    keeper_.exit(blank, {true, SIGKILL, true});
+    EXPECT_TRUE(wait([&] { return keeper_.workers.size() == 2 && status("waiting") == 1; }));
+    EXPECT_EQ(replica("a").state(), WorkerState::stopped);
 }
 
 TEST_F(BlanksTest, OneThatDiesAsItIsTakenIsACrashOfItsModel) {

@@ -69,6 +69,7 @@ TEST_F(ReplicaTest, GarbageOnItsLinkIsIgnored) {
     worker.say_text(std::string(60'000, '['));
     worker.say({{"type", "busy"}});
     wait_for(WorkerState::busy);
+    EXPECT_EQ(replica().row().at("ignored_frames"), 1) << "the empty one is counted";
 }
 
 TEST_F(ReplicaTest, AQuestionForStatisticsIsAnsweredEvenByDeath) {
@@ -76,9 +77,10 @@ TEST_F(ReplicaTest, AQuestionForStatisticsIsAnsweredEvenByDeath) {
     int answers = 0;
     replica().ask_statistics([&] { ++answers; });
     ASSERT_TRUE(wait([&] { return worker.got("statistics_asked"); }));
-    worker.say({{"type", "statistics"}, {"requests", 3}, {"queued", 2}});
+    worker.say({{"type", "statistics"}, {"requests", 3}, {"queued", 2}, {"ignored_frames", 4}});
     ASSERT_TRUE(wait([&] { return answers == 1; }));
     EXPECT_EQ(replica().row().at("queued").to_number<int>(), 2);
+    EXPECT_EQ(replica().row().at("ignored_frames").to_number<int>(), 4);
 
     replica().ask_statistics([&] { ++answers; });
     keeper_.exit(worker, {true, SIGKILL, true});

@@ -25,6 +25,15 @@ TEST_F(RequestQueue, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
     client.expect_result(2);  // its output fits: the discarded one gave its room back
 }
 
+TEST_F(RequestQueue, AClientsDeadlineDoesNotExceedTheModels) {
+    spec.deadlines.request = 5ms;
+    TestClient client = first_channel();
+    client.infer(1, "wait", {client.tensor({1})}, {}, 1h);
+    const Error late = client.expect_error(1, ErrorCode::deadline_exceeded);
+    EXPECT_NE(late.attempt.find("its deadline is 5 ms"), std::string::npos) << late.attempt;
+    log->gate.open();
+}
+
 /// Wherever its deadline finds it, each is answered once: with its result, while it waits, or
 /// while it runs.
 TEST_F(RequestQueue, AnswersEachOfManyWhoseDeadlineIsAMillisecond) {

@@ -58,7 +58,7 @@ TEST(KvMemory, ALoneSlotStaysWhereItLiesAndSeveralAreGathered) {
         for (std::int64_t row = 0; row < buffers.front().size(0); row += 2) {
             all.push_back(buffers.front()[row][0][0][0].item<float>());
             for (const at::Tensor& buffer : buffers)
-                EXPECT_TRUE((buffer.narrow(0, row, 2).narrow(2, 0, used) == all.back()).all().item<bool>());
+                EXPECT_TRUE(buffer.narrow(0, row, 2).narrow(2, 0, used).eq(all.back()).all().item<bool>());
         }
         return all;
     };

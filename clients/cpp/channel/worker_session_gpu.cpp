@@ -83,8 +83,11 @@ Result<> WorkerSession::keep_outputs_on_gpu(std::uint64_t size_bytes) {
 }
 
 Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked) {
-    const std::optional<wire::SlabKind> kind = gpu_kind();
-    return kind ? grow_on_gpu_or_ask(wire::SlabDirection::output, size_bytes, *kind, asked) : true;
+    if (const std::optional<wire::SlabKind> kind = gpu_kind())
+        return grow_on_gpu_or_ask(wire::SlabDirection::output, size_bytes, *kind, asked);
+    // Events that cannot be opened come before the slab that was asked for. It is returned once it
+    // comes; a request sent before that would find its result in it.
+    return growing() == nullptr;
 }
 
 /// Adds one slab; false while it is on its way. Failing to share it is not an error: `gpu_refused_`

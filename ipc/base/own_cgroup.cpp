@@ -1,7 +1,6 @@
 #include "ipc/base/own_cgroup.h"
 
 #include <algorithm>
-#include <ranges>
 #include <string>
 #include <vector>
 
@@ -10,7 +9,11 @@ namespace {
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
     std::vector<std::string_view> parts;
-    for (const auto& part : std::views::split(text, separator)) parts.emplace_back(part.begin(), part.end());
+    while (!text.empty()) {
+        const std::size_t end = text.find(separator);
+        parts.push_back(text.substr(0, end));
+        text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    }
     return parts;
 }
 

@@ -28,7 +28,6 @@ CPU_FLAGS = (
 #: x86-64-v3, the minimum for another machine: its compiler name, and its flags among CPU_FLAGS.
 BASELINE = "x86-64-v3"
 BASELINE_FLAGS = "avx avx2 bmi1 bmi2 f16c fma movbe popcnt sse4_1 sse4_2 ssse3".split()
-BASELINE_VECTOR = 256  #: bits
 
 _for_another_machine = False
 
@@ -94,13 +93,6 @@ def use_toolkit() -> None:
     if cpp_extension.CUDA_HOME is None:
         raise Error("input_invalid", "exporting for a GPU without CUDA's toolkit", "install the one of PyTorch's version of CUDA, and set CUDA_HOME to its folder")
     os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME
-
-
-def vector_bits() -> int:
-    """Width of the vectors in the code that Inductor writes for a CPU; 0 where it writes none."""
-    from torch._inductor import cpu_vec_isa
-
-    return BASELINE_VECTOR if _for_another_machine else cpu_vec_isa.pick_vec_isa().bit_width()
 
 
 def pick_vectors() -> None:

@@ -1,10 +1,9 @@
 """How compiled functions compute matrix products, by the number of vectors.
 
-With few vectors, reading the matrix dominates: the product is written as plain sums, row by row,
-which read the matrix once and in order for any number of vectors, and which Inductor fuses with the
-code around them. With a prompt, arithmetic soon dominates: float32 on a CPU then uses our own
-kernel. So do bytes where vectors are narrower than AVX-512: Inductor loads eight of them by way of
-memory.
+With few vectors, reading the matrix dominates; with a prompt, arithmetic soon does. In float32 on a
+CPU our own kernel computes both: it reads the matrix once and in order, and asks for what lies
+ahead. Elsewhere few vectors meet plain sums, row by row, which read the matrix once and in order as
+well, and which Inductor fuses with the code around them.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from . import inductor
 from .materialized import materialized
 from .product_kernel import product
 
 #: Rows that a GPU's sums are written for: both of a sequence with guidance, or of two. cuBLAS
 # would pad them to a tile, and its output could not be fused.
 FEW = 4
-
-AVX512 = 512  #: bits of its vectors
 
 #: Few vectors, a prompt, or unknown.
 Meets = Literal["vectors", "prompt", "anything"]
@@ -36,10 +32,10 @@ def rewritten(device: str, meets: Meets) -> dict[Any, Callable[..., Any]]:
     linear, int8, int4 = torch.ops.aten.linear.default, torch.ops.bulkhead.linear_int8.default, torch.ops.bulkhead.linear_int4.default
     if meets == "vectors":
         if device == "cpu":
-            return {linear: _as_sum, int8: _int8_of_vectors, int4: _int4_of_vectors}
+            return {linear: _of_vectors, int8: _int8_of_vectors, int4: _int4_of_vectors}
         return {linear: _as_sum_of_few, int8: _int8_as_sum, int4: _int4_as_sum}
     if device == "cpu" and meets == "prompt":
-        return {linear: _as_product, int8: _int8_as_product, int4: _int4_as_product}
+        return {linear: _of_prompt, int8: _int8_of_prompt, int4: _int4_of_prompt}
     return {int8: _int8_as_linear, int4: _int4_as_linear}
 
 
@@ -60,21 +56,19 @@ def _as_sum_of_few(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 _product = product("Float32", ("weight",), torch.nn.functional.linear)
 
 
-def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if _is_one_row(x):
-        return _as_sum(x, weight, bias)
-    return _computed(_product, x, weight, bias=bias) if x.dtype == torch.float32 else NotImplemented
+def _of_vectors(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _computed(_product, x, weight, bias=bias) if x.dtype == torch.float32 else _as_sum(x, weight, bias)
 
 
-def _is_one_row(x: Tensor) -> bool:
-    """Whether x has one row, as for a head after the last position."""
+def _of_prompt(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _of_vectors(x, weight, bias) if _as_vectors(x) else NotImplemented
+
+
+def _as_vectors(x: Tensor) -> bool:
+    """Whether a prompt meets the matrix as vectors do: in float32, or with one row, as for a head
+    after the last position."""
     rows = x.numel() // x.shape[-1]
-    return isinstance(rows, int) and rows == 1
-
-
-def _kernel_widens(x: Tensor) -> bool:
-    """Whether the kernel, not Inductor, widens bytes that meet few vectors."""
-    return x.dtype == torch.float32 and inductor.vector_bits() < AVX512
+    return x.dtype == torch.float32 or (isinstance(rows, int) and rows == 1)
 
 
 def _computed(kernel: Callable[..., Tensor], x: Tensor, *matrix: Tensor, bias: Tensor | None) -> Tensor:
@@ -103,13 +97,11 @@ _int8_product = product("Int8", ("weight", "scale"), _int8_as_linear)
 
 
 def _int8_of_vectors(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _computed(_int8_product, x, weight, scale, bias=bias) if _kernel_widens(x) else _int8_as_sum(x, weight, scale, bias)
+    return _computed(_int8_product, x, weight, scale, bias=bias) if x.dtype == torch.float32 else _int8_as_sum(x, weight, scale, bias)
 
 
-def _int8_as_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    if _is_one_row(x):
-        return _int8_of_vectors(x, weight, scale, bias)
-    return _computed(_int8_product, x, weight, scale, bias=bias) if x.dtype == torch.float32 else _int8_as_linear(x, weight, scale, bias)
+def _int8_of_prompt(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _int8_of_vectors(x, weight, scale, bias) if _as_vectors(x) else _int8_as_linear(x, weight, scale, bias)
 
 
 _library.impl("linear_int8", _int8_as_linear, "CompositeExplicitAutograd")
@@ -154,13 +146,11 @@ _int4_product = product("Int4", ("weight", "scale", "least"), _int4_as_linear)
 
 
 def _int4_of_vectors(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _computed(_int4_product, x, weight, scale, least, bias=bias) if _kernel_widens(x) else _int4_as_sum(x, weight, scale, least, bias)
+    return _computed(_int4_product, x, weight, scale, least, bias=bias) if x.dtype == torch.float32 else _int4_as_sum(x, weight, scale, least, bias)
 
 
-def _int4_as_product(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
-    if _is_one_row(x):
-        return _int4_of_vectors(x, weight, scale, least, bias)
-    return _computed(_int4_product, x, weight, scale, least, bias=bias) if x.dtype == torch.float32 else _int4_as_linear(x, weight, scale, least, bias)
+def _int4_of_prompt(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _int4_of_vectors(x, weight, scale, least, bias) if _as_vectors(x) else _int4_as_linear(x, weight, scale, least, bias)
 
 
 _library.impl("linear_int4", _int4_as_linear, "CompositeExplicitAutograd")

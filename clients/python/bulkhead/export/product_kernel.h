@@ -243,12 +243,15 @@ BULKHEAD_INLINE void fill_block(const float* x, int64_t rows, int64_t depth, flo
         for (int64_t row = 0; row < rows; ++row, to += span) std::copy_n(x + row * depth + at, span, to);
 }
 
+// Multiplications that one thread does as fast as it wakes another that spins: 128 by 128, 7 µs.
+constexpr int64_t one_thread_most = 16384;
+
 // `product` of few rows and whole spans. Each thread copies x, which costs less than waiting for another's copy.
 template <typename Weights>
 void product_of_few(const float* x, const Weights& weights, float* y, int64_t rows, int64_t outs, int64_t depth) {
     const int64_t blocks = (rows + block_rows - 1) / block_rows;
     const auto copied = lines_of(omp_get_max_threads() * rows * depth);
-#pragma omp parallel
+#pragma omp parallel if (rows * outs * depth > one_thread_most)
     {
         float* const own = copied[0].values + omp_get_thread_num() * rows * depth;
         const auto begin = [&](int64_t block) { return rows * block / blocks; };

@@ -161,6 +161,27 @@ TEST_F(GpuMessages, DeathBetweenAnyTwoStepsLeavesNothingOnTheGpu) {
     die_after_each(steps);
 }
 
+TEST_F(GpuMessages, AResultsSlabIsReturnedWhileAResultLiesInIt) {
+    TestClient client = introduce();
+    client.open(gpu_features, gpu->uuid());
+    for (const auto direction : {wire::SlabDirection::input, wire::SlabDirection::output}) {
+        ask_for_slab(client, 1, direction);
+        take_slab(client);
+        if (HasFatalFailure()) return;
+    }
+    client.infer(2, "echo", {input(0)});
+    const wire::LeaseRef held = client.expect_result(2).tensors.at(0).lease;
+    constexpr std::uint64_t on_host = 128 << 10, each = 2 << 20;
+
+    return_slab(client, held.slab_id);
+
+    client.infer(3, "echo", {input(0)});
+    EXPECT_EQ(client.expect_result(3).tensors.at(0).event_id, 0U) << "it lies on the GPU";
+    await_slab_bytes(on_host + 2 * each);
+    release(client, held);
+    await_slab_bytes(on_host + each);
+}
+
 /// The worker's stream waits for a client that lives and stalls. What another client then asks for
 /// waits for the GPU.
 class GpuBehindAStalledClient : public GpuMessages {

@@ -21,7 +21,7 @@ from typing import Iterator
 import bulkhead
 from bulkhead import cuda, dlpack, layout
 from bulkhead.channel import Channel
-from bulkhead.layout import FEATURE
+from bulkhead.layout import FEATURE, KIND, MESSAGE
 from bulkhead.protocol import ChannelCore, packet
 from daemon import EchoDaemon
 
@@ -275,12 +275,14 @@ class Legacy(Vmm):
     unmaps = "cuIpcCloseMemHandle"
 
 
-class EventOffers(OnGpu):
+class Offers(OnGpu):
+    """Of a worker that is spoken by hand."""
+
     def setUp(self) -> None:
         super().setUp()
         assert GPU is not None
         self.core = ChannelCore("test", events=cuda.Events(GPU, self.stream))
-        self.core.receive(packet("welcome", layout.WELCOME.pack(version=1, in_flight_max=1, features=FEATURE["cuda_ipc"] | FEATURE["returning"],
+        self.core.receive(packet("welcome", layout.WELCOME.pack(version=1, in_flight_max=3, features=FEATURE["cuda_ipc"] | FEATURE["returning"],
                                                                 slab_bytes_max=1 << 20, model="m")), [])  # fmt: skip
 
     def offer(self, number: int, from_worker: int = 1) -> None:
@@ -303,6 +305,33 @@ class EventOffers(OnGpu):
                 self.assertIsNone(self.core.ended)
                 self.offer(*wrong)
                 self.assertEqual(self.core.ended.code, "protocol_violation")
+
+    @unittest.skipUnless(IS_FAKE, "no GPU has told yet what it says to such memory")
+    def test_slabs_that_cannot_be_imported_fail_the_requests_whose_results_lie_in_them_and_no_other(self) -> None:
+        for opens_events in (True, False):
+            with self.subTest(opens_events=opens_events), self.assertLogs("bulkhead", "WARNING"):
+                self.setUp()
+                requests = [self.core.submit("forward", [], {}, None, False) for _ in range(3)]
+                self.assertTrue(self.core.slabs.ask_for_gpu_results(4096))
+                if not opens_events:
+                    self.offer(1)
+                self.core.outgoing.clear()
+                for slab, asked, request in zip((1, 2), (requests[-1].number + 1, 0), requests):  # the first has no room for the second result
+                    offered = layout.SLAB_OFFER.pack(slab_id=slab, direction=2, kind=KIND["cuda_ipc"], size_bytes=4096) + bytes([255] * 64)
+                    self.core.receive(packet("slab_offer", offered, asked), [])
+                    lease = layout.LEASE.pack(slab_id=slab, size_bytes=4096, generation=1)
+                    tensor = layout.TENSOR.pack(name="y", dtype=2, rank=1, dims=[4096], strides=[1], event_id=1, lease=lease)
+                    self.core.receive(packet("result", layout.RESULT.pack(tensor_count=1) + tensor, request.number), [])
+                self.core.receive(packet("result", layout.RESULT.pack(), requests[2].number), [])
+                self.assertIsNone(self.core.ended)
+                self.assertFalse(self.core.slabs.gpu_results())
+                why = self.core.slabs.gpu_refused
+                self.assertEqual([None if one.error is None else one.error.code for one in requests], [why.code, why.code, None])
+                self.assertIn(why.attempt, requests[0].error.attempt)
+                self.core.settle()
+                sent = [(layout.HEADER.unpack(data)["type"], data[layout.HEADER.size :]) for data, _ in self.core.outgoing]
+                self.assertEqual([layout.SLAB_NAME.unpack(body)["slab_id"] for kind, body in sent if kind == MESSAGE["slab_return"]], [1, 2])
+                self.assertEqual([layout.RELEASE.unpack(body)["count"] for kind, body in sent if kind == MESSAGE["release"]], [2])
 
 
 class ThroughTheDaemon(OnGpu):

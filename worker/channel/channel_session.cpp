@@ -291,8 +291,8 @@ void ChannelSession::on_message(const channel::SlabReturn& message) {
                                                      // drain waits for
 }
 
-/// Drops returned slabs that no request reads. Waits for an empty outbox, which may hold such a
-/// slab's offer with its descriptor.
+/// Drops returned slabs that no request reads and no result lies in. Waits for an empty outbox,
+/// which may hold such a slab's offer with its descriptor.
 void ChannelSession::drop_returned_slabs() {
     if (!is_open() || !stream_->outbox_empty()) return;
     const auto is_read = [this](std::uint32_t id) {
@@ -378,6 +378,7 @@ void ChannelSession::on_message(const channel::Release& message) {
         count_violation(0, released.error());
         if (is_closed()) return;
     }
+    drop_returned_slabs();
     watch_idle_slabs();
 }
 

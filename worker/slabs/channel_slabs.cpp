@@ -238,16 +238,15 @@ Result<> ChannelSlabs::give_back(std::uint32_t id) {
     Slab* slab = find(id);
     const auto refused = [id](std::string_view why) {
         return Error{ErrorCode::protocol_violation, fmt::format("returning slab {}, {}", id, why),
-                     "return each slab once: a loan, an input slab, or an output slab that was withdrawn"};
+                     "return each slab once: a loan, an input or GPU slab, or an output slab that was withdrawn"};
     };
     // A client cannot know a slab before its offer.
     if (slab == nullptr || !slab->offered) return refused("which this channel does not have");
     if (slab->state == State::returned) return refused("which was returned before");
-    // A client that cannot import device memory returns it unused. After the last such slab, its
-    // results go to the host.
-    const bool unused_gpu = is_gpu(slab->memory.kind) && slab->allocator.leases() == 0;
+    // A client that cannot import device memory returns it. After the last such slab, its results
+    // go to the host.
     if (slab->direction == wire::SlabDirection::output && slab->state != State::withdrawn) {
-        if (!unused_gpu) return refused("an output slab that was not withdrawn");
+        if (!is_gpu(slab->memory.kind)) return refused("an output slab that was not withdrawn");
         slab->state = State::returned;
         const bool has_more = std::ranges::any_of(slabs_, [this](const auto& other) {
             return other->direction == wire::SlabDirection::output && other->state == State::in_use &&
@@ -263,7 +262,8 @@ ChannelSlabs::Returned ChannelSlabs::take_returned(const std::function<bool(std:
     const std::lock_guard lock{mutex_};
     Returned taken;
     for (auto& slab : slabs_)
-        if (slab->state == State::returned && !is_read(slab->id)) taken.push_back(std::move(slab));
+        if (slab->state == State::returned && slab->allocator.leases() == 0 && !is_read(slab->id))
+            taken.push_back(std::move(slab));
     std::erase(slabs_, nullptr);
     return taken;
 }

@@ -27,7 +27,8 @@ namespace bulkhead::worker {
 /// output slabs, which the model reads.
 ///
 /// A slab lives until it is returned, or the channel ends. The client can no longer name a returned
-/// slab (`give_back`); its memory is freed when no request reads it (`take_returned`, `drop`).
+/// slab (`give_back`); its memory is freed when no request reads it and no result lies in it
+/// (`take_returned`, `drop`).
 ///
 /// Thread  any: the event loop takes leases back while the executor makes new ones. The lock is
 ///         held for table look-ups only, never while a device or a model is called
@@ -106,7 +107,7 @@ public:
     /// Bytes of GPU slabs that the client knows and has not returned.
     [[nodiscard]] std::uint64_t gpu_bytes_lent() const;
     /// The client returns a slab.
-    /// Errors  protocol_violation: unknown, returned before, or an output slab that
+    /// Errors  protocol_violation: unknown, returned before, or an output slab on the host that
     ///         was not withdrawn
     Result<> give_back(std::uint32_t id);
 

@@ -71,7 +71,10 @@ void ClientSlabs::take(const channel::SlabOffer& offer, SlabMemory memory, std::
 }
 
 Result<> ClientSlabs::withdraw(std::uint32_t id) {
-    if (returned_unasked_.erase(id) > 0) return {};  // it was already on its way
+    if (returned_unasked_.erase(id) > 0) {  // it was already on its way
+        outputs_.erase(id);
+        return {};
+    }
     if (const auto input = std::ranges::find(inputs_, id, &InputSlab::id); input != inputs_.end()) {
         const std::shared_ptr<InputSlab> slab = std::move(*input);
         inputs_.erase(input);

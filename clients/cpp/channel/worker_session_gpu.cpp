@@ -117,16 +117,17 @@ Result<> WorkerSession::handle(channel::EventOffer&& offer, std::vector<UniqueFd
     return {};
 }
 
-/// Returns a slab that cannot be imported here; host memory replaces it. A slab that the worker
-/// added stays until it is withdrawn, because a result is about to lie in it.
+/// Returns a slab that cannot be imported here; host memory replaces it. Until the worker has read
+/// that, results may still lie in it: their requests fail. A slab that the worker added beside
+/// others in use is returned when it is withdrawn.
 Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
-    if (offer.request_id == 0) {
-        slabs_.take(offer, SlabMemory::unusable(offer, reason), weak_from_this());
-        return {};
-    }
+    const bool is_output = offer.direction == wire::SlabDirection::output;
+    if (is_output) slabs_.take(offer, SlabMemory::unusable(offer, reason), weak_from_this());
+    if (offer.request_id == 0 && !gpu_refused_) return {};
     gpu_refused_ = reason;
-    growth_ = std::monostate{};
+    if (offer.request_id != 0) growth_ = std::monostate{};
     slabs_.returning(offer.slab_id);
+    if (is_output) slabs_.returned(offer.size_bytes);
     returns_.push_back(offer.slab_id);
     flush_releases();
     return {};

@@ -132,6 +132,8 @@ class Slabs:
         self._bytes = 0
         self._inputs: list[_InputSlab] = []
         self._outputs: dict[int, Region] = {}
+        #: Returned, because they could not be mapped; results may still come that lie in them.
+        self._refused: dict[int, _Unmapped] = {}
         self._growing: _Growing | None = None
         self._growth_refused: Error | None = None
         self._loans: weakref.WeakKeyDictionary[Region, Loan] = weakref.WeakKeyDictionary()
@@ -304,10 +306,12 @@ class Slabs:
             try:
                 region = import_slab(self.events, kind, size, writable, fds, handle)
             except Error as error:
-                if writable or asked is not None:
-                    return self._do_without(number, error.again(), tell=writable and asked is not None)
-                # A result is about to lie in it.
                 region = _Unmapped(size, self.events.gpu.dlpack_device, error.again())
+                if writable or asked is not None or self.gpu_refused is not None:
+                    if not writable:
+                        self._refused[number] = region
+                    return self._do_without(number, region.why, tell=writable and asked is not None)
+                # The worker added it beside others in use: it is returned when it is withdrawn.
         self._bytes += size
         if writable:
             self._inputs.append(_InputSlab(number, region))
@@ -329,6 +333,7 @@ class Slabs:
         number = layout.SLAB_NAME.unpack(body)["slab_id"]
         if number in self._returned_unasked:  # its return was already on its way
             self._returned_unasked.remove(number)
+            self._refused.pop(number, None)
             return
         region = self._outputs.pop(number, None)
         for slab in self._inputs:
@@ -380,7 +385,7 @@ class Slabs:
         field, number, rank, _, ready, slab_id, _, offset, lease_bytes, generation = members[at : at + 10]
         name = _name(field)
         dtype = DTYPE_NAMES.get(number)
-        region = self._outputs.get(slab_id)
+        region = self._outputs.get(slab_id) or self._refused.get(slab_id)
         if dtype is None or rank > _RANK_MAX or region is None:
             raise broken(f'output "{name}" has an unknown dtype, rank or slab')
         try:
@@ -389,6 +394,9 @@ class Slabs:
             raise broken(f'output "{name}" is {error.attempt}') from None
         if size != lease_bytes or offset % ALIGNMENT or offset + size > region.size_bytes:
             raise broken(f'output "{name}" of {size} bytes does not lie in its slab')
+        if isinstance(region, _Unmapped):
+            self._releases.append((slab_id, offset, size, generation, None))
+            return region.why
         events = self.events if region.device != CPU else None
         if ready != 0:
             if events is None or not events.knows(ready):
@@ -396,8 +404,6 @@ class Slabs:
             events.wait(ready)
         lent = Lease(region, offset, size, generation, events, ready)
         lent.when_dropped(self._releases.append, (slab_id, offset, size, generation, None if events is None else lent.streams))
-        if isinstance(region, _Unmapped):
-            return region.why
         return Output(name, dtype, shape, lent)
 
     # --- returning

@@ -1,5 +1,5 @@
 /// What messages may say of a GPU, spoken by hand: a client to a worker's event loop, a worker to
-/// the C++ client, and a client that dies between any two of its steps.
+/// the C++ clients, and a client that dies between any two of its steps.
 
 #include <limits>
 #include <optional>
@@ -11,7 +11,7 @@
 #include "tests/fakes/minimal_worker/gpu_echo.h"
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/on_gpu.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/unit/clients/both_clients.h"
 #include "tests/unit/worker/death_harness.h"
 #include "tests/unit/worker/page_reader.h"
 
@@ -161,6 +161,27 @@ TEST_F(GpuMessages, DeathBetweenAnyTwoStepsLeavesNothingOnTheGpu) {
     die_after_each(steps);
 }
 
+TEST_F(GpuMessages, AResultsSlabIsReturnedWhileAResultLiesInIt) {
+    TestClient client = introduce();
+    client.open(gpu_features, gpu->uuid());
+    for (const auto direction : {wire::SlabDirection::input, wire::SlabDirection::output}) {
+        ask_for_slab(client, 1, direction);
+        take_slab(client);
+        if (HasFatalFailure()) return;
+    }
+    client.infer(2, "echo", {input(0)});
+    const wire::LeaseRef held = client.expect_result(2).tensors.at(0).lease;
+    constexpr std::uint64_t on_host = 128 << 10, each = 2 << 20;
+
+    return_slab(client, held.slab_id);
+
+    client.infer(3, "echo", {input(0)});
+    EXPECT_EQ(client.expect_result(3).tensors.at(0).event_id, 0U) << "it lies on the GPU";
+    await_slab_bytes(on_host + 2 * each);
+    release(client, held);
+    await_slab_bytes(on_host + each);
+}
+
 /// The worker's stream waits for a client that lives and stalls. What another client then asks for
 /// waits for the GPU.
 class GpuBehindAStalledClient : public GpuMessages {
@@ -221,6 +242,70 @@ TEST_F(GpuBehindAStalledClient, ASlabThatTheDriverMakesLateEndsTheWorkerAfterARe
     other->send(channel::encode(
         channel::SlabRequest{2, wire::SlabDirection::input, wire::SlabKind::cuda_ipc, std::uint64_t{2} << 20}));
     expect_ends_itself("making a slab of channel");
+}
+
+/// Of a worker whose memory on the GPU the client cannot import.
+template <typename C>
+class RefusedGpuSlabs : public bulkhead::test::OnGpu {};
+TYPED_TEST_SUITE(RefusedGpuSlabs, bulkhead::test::BothClients, bulkhead::test::ClientNames);
+
+TYPED_TEST(RefusedGpuSlabs, FailTheRequestsWhoseResultsLieInThemAndNoOther) {
+    if (!bulkhead::test::is_fake_cuda()) GTEST_SKIP() << "no GPU has told yet what it says to such memory";
+    for (const bool opens_events : {true, false}) {
+        SCOPED_TRACE(opens_events ? "the slab" : "the events before it");
+        bulkhead::test::FakeWorker worker{[&](bulkhead::test::FakeWorker& self) {
+            const auto offer = [&self](std::uint32_t id, std::uint64_t request_id) {
+                const auto direction = wire::SlabDirection::output;
+                const HostSlab slab = HostSlab::create(self.slab_bytes, direction, "of no GPU").value();
+                const std::array<int, 1> fds{slab.fd()};
+                self.send(channel::encode(
+                              channel::SlabOffer{request_id, id, direction, wire::SlabKind::cuda_vmm, self.slab_bytes}),
+                          fds);
+            };
+            const auto answer = [&self](std::uint64_t request_id, std::uint32_t slab_id) {
+                channel::Tensor tensor{"y", wire::DType::float32, {4}, {slab_id, 0, 0, 4 * sizeof(float), 1}};
+                tensor.event_id = 1;
+                self.answer(request_id, {tensor});
+            };
+            const auto expect_let_go = [&self](std::uint32_t slab_id) {
+                const auto release = self.expect<channel::Release>();
+                EXPECT_THAT(release.leases, testing::ElementsAre(testing::Field(&wire::LeaseRef::slab_id, slab_id)));
+            };
+            self.welcome.features = gpu_features;
+            self.greet();
+            std::array<std::uint64_t, 3> requests{};
+            for (std::uint64_t& request : requests) request = self.expect<channel::Infer>().request_id;
+            const std::uint64_t asked = self.expect<channel::SlabRequest>().request_id;
+            if (!opens_events) self.send(channel::encode(channel::EventOffer{1, true, {}}));
+            offer(2, asked);
+            answer(requests[0], 2);
+            offer(3, 0);  // the first has no room for the next result
+            answer(requests[1], 3);
+            EXPECT_EQ(self.expect<channel::SlabReturn>().slab_id, 2U);
+            expect_let_go(2);
+            EXPECT_EQ(self.expect<channel::SlabReturn>().slab_id, 3U);
+            expect_let_go(3);
+            self.answer(requests[2], {self.output("y", {5})});
+            self.answer(self.expect<channel::Infer>().request_id, {self.output("y", {6})});
+        }};
+        ChannelOptions options;
+        options.gpu = this->gpu;
+        auto channel = TypeParam::adopt(worker.client_end(), options);
+        ASSERT_TRUE(channel) << channel.error().text();
+        std::array<std::uint64_t, 3> requests{};
+        for (std::uint64_t& request : requests) request = channel->submit({}).value();
+
+        EXPECT_TRUE(channel->keep_outputs_on_gpu(4096));
+
+        for (const std::uint64_t lost : {requests[0], requests[1]}) {
+            const Result<Reply> reply = channel->wait(lost);
+            ASSERT_FALSE(reply);
+            EXPECT_EQ(reply.error().code, channel->why_no_gpu()->code) << reply.error().text();
+            EXPECT_THAT(reply.error().attempt, HasSubstr(channel->why_no_gpu()->attempt));
+        }
+        for (const auto& reply : {channel->wait(requests[2]), channel->infer({})})
+            EXPECT_TRUE(reply) << reply.error().text();
+    }
 }
 
 /// Of a worker that the client cannot believe.

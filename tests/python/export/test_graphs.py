@@ -115,7 +115,8 @@ class Products(unittest.TestCase):
         rows = torch.export.Dim("rows", min=2, max=64)
         with Rewriting(device, meets):
             program = torch.export.export(layer, (x,), dynamic_shapes=({0: rows},), strict=False)
-        torch.testing.assert_close(program.module()(x), layer(x))
+        close = 1e-5 if dtype == torch.float32 else 0.01
+        torch.testing.assert_close(program.module()(x), layer(x), rtol=close, atol=close)
         return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
 
     def test_float32_on_a_cpu_meets_our_own_kernel_other_vectors_sums(self) -> None:

@@ -118,8 +118,8 @@ Result<> WorkerSession::handle(channel::EventOffer&& offer, std::vector<UniqueFd
 }
 
 /// Returns a slab that cannot be imported here; host memory replaces it. Until the worker has read
-/// that, results may still lie in it: their requests fail. A slab that the worker added beside
-/// others in use is returned when it is withdrawn.
+/// that, results may still lie in it: their requests fail. A slab that the worker added by itself
+/// is returned when it is withdrawn, unless one was refused before.
 Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
     const bool is_output = offer.direction == wire::SlabDirection::output;
     if (is_output) slabs_.take(offer, SlabMemory::unusable(offer, reason), weak_from_this());

@@ -311,7 +311,7 @@ class Slabs:
                     if not writable:
                         self._refused[number] = region
                     return self._do_without(number, region.why, tell=writable and asked is not None)
-                # The worker added it beside others in use: it is returned when it is withdrawn.
+                # The worker added it by itself: it is returned when it is withdrawn.
         self._bytes += size
         if writable:
             self._inputs.append(_InputSlab(number, region))

@@ -115,8 +115,8 @@ class Products(unittest.TestCase):
         rows = torch.export.Dim("rows", min=2, max=64)
         with Rewriting(device, meets):
             program = torch.export.export(layer, (x,), dynamic_shapes=({0: rows},), strict=False)
-        close = 1e-5 if dtype == torch.float32 else 0.01
-        torch.testing.assert_close(program.module()(x), layer(x), rtol=close, atol=close)
+        rtol, atol = (1.3e-6, 1e-5) if dtype == torch.float32 else (0.01, 0.01)
+        torch.testing.assert_close(program.module()(x), layer(x), rtol=rtol, atol=atol)
         return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
 
     def test_float32_on_a_cpu_meets_our_own_kernel_other_vectors_sums(self) -> None:
@@ -140,19 +140,35 @@ class Products(unittest.TestCase):
     def test_our_own_kernel_is_right_for_any_sizes(self) -> None:
         """Rows around its blocks, vectors and panels; depths and outs that fill no span, no tile
         and no thread's part of the copy."""
-        rows = torch.export.Dim("rows", min=2, max=300)
-        plain = [torch.nn.Linear(depth, outs) for depth, outs in ((160, 96), (37, 71), (37, 71), (96, 71), (96, 71))]
-        for layer in (*plain[:2], *map(quantised.Int8Linear, plain[2:4]), quantised.Int4Linear(plain[4])):
+        sizes = ((160, 96), (37, 71), (96, 71), (64, 48))
+        plain = [torch.nn.Linear(depth, outs) for depth, outs in sizes]
+        kinds = (*plain, *map(quantised.Int8Linear, plain), *(quantised.Int4Linear(layer) for layer in plain if layer.in_features % 32 == 0))
+
+        class Each(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = torch.nn.ModuleList(kinds)
+
+            def forward(self, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+                return [layer(x) for layer, x in zip(self.layers, xs, strict=True)]
+
+        def inputs(rows: int) -> list[torch.Tensor]:
+            return [torch.randn(rows, layer.in_features) for layer in kinds]
+
+        each = Each()
+        some = {0: torch.export.Dim("rows", min=2, max=300)}
+        for counts, shapes in (((1,), None), ((2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 24, 25, 32, 33, 47, 48, 49, 130), ([some] * len(kinds),))):
             with tempfile.TemporaryDirectory() as folder, inductor.scratch_beside(Path(folder)), torch.no_grad():
                 with Rewriting("cpu", "prompt"):
-                    program = torch.export.export(layer, (torch.randn(7, layer.in_features),), dynamic_shapes=({0: rows},), strict=False)
-                file = Path(folder) / "product.pt2"
+                    program = torch.export.export(each, (inputs(counts[-1]),), dynamic_shapes=shapes, strict=False)
+                file = Path(folder) / "products.pt2"
                 constants = functions.compile_program(program, file, "cpu", "prompt")
                 compiled = functions.load(file)
                 compiled.load_constants(constants, check_full_update=True, user_managed=True)
-                for count in (2, 3, 6, 7, 8, 9, 15, 16, 17, 24, 25, 32, 33, 47, 48, 49, 130):
-                    x = torch.randn(count, layer.in_features)
-                    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5, msg=lambda said: f"{count} rows, {layer}: {said}")
+                for count in counts:
+                    xs = inputs(count)
+                    for layer, found, wanted in zip(kinds, compiled(xs), each(xs), strict=True):
+                        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5, msg=lambda said: f"{count} rows, {layer}: {said}")  # noqa: B023
 
     def test_our_own_kernel_reads_parts_of_tensors(self) -> None:
         class Parts(torch.nn.Module):

@@ -28,6 +28,7 @@ CPU_FLAGS = (
 #: x86-64-v3, the minimum for another machine: its compiler name, and its flags among CPU_FLAGS.
 BASELINE = "x86-64-v3"
 BASELINE_FLAGS = "avx avx2 bmi1 bmi2 f16c fma movbe popcnt sse4_1 sse4_2 ssse3".split()
+BASELINE_VECTOR = 256  #: bits
 
 _for_another_machine = False
 

@@ -1,6 +1,6 @@
 // y = x * wᵀ in float32, as a compiled function for a CPU has it: Inductor puts this text before
-// its first product. LibTorch's own products copy all of w at each call, which a prompt of some tens
-// of tokens does not repay.
+// its first product. LibTorch's own products copy all of w at each call, which a prompt of some
+// tens of tokens does not repay.
 //
 // x is copied, so that rows of x are the lanes of a vector: each number of w then meets a vector of
 // rows. w is read once, in order. w of 8 or 4 bits is widened some rows at a time, in the cache.
@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 namespace bulkhead_product {
 namespace {
@@ -45,13 +46,18 @@ static_assert(tile_outs % outs_at_once<1> == 0 && tile_outs % outs_at_once<2> ==
 constexpr int64_t columns_at_once = 64;  // of x, copied by one thread
 constexpr int64_t span = 32;             // of a row of w, widened at once
 constexpr int span_vectors = span / lanes;
-static_assert(span % lanes == 0);
+constexpr int64_t half_span = span / 2;
+static_assert(half_span % lanes == 0);
 constexpr int block_rows = 6;  // with two rows of w; those of x then stay in the first cache up to a depth of 2,000
 
 // GCC 12 keeps the sums in memory unless these functions are inlined.
 #define BULKHEAD_INLINE __attribute__((always_inline)) inline
 
-// Asks for what lies behind the part of w that is read: without it, 4 rows take 1.4 times as long.
+BULKHEAD_INLINE float sum_of(Vector of) {
+    return at::vec::vec_reduce_all<float>([](Vector one, Vector other) { return one + other; }, of);
+}
+
+// Asks for what lies behind the part of w that is read. Without it, 4 rows take 1.4 times as long.
 BULKHEAD_INLINE void ask_ahead(const void* read, int64_t bytes) {
     constexpr int64_t bytes_ahead = 4096;
     for (int64_t at = 0; at < bytes; at += sizeof(CacheLine))
@@ -62,13 +68,14 @@ struct Float32 {
     const float* values;  // [outs, depth]
 
     static constexpr bool narrow = false;
-    static constexpr int64_t few_rows = block_rows;  // more are as fast as lanes
+    static constexpr int64_t few_rows = block_rows;  // more are as fast in lanes
     const float* row(int64_t out, int64_t depth) const { return values + out * depth; }
     BULKHEAD_INLINE void widen(int64_t out, int64_t depth, int64_t at, Vector (&to)[span_vectors]) const {
         const float* const from = values + out * depth + at;
         ask_ahead(from, span * sizeof(float));
         for (int i = 0; i < span_vectors; ++i) to[i] = Vector::loadu(from + i * lanes);
     }
+    float one(int64_t out, int64_t depth, int64_t at) const { return values[out * depth + at]; }
 };
 
 // As quantised.Int8Linear has them.
@@ -96,11 +103,10 @@ struct Int4 {
     static constexpr bool narrow = true;
     static constexpr int64_t few_rows = 24;
     static constexpr int half = span_vectors / 2;
-    static_assert(half * 2 == span_vectors);
     BULKHEAD_INLINE void widen(int64_t out, int64_t depth, int64_t at, Vector (&to)[span_vectors]) const {
         const int64_t number = (out * depth + at) / span;
-        const uint8_t* const from = values + number * (span / 2);
-        ask_ahead(from, span / 2);
+        const uint8_t* const from = values + number * half_span;
+        ask_ahead(from, half_span);
         const Vector low_scale(scale[number]);
         const Vector high_scale(scale[number] / 16);  // of a byte whose low half is taken off
         const Vector base(least[number]);
@@ -205,6 +211,15 @@ std::unique_ptr<CacheLine[]> lines_of(int64_t floats) {
     return std::unique_ptr<CacheLine[]>{new CacheLine[(floats + floats_of_line - 1) / floats_of_line]};
 }
 
+// The last part of a row of w, from `at` on, which fills no span; zeros behind it.
+template <typename Weights>
+BULKHEAD_INLINE void widen_rest(const Weights& weights, int64_t out, int64_t depth, int64_t at,
+                                Vector (&to)[span_vectors]) {
+    float rest[span] = {};
+    for (int64_t i = 0; at + i < depth; ++i) rest[i] = weights.one(out, depth, at + i);
+    for (int i = 0; i < span_vectors; ++i) to[i] = Vector::loadu(rest + i * lanes);
+}
+
 // Outs rows of w with Rows of x, as `fill_block` copies them, to y [Rows, outs] from column `out` on.
 template <int Rows, int Outs, typename Weights>
 BULKHEAD_INLINE void multiply_few(const float* x, const Weights& weights, int64_t out, float* y, int64_t outs,
@@ -212,19 +227,26 @@ BULKHEAD_INLINE void multiply_few(const float* x, const Weights& weights, int64_
     Vector sums[Outs][Rows];
     for (auto& of_out : sums)
         for (Vector& one : of_out) one = Vector(0.f);
-    for (int64_t at = 0; at < depth; at += span, x += Rows * span) {
-        Vector wide[Outs][span_vectors];
-        for (int i = 0; i < Outs; ++i) weights.widen(out + i, depth, at, wide[i]);
+    Vector wide[Outs][span_vectors];
+    const auto add = [&](const float* values_of_span) __attribute__((always_inline)) {
         for (int part = 0; part < span_vectors; ++part)
             for (int row = 0; row < Rows; ++row) {
-                const Vector values = Vector::loadu(x + row * span + part * lanes);
+                const Vector values = Vector::loadu(values_of_span + row * span + part * lanes);
                 for (int i = 0; i < Outs; ++i) sums[i][row] = at::vec::fmadd(wide[i][part], values, sums[i][row]);
             }
+    };
+    int64_t at = 0;
+    for (; at + span <= depth; at += span) {
+        for (int i = 0; i < Outs; ++i) weights.widen(out + i, depth, at, wide[i]);
+        add(x + at * Rows);
+    }
+    if (at < depth) {
+        for (int i = 0; i < Outs; ++i) widen_rest(weights, out + i, depth, at, wide[i]);
+        add(x + at * Rows);
     }
     for (int row = 0; row < Rows; ++row)
         for (int i = 0; i < Outs; ++i)
-            y[row * outs + out + i] =
-                at::vec::vec_reduce_all<float>([](Vector one, Vector other) { return one + other; }, sums[i][row]);
+            y[row * outs + out + i] = sum_of(sums[i][row]);
 }
 
 // Rows `first` to `last` of w with `rows` rows of x, at most Rows.
@@ -237,37 +259,92 @@ void multiply_block(int64_t rows, const float* x, const Weights& weights, int64_
     if (first < last) multiply_few<Rows, 1>(x, weights, first, y, outs, depth);
 }
 
-// x [rows, depth] to [depth / span, rows, span]: in the order in which it is read.
+// x [rows, depth] to [spans, rows, span], zeros behind its last column: in the order in which it is read.
 BULKHEAD_INLINE void fill_block(const float* x, int64_t rows, int64_t depth, float* to) {
     for (int64_t at = 0; at < depth; at += span)
-        for (int64_t row = 0; row < rows; ++row, to += span) std::copy_n(x + row * depth + at, span, to);
+        for (int64_t row = 0; row < rows; ++row, to += span) {
+            const int64_t count = std::min(span, depth - at);
+            std::fill(std::copy_n(x + row * depth + at, count, to), to + span, 0.f);
+        }
 }
 
 // Multiplications that one thread does as fast as it wakes another that spins: 128 by 128, 7 µs.
 constexpr int64_t one_thread_most = 16384;
 
-// `product` of few rows and whole spans. Each thread copies x, which costs less than waiting for another's copy.
+// `product` of few rows. Each thread copies x, which costs less than waiting for another's copy.
 template <typename Weights>
 void product_of_few(const float* x, const Weights& weights, float* y, int64_t rows, int64_t outs, int64_t depth) {
     const int64_t blocks = (rows + block_rows - 1) / block_rows;
-    const auto copied = lines_of(omp_get_max_threads() * rows * depth);
+    const int64_t whole = (depth + span - 1) / span * span;
+    const auto copied = lines_of(omp_get_max_threads() * rows * whole);
 #pragma omp parallel if (rows * outs * depth > one_thread_most)
     {
-        float* const own = copied[0].values + omp_get_thread_num() * rows * depth;
+        float* const own = copied[0].values + omp_get_thread_num() * rows * whole;
         const auto begin = [&](int64_t block) { return rows * block / blocks; };
         for (int64_t block = 0; block < blocks; ++block)
-            fill_block(x + begin(block) * depth, begin(block + 1) - begin(block), depth, own + begin(block) * depth);
+            fill_block(x + begin(block) * depth, begin(block + 1) - begin(block), depth, own + begin(block) * whole);
 #pragma omp for
         for (int64_t first = 0; first < outs; first += tile_outs)
             for (int64_t block = 0; block < blocks; ++block)
-                multiply_block<block_rows>(begin(block + 1) - begin(block), own + begin(block) * depth, weights, first,
+                multiply_block<block_rows>(begin(block + 1) - begin(block), own + begin(block) * whole, weights, first,
                                            std::min(first + tile_outs, outs), y + begin(block) * outs, outs, depth);
     }
 }
 
+// One row of w of 4 bits with one row of x. Multiplies sums of groups, not elements, with the group's
+// scale and least value. A byte is its low half and 16 times its high half, so the low half meets
+// `low`, x's first half of a group less a sixteenth of its second; and the byte meets that sixteenth.
+float multiply_one(const Int4& weights, int64_t out, const float* low, const float* sixteenths, const float* sums_of_x,
+                   int64_t groups) {
+    const int64_t first = out * groups;
+    Vector sum(0.f);
+    for (int64_t group = 0; group < groups; ++group) {
+        const uint8_t* const from = weights.values + (first + group) * half_span;
+        ask_ahead(from, half_span);
+        Vector products(0.f);
+        for (int64_t at = 0; at < half_span; at += lanes) {
+            const Integers bytes = at::vec::convert_to_int32<uint8_t>(from + at);
+            const int64_t column = group * half_span + at;
+            const Vector halves = at::vec::convert<float>(bytes & Integers(15));
+            products = at::vec::fmadd(halves, Vector::loadu(low + column), products);
+            products = at::vec::fmadd(at::vec::convert<float>(bytes), Vector::loadu(sixteenths + column), products);
+        }
+        sum = at::vec::fmadd(products, Vector(weights.scale[first + group]), sum);
+    }
+    const float* const least = weights.least + first;
+    int64_t group = 0;
+    for (; group + lanes <= groups; group += lanes)
+        sum = at::vec::fmadd(Vector::loadu(least + group), Vector::loadu(sums_of_x + group), sum);
+    float rest = 0;
+    for (; group < groups; ++group) rest += least[group] * sums_of_x[group];
+    return rest + sum_of(sum);
+}
+
+// `product` of one row.
+void product_of_one(const float* x, const Int4& weights, float* y, int64_t outs, int64_t depth) {
+    const int64_t groups = depth / span;
+    const auto copied = lines_of(depth + groups);
+    float* const low = copied[0].values;
+    float* const sixteenths = low + depth / 2;
+    float* const sums_of_x = low + depth;
+    for (int64_t group = 0; group < groups; ++group, x += span) {
+        Vector sum(0.f);
+        for (int i = 0; i < span_vectors; ++i) sum = sum + Vector::loadu(x + i * lanes);
+        sums_of_x[group] = sum_of(sum);
+        for (int64_t at = 0; at < half_span; ++at) {
+            sixteenths[group * half_span + at] = x[half_span + at] / 16;
+            low[group * half_span + at] = x[at] - x[half_span + at] / 16;
+        }
+    }
+#pragma omp parallel for if (outs * depth > one_thread_most)
+    for (int64_t out = 0; out < outs; ++out) y[out] = multiply_one(weights, out, low, sixteenths, sums_of_x, groups);
+}
+
 template <typename Weights>
 void product(const float* x, const Weights& weights, float* y, int64_t rows, int64_t outs, int64_t depth) {
-    if (rows <= Weights::few_rows && depth % span == 0) return product_of_few(x, weights, y, rows, outs, depth);
+    if constexpr (std::is_same_v<Weights, Int4>)
+        if (rows == 1) return product_of_one(x, weights, y, outs, depth);
+    if (rows <= Weights::few_rows) return product_of_few(x, weights, y, rows, outs, depth);
     const int64_t panels = (rows + panel_rows - 1) / panel_rows;
     const auto copied = lines_of(Panel::width_of(rows) * depth);
     const int64_t wide_floats = Weights::narrow ? tile_outs * depth : 0;

@@ -320,7 +320,7 @@ Plan Policy::plan(const std::string& model, Time now) const {
         plan.why = loads ? "it is being loaded" : "it is ready";
         return plan;
     }
-    const Survey survey{*state_, now};
+    const Survey survey{*state_, now, known->unit};
     const std::vector<Piece> pieces = pieces_of(*state_, missing);
     const int priority = entry == nullptr || entry->is_preload() ? priority_of(*known->unit)
                                                                  : state_->priority_of(*entry, now);

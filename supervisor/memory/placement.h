@@ -77,7 +77,9 @@ struct Option {
 /// All devices and workers at one moment, reduced to what a placement needs.
 class Survey {
 public:
-    Survey(const State& state, Time now);
+    /// `loads`  as if replicas of this unit beyond the minimum that have no grant had given their
+    ///          places up for it; null: as it is
+    Survey(const State& state, Time now, const Unit* loads = nullptr);
 
     /// Returns the best way to place all pieces together for a caller of this priority.
     [[nodiscard]] std::optional<Option> place(const std::vector<Piece>& pieces, int priority, Reach reach) const;

@@ -52,6 +52,22 @@ bool withdraw_members(State& state, Unit& unit) {
     return true;
 }
 
+/// Replicas of its unit beyond the minimum that have no grant yet give their places up for those
+/// that are missing. False: there are none, or those that are missing fit nowhere.
+bool withdraw_surplus(State& state, const Survey& survey, const Unit& unit, const std::vector<Piece>& missing,
+                      int priority, Time now) {
+    if (!unit.any(&Slot::is_placed_surplus) || !survey.place(missing, priority, Reach::ever)) return false;
+    for (Model* model : unit.models)
+        for (Slot& slot : model->slots) {
+            if (!slot.is_placed_surplus()) continue;
+            state.note(*model,
+                       fmt::format("{} gave its place up for {}", slot.id().text(), missing.front().slot->id().text()),
+                       now);
+            state.enter(slot, Phase::none);
+        }
+    return true;
+}
+
 /// A preload that has no room now waits only for preloads before it, which hold more while they
 /// load than afterwards. It closes its devices to preloads after it, so that the order is kept.
 Settled keep_or_refuse_preload(State& state, const Survey& survey, Entry& entry, const std::vector<Piece>& pieces,
@@ -104,12 +120,16 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
     const std::string& name = entry.unit->models.front()->declared.model;
     const auto going = std::ranges::find_if(missing, [](const Slot* slot) { return slot->phase != Phase::none; });
     const bool ending = going != missing.end();
-    if (const auto at_once = ending ? std::nullopt : survey->place(pieces, priority, Reach::now)) {
+    const auto at_once = ending ? std::nullopt : survey->place(pieces, priority, Reach::now);
+    const bool there_is_room = at_once && at_once->victims.empty();
+    if (!there_is_room && !entry.is_preload() && withdraw_surplus(state, *survey, *entry.unit, pieces, priority, now))
+        return Settled::others_went;
+    if (at_once) {
         entry.expected = now + expected_of(state, *survey, pieces, *at_once, now);
-        entry.why = at_once->victims.empty() ? "it is being loaded" : waits_for(*survey, *at_once, now);
+        entry.why = there_is_room ? "it is being loaded" : waits_for(*survey, *at_once, now);
         start(state, *survey, pieces, *at_once, name, priority, now);
         survey.emplace(state, now);
-        return at_once->victims.empty() ? Settled::as_it_was : Settled::others_went;
+        return there_is_room ? Settled::as_it_was : Settled::others_went;
     }
     if (entry.is_preload()) return keep_or_refuse_preload(state, *survey, entry, pieces, ending);
     const Wait wait = wait_for(state, *survey, pieces, priority, ending, now);

@@ -73,6 +73,7 @@ struct Slot {
     [[nodiscard]] bool is_going() const { return phase == Phase::draining || phase == Phase::reclaiming; }
     /// More than the declared least: unloaded after a short idle time, pinned or not.
     [[nodiscard]] bool is_surplus() const;
+    [[nodiscard]] bool is_placed_surplus() const { return phase == Phase::placed && is_surplus(); }
 };
 
 struct Unit;

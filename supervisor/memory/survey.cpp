@@ -38,10 +38,12 @@ Bytes Candidate::freed_on(std::size_t device) const {
     return known == freed.end() ? 0 : known->second;
 }
 
-Survey::Survey(const State& state, Time now)
+Survey::Survey(const State& state, Time now, const Unit* loads)
     : state_{state}, now_{now}, on_device_(state.devices.size()), room_(state.devices.size()) {
     for (std::size_t i = 0; i < room_.size(); ++i) room_[i] = state.devices[i].books.free();
+    const auto gives_way = [&](const Slot& slot) { return slot.model->unit == loads && slot.is_placed_surplus(); };
     state.each_slot([&](const Slot& slot) {
+        if (gives_way(slot)) return;
         const std::int64_t sign = slot.is_going() ? 1 : slot.phase == Phase::placed ? -1 : 0;
         room_[slot.device] += sign * static_cast<std::int64_t>(slot.device_bytes) - static_cast<std::int64_t>(slot.grows);
         room_[0] += sign * static_cast<std::int64_t>(slot.host_bytes);
@@ -53,7 +55,7 @@ Survey::Survey(const State& state, Time now)
         Candidate one;
         for (const Model* model : unit.models)
             for (const Slot& slot : model->slots)
-                if (slot.phase == Phase::ready || slot.is_starting()) add(one, slot, state, now);
+                if (slot.phase == Phase::ready || (slot.is_starting() && !gives_way(slot))) add(one, slot, state, now);
         if (!one.slots.empty()) candidates_.push_back(std::move(one));
     }
     for (std::size_t i = 0; i < candidates_.size(); ++i) {

@@ -1,5 +1,8 @@
-/// What a reload makes of groups while their members run.
+/// What a reload makes of groups while their members run, and a replica beyond the minimum beside a
+/// member that is missing.
 
+#include "supervisor/memory/limits.h"
+#include "tests/simulation/placed.h"
 #include "tests/simulation/policy_fixture.h"
 
 namespace bulkhead::simulation {
@@ -126,6 +129,86 @@ TEST_F(MemoryGroups, ThatANextSupervisorFindsAreKeptApartOnceItKnowsWhatIsBusy) 
     last = next.on(event::InFlight{{"a", 0}, 0}, now);
     ASSERT_EQ(last.size(), 1U);
     EXPECT_EQ(std::get<action::Evict>(last[0]).who.text(), "a/0");
+}
+
+/// Two models of a group: the replica of `many` has too much to do, and that of `other` has ended.
+class MemoryBeyondTheMinimum : public PolicyFixture {
+protected:
+    Declaration many, other, leaving, idle;
+
+    void run(Bytes of_many, Bytes of_other, Bytes of_leaving) {
+        many = model("many", of_many);
+        other = model("other", of_other);
+        leaving = model("leaving", of_leaving);
+        idle = model("idle", 2 * gib);
+        many.replicas_max = 2;
+        many.group = other.group = Group{"pair", GroupKind::together};
+        declare({many, other, leaving, idle});
+        ask("many", Asker::person);
+        ready("many", of_many);
+        ready("other", of_other);
+        load("leaving", of_leaving);
+        load("idle", 2 * gib);
+        use("many", limits::pressure_in_flight);
+        end("other");
+    }
+    void let_leave() {
+        send(event::Ending{{"leaving", 0}});
+        now += 1min;
+        send(event::Tick{});
+    }
+    [[nodiscard]] std::vector<std::string> places() const {
+        std::vector<std::string> names;
+        for (const Holding& one : simulation::placed(policy)) names.push_back(one.who.text());
+        return names;
+    }
+};
+
+TEST_F(MemoryBeyondTheMinimum, APlaceWithoutAGrantGoesToAMissingMemberOfTheGroup) {
+    run(4 * gib, 2 * gib, 2 * gib);
+    let_leave();
+    ASSERT_THAT(places(), ElementsAre("many/1")) << "it is to get the room of leaving/0, and all that is free";
+    send(event::Pin{"idle", true});
+    EXPECT_EQ(policy.plan("other", now).outcome, Plan::Outcome::fits);
+    ask("other");
+    EXPECT_THAT(granted(), ElementsAre("other/0")) << policy.why("other", now);
+    EXPECT_THAT(policy.why("many", now), HasSubstr("many/1 gave its place up for other/0"));
+    end("leaving");
+    EXPECT_THAT(granted(), IsEmpty());
+}
+
+TEST_F(MemoryBeyondTheMinimum, APlaceWithoutAGrantGoesBeforeAnyoneIsEvictedForAMember) {
+    run(4 * gib, 2 * gib, 2 * gib);
+    let_leave();
+    ASSERT_THAT(places(), ElementsAre("many/1"));
+    EXPECT_EQ(policy.plan("other", now).outcome, Plan::Outcome::fits);
+    ask("other");
+    EXPECT_THAT(granted(), ElementsAre("other/0"));
+    EXPECT_THAT(evicted(), IsEmpty());
+}
+
+TEST_F(MemoryBeyondTheMinimum, APlaceWithoutAGrantOutlastsAMemberThatFitsNowhere) {
+    run(4 * gib, 2 * gib, 2 * gib);
+    let_leave();
+    other.memory = 9 * gib;
+    declare({many, other, leaving, idle});
+    EXPECT_EQ(policy.plan("other", now).outcome, Plan::Outcome::refused);
+    ask("other");
+    EXPECT_THAT(all<action::Refuse>(), testing::SizeIs(1));
+    EXPECT_THAT(places(), ElementsAre("many/1"));
+}
+
+TEST_F(MemoryBeyondTheMinimum, APlaceWithoutAGrantOutlastsAMemberWhoseClientLeaves) {
+    run(2 * gib, gib, 4 * gib);
+    other.memory = 3 * gib;
+    declare({many, other, leaving, idle});
+    send(event::Ending{{"leaving", 0}});
+    const Ticket channel = ask("other");
+    ASSERT_THAT(places(), ElementsAre("other/0"));
+    let_leave();
+    ASSERT_THAT(places(), ElementsAre("many/1", "other/0"));
+    send(event::Left{channel});
+    EXPECT_THAT(granted(), ElementsAre("many/1"));
 }
 
 }  // namespace

@@ -165,9 +165,6 @@ TEST_F(MemoryPreloads, ThatAreRefusedTakeNoPlaceFromAReplicaThatNobodyRefused) {
     ask("other", Asker::preload);
     EXPECT_THAT(policy.why("other", now), HasSubstr("not preloaded: other/0 needs 3.0 GiB (measured); GPU-0 has 2.0 GiB"));
     EXPECT_THAT(simulation::placed(policy), testing::SizeIs(1));
-    const Ticket channel = ask("other");
-    send(event::Left{channel});
-    EXPECT_THAT(simulation::placed(policy), testing::SizeIs(1)) << "nor does one whose client leaves";
     end("leaving");
     EXPECT_THAT(granted(), ElementsAre("many/1"));
 }

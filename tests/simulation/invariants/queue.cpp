@@ -122,6 +122,11 @@ void Invariants::check_nobody_waits_in_vain() {
         bool ending = false;
         auto pieces = missing(unit, ending);
         const bool preload = is_preload(unit);
+        if (!preload && (ending || !pieces.empty()))
+            for (const auto& [who, one] : world_.processes)
+                if (one.state == At::placed && std::ranges::find(unit, who.model) != unit.end() &&
+                    who.replica >= std::max(world_.declared.at(who.model).replicas_min, 1U))
+                    return fail(who.text() + " has a place, is beyond the minimum, and one of the minimum waits");
         if (ending ? preload : !pieces.empty())
             all.push_back({unit, std::move(pieces), rank_of(unit), since(unit)->ticket, preload, ending});
     }

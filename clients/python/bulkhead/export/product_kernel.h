@@ -7,7 +7,8 @@
 // Few rows would leave most lanes empty and would not repay widening: then parts of a row of w,
 // widened in registers, meet the same parts of each row of x. The memory of w is then the bound.
 //
-// x [rows, depth], w [outs, depth], y [rows, outs], all contiguous, none overlapping. Any sizes above 0.
+// x [rows, depth], w [outs, depth], y [rows, outs], all contiguous, none overlapping. Any sizes
+// above 0.
 // Throws std::bad_alloc, for the copies.
 #ifndef BULKHEAD_PRODUCT_KERNEL_H
 #define BULKHEAD_PRODUCT_KERNEL_H
@@ -35,9 +36,9 @@ using Integers = at::vec::Vectorized<int32_t>;
 constexpr int64_t lanes = Vector::size();
 constexpr int vectors_most = 3;
 constexpr int64_t panel_rows = vectors_most * lanes;
-// Rows of w that meet a panel of so many vectors at once: their sums, the panel's vectors and one of
-// w fit the registers, 32 with AVX-512, else 16; and they are at least 8 sums, as many as two units
-// of four cycles each can add to.
+// Rows of w that meet a panel of so many vectors at once: their sums, the panel's vectors and one
+// of w fit the registers, 32 with AVX-512, else 16; and they are at least 8 sums, as many as two
+// units of four cycles each can add to.
 template <int Vectors>
 constexpr int outs_at_once = lanes == 16 || Vectors == 1 ? 8 : 12 / Vectors;
 constexpr int64_t tile_outs = lanes == 16 ? 16 : 24;  // whole vectors of y for each row
@@ -48,7 +49,8 @@ constexpr int64_t span = 32;             // of a row of w, widened at once
 constexpr int span_vectors = span / lanes;
 constexpr int64_t half_span = span / 2;
 static_assert(half_span % lanes == 0);
-constexpr int block_rows = 6;  // with two rows of w; those of x then stay in the first cache up to a depth of 2,000
+// With two rows of w. Those of x then stay in the first cache up to a depth of 2,000.
+constexpr int block_rows = 6;
 
 // GCC 12 keeps the sums in memory unless these functions are inlined.
 #define BULKHEAD_INLINE __attribute__((always_inline)) inline
@@ -172,7 +174,8 @@ struct Panel {
     }
 };
 
-// Outs rows of w with all of a panel, to tile [Outs, panel_rows]. Asks for the rows of w that come next.
+// Outs rows of w with all of a panel, to tile [Outs, panel_rows]. Asks for the rows of w that come
+// next.
 template <int Outs, int Vectors>
 BULKHEAD_INLINE void multiply(const float* w, const float* panel, float* tile, int64_t depth) {
     Vector sums[Outs][Vectors];
@@ -220,7 +223,8 @@ BULKHEAD_INLINE void widen_rest(const Weights& weights, int64_t out, int64_t dep
     for (int i = 0; i < span_vectors; ++i) to[i] = Vector::loadu(rest + i * lanes);
 }
 
-// Outs rows of w with Rows of x, as `fill_block` copies them, to y [Rows, outs] from column `out` on.
+// Outs rows of w with Rows of x, as `fill_block` copies them, to y [Rows, outs] from column `out`
+// on.
 template <int Rows, int Outs, typename Weights>
 BULKHEAD_INLINE void multiply_few(const float* x, const Weights& weights, int64_t out, float* y, int64_t outs,
                                   int64_t depth) {
@@ -259,7 +263,8 @@ void multiply_block(int64_t rows, const float* x, const Weights& weights, int64_
     if (first < last) multiply_few<Rows, 1>(x, weights, first, y, outs, depth);
 }
 
-// x [rows, depth] to [spans, rows, span], zeros behind its last column: in the order in which it is read.
+// x [rows, depth] to [spans, rows, span], in the order in which it is read; zeros behind its last
+// column.
 BULKHEAD_INLINE void fill_block(const float* x, int64_t rows, int64_t depth, float* to) {
     for (int64_t at = 0; at < depth; at += span)
         for (int64_t row = 0; row < rows; ++row, to += span) {
@@ -291,9 +296,10 @@ void product_of_few(const float* x, const Weights& weights, float* y, int64_t ro
     }
 }
 
-// One row of w of 4 bits with one row of x. Multiplies sums of groups, not elements, with the group's
-// scale and least value. A byte is its low half and 16 times its high half, so the low half meets
-// `low`, x's first half of a group less a sixteenth of its second; and the byte meets that sixteenth.
+// One row of w of 4 bits with one row of x. Multiplies sums of groups, not elements, with the
+// group's scale and least value. A byte is its low half and 16 times its high half. So the byte
+// meets a sixteenth of x's second half of a group; and its low half meets `low`, x's first half
+// less that sixteenth.
 float multiply_one(const Int4& weights, int64_t out, const float* low, const float* sixteenths, const float* sums_of_x,
                    int64_t groups) {
     const int64_t first = out * groups;

@@ -44,7 +44,7 @@ def _of_json(text: str, declared: dict[str, Any]) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise NodeError(f"input {declared['name']} is no JSON ({error}): write numbers in nested lists, such as [[1, 2, 3]]") from None
+        raise NodeError(f"input {declared['name']} is not JSON ({error}): write numbers in nested lists, such as [[1, 2, 3]]") from None
 
 
 def _of_rank(tensor: Any, declared: dict[str, Any]) -> Any:
@@ -110,11 +110,11 @@ def audio(tensor: Any, rate: Any) -> dict[str, Any]:
 def image(tensor: Any) -> Any:
     """IMAGE of [height, width, colours], of batches of it, and of colours first."""
     if tensor.dim() not in (3, 4):
-        raise NodeError(f"{_shown(tensor)} is no IMAGE, which has three or four dimensions: use another output of the node")
+        raise NodeError(f"{_shown(tensor)} is not an IMAGE, which has three or four dimensions: use another output of the node")
     if tensor.shape[-1] not in COLOURS and tensor.shape[-3] in COLOURS:
         tensor = tensor.movedim(-3, -1)
     if tensor.shape[-1] not in COLOURS:
-        raise NodeError(f"{_shown(tensor)} is no IMAGE, which has 1, 3 or 4 colours: use another output of the node")
+        raise NodeError(f"{_shown(tensor)} is not an IMAGE, which has 1, 3 or 4 colours: use another output of the node")
     tensor = _unit(tensor)
     return tensor.reshape([-1] + list(tensor.shape[-3:])).expand(-1, -1, -1, max(tensor.shape[-1], 3)).contiguous()
 
@@ -124,14 +124,14 @@ def mask(tensor: Any) -> Any:
     if tensor.dim() == 4 and tensor.shape[1] == 1:
         tensor = tensor[:, 0]
     if tensor.dim() not in (2, 3):
-        raise NodeError(f"{_shown(tensor)} is no MASK, which has two or three dimensions: use another output of the node")
+        raise NodeError(f"{_shown(tensor)} is not a MASK, which has two or three dimensions: use another output of the node")
     return _unit(tensor).reshape([-1] + list(tensor.shape[-2:]))
 
 
 def latent(tensor: Any) -> dict[str, Any]:
     """LATENT of [batch, channels, …]."""
     if tensor.dim() < 3 or not tensor.is_floating_point():
-        raise NodeError(f"{_shown(tensor)} is no LATENT, which has floats in three dimensions or more: use another output of the node")
+        raise NodeError(f"{_shown(tensor)} is not a LATENT, which has floats in three dimensions or more: use another output of the node")
     return {"samples": tensor.float()}
 
 

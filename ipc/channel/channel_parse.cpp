@@ -163,7 +163,7 @@ Parsed<Payload> parse_payload(Reader& reader, std::size_t tensor_count, std::siz
     }
     std::optional<boost::json::object> json = parse_object(reader.take_text(json_bytes));
     if (!json)
-        return Refusal{Error{ErrorCode::input_invalid, fmt::format("{} bytes that are no JSON object", json_bytes),
+        return Refusal{Error{ErrorCode::input_invalid, fmt::format("{} bytes that are not a JSON object", json_bytes),
                              "send one JSON object, or nothing"},
                        request_id};
     payload.json = std::move(*json);
@@ -272,7 +272,7 @@ Parsed<WorkerMessage> parse_welcome(Reader& reader) {
     if (!model || model->empty()) return broken("a model name that is empty, not terminated or not printable UTF-8");
     if (body.in_flight_max == 0) return broken("a welcome that allows no request in flight");
     std::optional<boost::json::object> methods = parse_object(reader.take_text(body.json_bytes));
-    if (!methods) return broken("a welcome whose description is no JSON object");
+    if (!methods) return broken("a welcome whose description is not a JSON object");
     return WorkerMessage{Welcome{body.slab_count, body.in_flight_max, body.features, body.generation, body.channel,
                                  body.slab_bytes_max, body.replica, std::string{*model}, std::move(*methods)}};
 }

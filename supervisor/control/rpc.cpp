@@ -40,7 +40,7 @@ std::variant<Request, Refusal> parse(std::string_view line) {
     };
     boost::system::error_code ec;
     json::value document = json::parse(line, ec);
-    if (ec) return refuse(not_json, fmt::format("reading a request: no JSON: {}", ec.message()));
+    if (ec) return refuse(not_json, fmt::format("reading a request that is not JSON: {}", ec.message()));
     if (document.is_array()) return refuse(no_request, "reading a request: batches are not answered");
     if (!document.is_object())
         return refuse(no_request, fmt::format("reading a request: {} instead of an object", kind_of(document)));

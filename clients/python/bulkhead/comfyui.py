@@ -48,7 +48,7 @@ def uninstall(comfyui: Path) -> str:
 def _target(comfyui: Path) -> Path:
     nodes = comfyui / "custom_nodes"
     if not (nodes.is_dir() and (comfyui / "main.py").is_file()):
-        raise Error("input_invalid", f"{comfyui} is no ComfyUI folder: main.py and custom_nodes are not there", "name the folder with ComfyUI's main.py")
+        raise Error("input_invalid", f"{comfyui} is not a ComfyUI folder: main.py and custom_nodes are not there", "name the folder with ComfyUI's main.py")
     return nodes / NAME
 
 

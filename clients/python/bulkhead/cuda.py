@@ -249,7 +249,7 @@ class Events:
 
     def on_offer(self, number: int, from_worker: int, handle: bytes) -> None:
         if number == 0 or number in self._offered or len(self._offered) >= EVENTS_MAX or from_worker > 1:
-            raise broken(f"event {number} is none, is offered twice, or is one too many")
+            raise broken(f"event {number} is invalid, is offered twice, or is one too many")
         self._offered.add(number)
         if self.refused is not None:
             return

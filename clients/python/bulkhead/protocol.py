@@ -217,7 +217,7 @@ class ChannelCore:
         try:
             text = json.dumps(dict(parameters), separators=(",", ":"), allow_nan=False).encode() if parameters else b""
         except (TypeError, ValueError, RecursionError) as error:
-            raise Error("input_invalid", f"parameters that are no JSON: {error}", "pass numbers that are finite, text, lists and dictionaries") from None
+            raise Error("input_invalid", f"parameters that are not JSON: {error}", "pass numbers that are finite, text, lists and dictionaries") from None
         if len(inputs) > LIMITS["tensors_max"] or len(text) > LIMITS["json_bytes_max"]:
             raise Error("input_invalid", f"sending {len(inputs)} tensors and {len(text)} bytes of parameters",
                         f"send at most {LIMITS['tensors_max']} tensors and {LIMITS['json_bytes_max']} bytes, or a shorter text")  # fmt: skip
@@ -268,7 +268,7 @@ class ChannelCore:
         members = (whole or _HEADER).unpack_from(data)
         magic, version, kind, size, flags, request_id = members[:6]
         if magic != layout.MAGIC or version != layout.VERSION or size != len(data):
-            raise broken("a packet that is none of this protocol")
+            raise broken("a packet that does not belong to this protocol")
         if fds and kind != MESSAGE["slab_offer"]:
             raise broken(f"{len(fds)} descriptors with a message of type {kind}")
         if self._slab_count is None and kind not in (MESSAGE["welcome"], MESSAGE["error"]):

@@ -221,7 +221,7 @@ class Source:
         try:
             data = struct.pack(f"<{len(flat)}{_FORMATS[name]}", *flat)
         except (struct.error, OverflowError) as error:
-            raise Error("dtype_unsupported", f"numbers that are no {name}: {error}", "pass numbers of the declared dtype") from None
+            raise Error("dtype_unsupported", f"numbers that {name} cannot hold: {error}", "pass numbers of the declared dtype") from None
         return cls(name, tuple(shape), memoryview(data))
 
 

@@ -78,7 +78,7 @@ async def upload_voice(name: str, request: Request) -> dict[str, float]:
     try:
         voices[name] = samples, rate = read_wav(await upload(request))
     except (wave.Error, EOFError) as error:
-        raise HTTPException(422, f"the voice is no WAV file: {error}") from None
+        raise HTTPException(422, f"the voice is not a WAV file: {error}") from None
     return {"seconds": samples.shape[1] / rate}
 
 

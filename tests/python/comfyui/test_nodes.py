@@ -277,13 +277,13 @@ class Nodes(WithPack):
         output = asyncio.run(self.pack("nodes_run").RunAnyModel.execute(**{"model": "echo", "model.x": "[1, 2, 3]"}))
         values, image, *_ = output.args
         self.assertEqual(json.loads(values), {"y": [1.0, 2.0, 3.0]})
-        self.assertIn("no IMAGE", image.message)
+        self.assertIn("not an IMAGE", image.message)
         self.assertEqual([one.id for one in self.menu("any_method")[0].inputs], ["x"], "learnt by running")
 
     def test_bad_input(self) -> None:
         run = self.pack("nodes_run").RunAnyModel.execute
         for inputs, words in (
-            ({"model": "echo", "model.x": "[1, 2"}, ["input x", "no JSON"]),
+            ({"model": "echo", "model.x": "[1, 2"}, ["input x", "not JSON"]),
             ({"model": "echo"}, ["echo.forward also needs x"]),
             ({"model": "echo/backward", "model.x": "[1]"}, ["no method 'backward'", "it has forward"]),
             ({"model": "echo", "model.x": torch.zeros(64, 2, 2, 3)}, ["batch of 64"]),

@@ -75,7 +75,7 @@ BEFORE_HELLO = [
     Exchange("a hello of other versions", lambda client: client.hello(low=2, high=3), ends=True),
     Exchange("a hello that is too short", lambda client: client.send("hello", bytes(72)), ends=True),
     Exchange("a hello whose client has no end", lambda client: client.send("hello", b"\1\0\1\0" + bytes(12) + b"c" * 48 + bytes(16)), ends=True),
-    Exchange("a hello whose client is no UTF-8", lambda client: client.send("hello", b"\1\0\1\0" + bytes(12) + b"\xff\xfe" + bytes(62)), ends=True),
+    Exchange("a hello whose client is not UTF-8", lambda client: client.send("hello", b"\1\0\1\0" + bytes(12) + b"\xff\xfe" + bytes(62)), ends=True),
 ]
 
 #: The channel ends.

@@ -282,7 +282,7 @@ class Engines(unittest.TestCase):
             ("other rank", "inference_failed", "declared is rank 1 ([samples=0..])"),
             ("no output", "inference_failed", 'returned no "audio"'),
             ("more", "inference_failed", "returned video"),
-            ("no JSON", "inference_failed", "no JSON"),
+            ("no JSON", "inference_failed", "not JSON"),
         ):
             with self.subTest(what):
                 error = self.refused(self.act, what)

@@ -136,9 +136,9 @@ class ControlLines:
         try:
             message = json.loads(line)
         except ValueError:
-            raise broken("an answer that is no JSON") from None
+            raise broken("an answer that is not JSON") from None
         if not isinstance(message, dict):
-            raise broken("an answer that is no JSON object")
+            raise broken("an answer that is not a JSON object")
         return message
 
     def answer(self, method: str, message: dict[str, Any]) -> tuple[Any, list[int]]:

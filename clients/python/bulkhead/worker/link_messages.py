@@ -36,7 +36,7 @@ def parse(data: bytes) -> tuple[str, dict[str, Any]]:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Error("protocol_violation", f"a packet that is no JSON: {error}") from None
+        raise Error("protocol_violation", f"a packet that is not JSON: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise Error("protocol_violation", "a packet without a type")
     kind = message["type"]

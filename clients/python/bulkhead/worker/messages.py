@@ -176,7 +176,7 @@ def _object(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise Error("input_invalid", f"{len(text)} bytes that are no JSON object", "send one JSON object, or nothing")
+        raise Error("input_invalid", f"{len(text)} bytes that are not a JSON object", "send one JSON object, or nothing")
     return value
 
 
@@ -238,7 +238,7 @@ def json_text(values: dict[str, Any]) -> bytes:
     try:
         text = json.dumps(values, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise Error("inference_failed", f"values of the result that are no JSON: {error}", "return finite numbers, text, lists and dictionaries") from None
+        raise Error("inference_failed", f"values of the result that are not JSON: {error}", "return finite numbers, text, lists and dictionaries") from None
     if len(text) > LIMITS["json_bytes_max"]:
         raise Error("inference_failed", f"values of the result have {len(text)} bytes as JSON, at most {LIMITS['json_bytes_max']} are possible",
                     "return what is large as a tensor")  # fmt: skip

@@ -204,9 +204,9 @@ TEST(ChannelCodec, ABadMethodOrParametersAreTheirRequestsFaultAlone) {
         std::memcpy(packet.data() + packet.size() - text.size(), text.data(), text.size());
         return packet;
     };
-    EXPECT_EQ(refusal(with_json("[1, 2, 3, 4]")), input_invalid) << "no object";
+    EXPECT_EQ(refusal(with_json("[1, 2, 3, 4]")), input_invalid) << "not an object";
     EXPECT_EQ(refusal(with_json("{\"k\": 1, \"v\"")), input_invalid) << "half an object";
-    EXPECT_EQ(refusal(with_json("{\"k\": \"\xff\xff\"}")), input_invalid) << "no UTF-8";
+    EXPECT_EQ(refusal(with_json("{\"k\": \"\xff\xff\"}")), input_invalid) << "not UTF-8";
     EXPECT_EQ(refusal(with_json("{\"k\":" + std::string(1000, '[') + "}")), input_invalid) << "nested beyond reason";
 }
 

@@ -69,7 +69,7 @@ TEST_F(ControlServerTest, AnErrorCarriesItsStory) {
 
 TEST_F(ControlServerTest, EachKindOfGarbageHasItsNumberAndTheConnectionGoesOn) {
     const std::vector<std::pair<std::string, int>> lines{
-        {"this is no JSON", -32700},
+        {"this is not JSON", -32700},
         {"{\"jsonrpc\":\"2.0\",", -32700},
         {std::string("\x00\x01\x02\xff", 4), -32700},
         {std::string(5'000, '['), -32700},

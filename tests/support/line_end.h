@@ -24,7 +24,7 @@ inline bool over_rings() {
     return transport != nullptr && std::string_view{transport} == "rings";
 }
 
-/// A packet as a ring wants it, a header first; what follows tells of `number`.
+/// A packet as a ring wants it, a header first; what follows is made from `number`.
 inline std::vector<std::byte> packet(std::uint64_t number, std::size_t size = sizeof(wire::Header)) {
     std::vector<std::byte> bytes(size);
     const wire::Header header{wire::magic,

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes docs/configuration.md and a list in docs/control.md from config/fleet.schema.json, the tables of
-docs/worker-link.md from ipc/links/worker_link.json and supervisor/states/message_answers.h, and the transitions and answers in
-docs/operations.md from supervisor/states/lifecycle.h and request_answers.h, so that they cannot differ.
+"""Makes docs/configuration.md and a list in docs/control.md from config/fleet.schema.json, the
+tables of docs/worker-link.md from ipc/links/worker_link.json and
+supervisor/states/message_answers.h, and the transitions and answers in docs/operations.md from
+supervisor/states/lifecycle.h and request_answers.h, so that they cannot differ.
 
     reference.py            write them
     reference.py --check    exit 1 if one is not up to date

@@ -1,7 +1,9 @@
-"""rooms.py SOURCES BUILD: no file includes a header of a room that its own room's link line does not lead to.
+"""rooms.py SOURCES BUILD: no file includes a header of a room that its own room's link line does
+not lead to.
 
-A header links anywhere, so the linker would not notice. BUILD/rooms.txt has what CMake was told (cmake/Rooms.cmake): a line for
-each folder, with its target and the targets that it links. LibTorch's headers count as those of `torch_cpu_only`.
+A header links anywhere, so the linker would not notice. BUILD/rooms.txt has what CMake was told
+(cmake/Rooms.cmake): a line for each folder, with its target and the targets that it links.
+LibTorch's headers count as those of `torch_cpu_only`.
 """
 
 from __future__ import annotations

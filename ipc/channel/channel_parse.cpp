@@ -113,8 +113,8 @@ Result<Tensor> tensor_from(const wire::TensorDescriptor& wire_tensor) {
     tensor.dims.assign(wire_tensor.dims.begin(), wire_tensor.dims.begin() + wire_tensor.rank);
     const Result<std::uint64_t> bytes = tensor_bytes(tensor.dtype, tensor.dims);
     if (!bytes) return Error{bytes.error()}.during(where());
-    if (wire_tensor.lease.generation == 0)
-        return Error{ErrorCode::protocol_violation, fmt::format("{}: its lease has generation 0", where()),
+    if (wire_tensor.lease.lease_id == 0)
+        return Error{ErrorCode::protocol_violation, fmt::format("{}: its lease_id is 0", where()),
                      "count the leases of a slab from 1"};
     if (*bytes != wire_tensor.lease.size_bytes)
         return Error{ErrorCode::shape_mismatch,

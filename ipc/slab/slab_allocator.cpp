@@ -36,7 +36,7 @@ std::optional<SlabAllocator::Block> SlabAllocator::allocate(std::uint64_t size_b
     const auto [offset, available] = *best;
     free_.erase(best);
     if (available > *needed) free_.emplace(offset + *needed, available - *needed);
-    const Block block{offset, size_bytes, next_generation_++};
+    const Block block{offset, size_bytes, next_lease_id_++};
     leased_.emplace(offset, block);
     return block;
 }
@@ -44,8 +44,8 @@ std::optional<SlabAllocator::Block> SlabAllocator::allocate(std::uint64_t size_b
 Result<> SlabAllocator::release(const Block& block) {
     if (!is_leased(block))
         return Error{ErrorCode::protocol_violation,
-                     fmt::format("giving back {} bytes at offset {} of generation {}, which are not leased",
-                                 block.size_bytes, block.offset_bytes, block.generation),
+                     fmt::format("giving back {} bytes at offset {} of lease_id {}, which are not leased",
+                                 block.size_bytes, block.offset_bytes, block.lease_id),
                      "give each lease back once, as it was received"};
     leased_.erase(block.offset_bytes);
     std::uint64_t offset = block.offset_bytes;

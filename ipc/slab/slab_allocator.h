@@ -17,7 +17,7 @@ public:
     struct Block {
         std::uint64_t offset_bytes;
         std::uint64_t size_bytes;  ///< as requested; the range is rounded up to the alignment
-        std::uint64_t generation;  ///< unique within the slab's life
+        std::uint64_t lease_id;    ///< unique within the slab's life
         friend bool operator==(const Block&, const Block&) = default;
     };
 
@@ -26,7 +26,7 @@ public:
     /// Empty if no free range is long enough. A size of 0 gets one alignment unit.
     [[nodiscard]] std::optional<Block> allocate(std::uint64_t size_bytes);
 
-    /// Errors  protocol_violation for a block that is not leased: stale generation, wrong
+    /// Errors  protocol_violation for a block that is not leased: stale lease_id, wrong
     ///         offset or size
     [[nodiscard]] Result<> release(const Block& block);
 
@@ -36,7 +36,7 @@ public:
 private:
     std::map<std::uint64_t, std::uint64_t> free_;  ///< offset → size
     std::map<std::uint64_t, Block> leased_;        ///< by offset
-    std::uint64_t next_generation_ = 1;
+    std::uint64_t next_lease_id_ = 1;
 };
 
 }  // namespace bulkhead

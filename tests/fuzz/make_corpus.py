@@ -34,11 +34,11 @@ def frame(kind, body=b"", request_id=0, flags=0, version=1, size=None):
     return struct.pack("<IHHIIQQ", MAGIC, version, kind, size if size is not None else 32 + len(body), flags, request_id, 0) + body
 
 
-def lease(slab, offset, size, generation):
-    return struct.pack("<IIQQQ", slab, 0, offset, size, generation)
+def lease(slab, offset, size, lease_id):
+    return struct.pack("<IIQQQ", slab, 0, offset, size, lease_id)
 
 
-def tensor(name, dtype, dims, slab=1, offset=0, size=None, generation=1):
+def tensor(name, dtype, dims, slab=1, offset=0, size=None, lease_id=1):
     count = 1
     for dim in dims:
         count *= dim
@@ -47,7 +47,7 @@ def tensor(name, dtype, dims, slab=1, offset=0, size=None, generation=1):
         strides.insert(0, step)
         step *= dim
     pad = lambda values: struct.pack("<8q", *values, *[0] * (8 - len(values)))
-    return (struct.pack("<56sBBHI", name, dtype, len(dims), 0, 0) + lease(slab, offset, 4 * count if size is None else size, generation)
+    return (struct.pack("<56sBBHI", name, dtype, len(dims), 0, 0) + lease(slab, offset, 4 * count if size is None else size, lease_id)
             + pad(dims) + pad(strides))
 
 

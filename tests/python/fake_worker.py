@@ -54,7 +54,7 @@ class FakeWorker:
         while head["type"] == MESSAGE["release"] and kind != "release":
             for i in range(layout.RELEASE.unpack(body)["count"]):
                 lease = layout.LEASE.unpack(body, layout.RELEASE.size + i * layout.LEASE.size)
-                self.released.append((lease["offset_bytes"], lease["generation"]))
+                self.released.append((lease["offset_bytes"], lease["lease_id"]))
             head, body = self.receive()
         assert head["type"] == MESSAGE[kind], (head["type"], kind)
         return head, body
@@ -123,10 +123,10 @@ class FakeWorker:
         count = lease["size_bytes"] // 4
         return list(struct.unpack_from(f"<{count}f", self.slabs[lease["slab_id"]], lease["offset_bytes"]))
 
-    def answer(self, request_id: int, values: list[float], *, offset: int = 0, generation: int = 1, slab: int = 2, flags: int = 0,
+    def answer(self, request_id: int, values: list[float], *, offset: int = 0, lease_id: int = 1, slab: int = 2, flags: int = 0,
                **tensor: object) -> None:  # fmt: skip
         struct.pack_into(f"<{len(values)}f", self.slabs[slab], offset, *values)
-        lease = layout.LEASE.pack(slab_id=slab, offset_bytes=offset, size_bytes=4 * len(values), generation=generation)
+        lease = layout.LEASE.pack(slab_id=slab, offset_bytes=offset, size_bytes=4 * len(values), lease_id=lease_id)
         members = {"name": "y", "dtype": 9, "rank": 1, "lease": lease, "dims": [len(values)], "strides": [1], **tensor}
         self.send("result", layout.RESULT.pack(tensor_count=1, queued_us=1, run_us=2) + layout.TENSOR.pack(**members), request_id, flags)
 

@@ -126,7 +126,7 @@ class GpuWorker(FakeWorker):
                 out = max((slab for slab in self.regions if slab != lease["slab_id"]), default=None)
                 print("infer", lease["slab_id"] in self.regions, tensor["event_id"] in (2, 4), flush=True)
                 if lease["slab_id"] not in self.regions or out is None:
-                    self.answer(number, self.floats(tensor) if lease["slab_id"] in self.slabs else [0.0], generation=turn + 1)
+                    self.answer(number, self.floats(tensor) if lease["slab_id"] in self.slabs else [0.0], lease_id=turn + 1)
                     continue
                 if tensor["event_id"]:
                     self.cuda("cuStreamWaitEvent", self.stream, self.events[tensor["event_id"]], 0)
@@ -134,7 +134,7 @@ class GpuWorker(FakeWorker):
                 self.gpu.driver.call("cuMemcpyAsync", self.regions[out] + offset, self.regions[lease["slab_id"]] + lease["offset_bytes"], size, self.stream)
                 event = 1 + 2 * (turn % 2)
                 self.cuda("cuEventRecord", self.events[event], self.stream)
-                result = layout.LEASE.pack(slab_id=out, offset_bytes=offset, size_bytes=size, generation=turn + 1)
+                result = layout.LEASE.pack(slab_id=out, offset_bytes=offset, size_bytes=size, lease_id=turn + 1)
                 described = layout.TENSOR.pack(name="y", dtype=tensor["dtype"], rank=tensor["rank"], dims=tensor["dims"], strides=tensor["strides"],
                                                event_id=event, lease=result)  # fmt: skip
                 self.send("result", layout.RESULT.pack(tensor_count=1) + described, number)

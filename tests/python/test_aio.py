@@ -31,7 +31,7 @@ class Opened(unittest.IsolatedAsyncioTestCase):
 
     def echo(self, count: int) -> None:
         for at in range(count):
-            self.worker.answer_next(offset=64 * at, generation=at + 1)
+            self.worker.answer_next(offset=64 * at, lease_id=at + 1)
 
 
 class Inference(Opened):

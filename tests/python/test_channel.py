@@ -95,7 +95,7 @@ class Inference(Opened):
 
     def test_an_output_is_a_view_that_goes_back_when_nobody_looks_any_more(self) -> None:
         channel = self.open()
-        self.serve(lambda: self.worker.answer_next(offset=64, generation=9))
+        self.serve(lambda: self.worker.answer_next(offset=64, lease_id=9))
         reply = channel.infer(x=[1.0, 2.0])
         view = reply["y"].data
         self.assertTrue(view.readonly)

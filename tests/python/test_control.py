@@ -317,7 +317,7 @@ class Retries(WithFakeDaemon):
         def stream(worker: FakeWorker) -> None:
             head, _ = worker.expect("infer")
             for part in range(3):
-                worker.answer(head["request_id"], [float(part)], offset=64 * part, generation=part + 1, flags=FLAG["more"] if part < 2 else 0)
+                worker.answer(head["request_id"], [float(part)], offset=64 * part, lease_id=part + 1, flags=FLAG["more"] if part < 2 else 0)
             head, _ = worker.expect("infer")
             worker.answer(head["request_id"], [0.0], flags=FLAG["more"])
             self.cancelled = worker.expect("cancel")[0]["request_id"] == head["request_id"]

@@ -188,7 +188,7 @@ class Steady(unittest.TestCase):
             return tracemalloc.get_traced_memory()[0] - before, peak - before
 
         def leased() -> list[int]:
-            return [slab.allocator._generation for slab in channel.core.slabs._inputs]
+            return [slab.allocator._lease_id for slab in channel.core.slabs._inputs]
 
         requests()
         before = leased()

@@ -319,7 +319,7 @@ class Offers(OnGpu):
                 for slab, asked, request in zip((1, 2), (requests[-1].number + 1, 0), requests):  # the first has no room for the second result
                     offered = layout.SLAB_OFFER.pack(slab_id=slab, direction=2, kind=KIND["cuda_ipc"], size_bytes=4096) + bytes([255] * 64)
                     self.core.receive(packet("slab_offer", offered, asked), [])
-                    lease = layout.LEASE.pack(slab_id=slab, size_bytes=4096, generation=1)
+                    lease = layout.LEASE.pack(slab_id=slab, size_bytes=4096, lease_id=1)
                     tensor = layout.TENSOR.pack(name="y", dtype=2, rank=1, dims=[4096], strides=[1], event_id=1, lease=lease)
                     self.core.receive(packet("result", layout.RESULT.pack(tensor_count=1) + tensor, request.number), [])
                 self.core.receive(packet("result", layout.RESULT.pack(), requests[2].number), [])

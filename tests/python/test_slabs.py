@@ -235,19 +235,19 @@ class Books(unittest.TestCase):
         chance = random.Random(7)
         allocator = Allocator(1 << 16)
         held: dict[int, int] = {}
-        generations: set[int] = set()
+        lease_ids: set[int] = set()
         for _ in range(10_000):
             if held and chance.random() < 0.5:
                 offset = chance.choice(list(held))
                 allocator.release(offset, held.pop(offset))
             elif (found := allocator.allocate(size := chance.randrange(0, 5000))) is not None:
-                offset, generation = found
+                offset, lease_id = found
                 end = offset + max(size, 1)
                 self.assertEqual(offset % ALIGNMENT, 0)
                 self.assertLessEqual(end, 1 << 16)
                 self.assertFalse(any(offset < at + max(length, 1) and at < end for at, length in held.items()))
-                self.assertNotIn(generation, generations)
-                generations.add(generation)
+                self.assertNotIn(lease_id, lease_ids)
+                lease_ids.add(lease_id)
                 held[offset] = size
         for offset, size in held.items():
             allocator.release(offset, size)

@@ -22,7 +22,7 @@ from fake_worker import METHODS, FakeWorker
 
 SOURCE = Path(__file__).resolve().parents[2]
 HANDLE = list(range(100, 164))
-LEASE = {"slab_id": 2, "offset_bytes": 192, "size_bytes": 24, "generation": 1 << 40}
+LEASE = {"slab_id": 2, "offset_bytes": 192, "size_bytes": 24, "lease_id": 1 << 40}
 TENSOR = {"name": "y", "dtype": 9, "dims": [2, 3], "lease": LEASE, "event_id": 0}
 
 

@@ -40,7 +40,7 @@ std::string to_hex(std::span<const std::byte> bytes) {
 
 json::object lease(const wire::LeaseRef& it) {
     return {{"slab_id", it.slab_id}, {"offset_bytes", it.offset_bytes}, {"size_bytes", it.size_bytes},
-            {"generation", it.generation}};
+            {"lease_id", it.lease_id}};
 }
 
 json::array tensors(const auto& all) {

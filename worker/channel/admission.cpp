@@ -32,7 +32,7 @@ bool overlap(const wire::LeaseRef& a, const wire::LeaseRef& b) {
 }
 
 bool same(const wire::LeaseRef& a, const wire::LeaseRef& b) {
-    return a.offset_bytes == b.offset_bytes && a.size_bytes == b.size_bytes && a.generation == b.generation;
+    return a.offset_bytes == b.offset_bytes && a.size_bytes == b.size_bytes && a.lease_id == b.lease_id;
 }
 
 bool collide(const wire::LeaseRef& a, const wire::LeaseRef& b) { return overlap(a, b) && !same(a, b); }

@@ -129,7 +129,7 @@ std::optional<ChannelSlabs::Room> ChannelSlabs::allocate_in_existing(std::uint64
         if (slab->memory.kind != kind) continue;
         const auto block = slab->allocator.allocate(size_bytes);
         if (!block) continue;
-        return Room{{slab->id, 0, block->offset_bytes, block->size_bytes, block->generation},
+        return Room{{slab->id, 0, block->offset_bytes, block->size_bytes, block->lease_id},
                     slab->memory.bytes.subspan(block->offset_bytes, block->size_bytes)};
     }
     return std::nullopt;
@@ -144,7 +144,7 @@ Result<> ChannelSlabs::release(const wire::LeaseRef& lease) {
             fmt::format("releasing a lease of slab {}, which is not an output slab of this channel", lease.slab_id),
             "give back each lease of a result once"};
     if (Result<> known = check_event(lease.event_id); !known) return known;
-    Result<> released = slab->allocator.release({lease.offset_bytes, lease.size_bytes, lease.generation});
+    Result<> released = slab->allocator.release({lease.offset_bytes, lease.size_bytes, lease.lease_id});
     if (released && !slab->is_first && slab->allocator.leases() == 0) slab->idle_since = Clock::now();
     if (released && lease.event_id != 0 &&
         std::ranges::find(released_behind_, lease.event_id) == released_behind_.end())

@@ -182,7 +182,7 @@ Result<std::uint64_t> WorkerSession::submit(Sending request) {
                 {name,
                  lease->dtype,
                  lease->dims,
-                 {lease->slab->id(), 0, lease->block.offset_bytes, lease->block.size_bytes, lease->block.generation}});
+                 {lease->slab->id(), 0, lease->block.offset_bytes, lease->block.size_bytes, lease->block.lease_id}});
         } else {
             message.tensors.push_back(forwarded->tensor);
             message.tensors.back().name = name;

@@ -204,17 +204,17 @@ def _unmap(process: int, address: int, size_bytes: int, fd: int, then: list[Call
 
 class Allocator:
     """The leased ranges of an input slab: best fit, in units of 64 bytes. Each
-    generation is used once."""
+    lease id is used once."""
 
     def __init__(self, size_bytes: int) -> None:
         usable = size_bytes // ALIGNMENT * ALIGNMENT
         self._all = {0: usable} if usable else {}
         self._free: dict[int, int] = dict(self._all)
         self._given_back: deque[tuple[int, int]] = deque()
-        self._generation = 0
+        self._lease_id = 0
 
     def allocate(self, size_bytes: int) -> tuple[int, int] | None:
-        """Returns offset and generation, or None if there is no room."""
+        """Returns offset and lease id, or None if there is no room."""
         self._take_back()
         needed = _rounded(size_bytes)
         fitting = [(size, offset) for offset, size in self._free.items() if size >= needed]
@@ -224,8 +224,8 @@ class Allocator:
         del self._free[offset]
         if size > needed:
             self._free[offset + needed] = size - needed
-        self._generation += 1
-        return offset, self._generation
+        self._lease_id += 1
+        return offset, self._lease_id
 
     def release(self, offset: int, size_bytes: int) -> None:
         """Any thread, even during ``allocate`` or at the interpreter's end: only

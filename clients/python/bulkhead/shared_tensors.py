@@ -22,9 +22,9 @@ ARENA_BYTES_MAX = 1 << 30  #: default size of a client's own shared memory
 class Lease:
     """Some bytes of a region. Returns them when they have no reader and no request uses them."""
 
-    def __init__(self, region: Region, offset: int, size_bytes: int, generation: int, events: Events | None = None, ready: int = 0) -> None:
+    def __init__(self, region: Region, offset: int, size_bytes: int, lease_id: int, events: Events | None = None, ready: int = 0) -> None:
         self.region = region
-        self.offset, self.size_bytes, self.generation = offset, size_bytes, generation
+        self.offset, self.size_bytes, self.lease_id = offset, size_bytes, lease_id
         self.events = events  #: the channel's, if the region is device memory
         self.ready = ready  #: the event that a reader's stream waits for
         #: Streams that have read or written it, besides the channel's.

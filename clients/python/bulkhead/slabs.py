@@ -73,7 +73,7 @@ class Placed:
         lease = self.lease
         written = 0 if lease.events is None else lease.events.record_behind(lease.streams)
         return (layout.text_field("TensorDescriptor.name", name, _NAME_BYTES_MAX), DTYPE_NUMBERS[self.dtype],
-                len(self.shape), 0, written, self._slab_id, 0, lease.offset, lease.size_bytes, lease.generation,
+                len(self.shape), 0, written, self._slab_id, 0, lease.offset, lease.size_bytes, lease.lease_id,
                 *_dims_and_strides(self.shape))  # fmt: skip
 
 
@@ -382,7 +382,7 @@ class Slabs:
     def output(self, members: tuple[Any, ...], at: int) -> Output | Error:
         """Returns the tensor whose descriptor begins there, or the error if its slab could not
         be mapped here."""
-        field, number, rank, _, ready, slab_id, _, offset, lease_bytes, generation = members[at : at + 10]
+        field, number, rank, _, ready, slab_id, _, offset, lease_bytes, lease_id = members[at : at + 10]
         name = _name(field)
         dtype = DTYPE_NAMES.get(number)
         region = self._outputs.get(slab_id) or self._refused.get(slab_id)
@@ -395,15 +395,15 @@ class Slabs:
         if size != lease_bytes or offset % ALIGNMENT or offset + size > region.size_bytes:
             raise broken(f'output "{name}" of {size} bytes does not lie in its slab')
         if isinstance(region, _Unmapped):
-            self._releases.append((slab_id, offset, size, generation, None))
+            self._releases.append((slab_id, offset, size, lease_id, None))
             return region.why
         events = self.events if region.device != CPU else None
         if ready != 0:
             if events is None or not events.knows(ready):
                 raise broken(f'output "{name}" names an event {ready} that was not offered')
             events.wait(ready)
-        lent = Lease(region, offset, size, generation, events, ready)
-        lent.when_dropped(self._releases.append, (slab_id, offset, size, generation, None if events is None else lent.streams))
+        lent = Lease(region, offset, size, lease_id, events, ready)
+        lent.when_dropped(self._releases.append, (slab_id, offset, size, lease_id, None if events is None else lent.streams))
         return Output(name, dtype, shape, lent)
 
     # --- returning
@@ -430,10 +430,10 @@ class Slabs:
         if len(self._inputs) > 1 and self._features & FEATURE["returning"]:
             self._return_idle_inputs(time.monotonic() if now is None else now)
 
-    def _let_go(self, slab_id: int, offset: int, size_bytes: int, generation: int, streams: set[int] | None) -> tuple[int, ...]:
+    def _let_go(self, slab_id: int, offset: int, size_bytes: int, lease_id: int, streams: set[int] | None) -> tuple[int, ...]:
         """Members of its LeaseRef. Queued GPU reads of it may still run."""
         event_id = 0 if streams is None or self.events is None else self.events.record_behind(streams)
-        return slab_id, event_id, offset, size_bytes, generation
+        return slab_id, event_id, offset, size_bytes, lease_id
 
     def _return_idle_inputs(self, now: float) -> None:
         for slab in self._inputs[1:]:

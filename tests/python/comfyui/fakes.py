@@ -76,6 +76,6 @@ def send_sound(worker: FakeWorker, number: int, samples: list[float], *, channel
     """`audio` [channels, samples], and its rate."""
     floats = samples * channels
     struct.pack_into(f"<{len(floats)}f", worker.slabs[2], 0, *floats)
-    lease = layout.LEASE.pack(slab_id=2, offset_bytes=0, size_bytes=4 * len(floats), generation=1)
+    lease = layout.LEASE.pack(slab_id=2, offset_bytes=0, size_bytes=4 * len(floats), lease_id=1)
     tensor = layout.TENSOR.pack(name="audio", dtype=9, rank=2, lease=lease, dims=[channels, len(samples)], strides=[len(samples), 1])
     send(worker, number, {} if rate is None else {"sample_rate": rate}, tensor, more=more)

@@ -76,7 +76,7 @@ class Exchanges(unittest.TestCase):
     def serves(self, worker: FakeWorker, channel: str = "a") -> None:
         self.do(f"put {channel} seven 7")
         number, tensor = self.asked(worker, "last", "seven", channel=channel)
-        worker.answer(number, worker.floats(tensor), offset=8192, generation=99)
+        worker.answer(number, worker.floats(tensor), offset=8192, lease_id=99)
         self.do("get last", "ok 7")
 
     def gone(self, worker: FakeWorker) -> None:
@@ -166,13 +166,13 @@ class Exchanges(unittest.TestCase):
         self.assertNotEqual(*places)
         for at, name in enumerate(("s", "r")):
             number, tensor = sent[name]
-            worker.answer(number, worker.floats(tensor), offset=64 * at, generation=at + 1)
+            worker.answer(number, worker.floats(tensor), offset=64 * at, lease_id=at + 1)
         self.do("get r", "ok 1 2 0")
         self.do("get s", "ok 1 2 1")
         self.do("put a x 3")
         _, tensor = self.asked(worker, "t")
         self.assertIn(tensor["lease"]["offset_bytes"], places)
-        self.assertNotIn(tensor["lease"]["generation"], [one["lease"]["generation"] for _, one in sent.values()])
+        self.assertNotIn(tensor["lease"]["lease_id"], [one["lease"]["lease_id"] for _, one in sent.values()])
 
     def test_an_error_of_one_request_is_its_own(self) -> None:
         worker, number = self.asking()
@@ -258,14 +258,14 @@ class Exchanges(unittest.TestCase):
         number, other = self.asked(worker, "s", "y")
         self.assertNotEqual(other["lease"]["offset_bytes"], tensor["lease"]["offset_bytes"])
         worker.answer(late, [1.0])
-        worker.answer(number, [2.0], offset=64, generation=2)
+        worker.answer(number, [2.0], offset=64, lease_id=2)
         self.do("get s", "ok 2")
 
     # --- memory
 
     def test_an_output_goes_back_with_the_next_request_once_it_is_dropped(self) -> None:
         worker, number = self.asking()
-        worker.answer(number, [1.0], offset=128, generation=9)
+        worker.answer(number, [1.0], offset=128, lease_id=9)
         self.do("get r", "ok 1")
         self.serves(worker)
         self.assertEqual(worker.released, [])
@@ -306,7 +306,7 @@ class Exchanges(unittest.TestCase):
     def streams(self, worker: FakeWorker, number: int, parts: int, last: bool = True) -> None:
         for part in range(parts):
             more = FLAG["more"] if part < parts - 1 or not last else 0
-            worker.answer(number, [float(part)], offset=64 * part, generation=part + 1, flags=more)
+            worker.answer(number, [float(part)], offset=64 * part, lease_id=part + 1, flags=more)
 
     def test_parts_come_in_order_and_the_last_ends_the_request(self) -> None:
         worker = self.opened(features=FEATURE["streaming"])
@@ -338,7 +338,7 @@ class Exchanges(unittest.TestCase):
         self.do("get r", "more 0")
         self.do("leave r")
         self.assertEqual(worker.expect("cancel")[0]["request_id"], number)
-        worker.answer(number, [1.0], offset=64, generation=2, flags=FLAG["more"])
+        worker.answer(number, [1.0], offset=64, lease_id=2, flags=FLAG["more"])
         worker.error(number, 9)
         self.serves(worker)
         self.serves(worker)
@@ -351,7 +351,7 @@ class Exchanges(unittest.TestCase):
         first, second = self.opened(features=BOTH), self.opened("b", features=BOTH)
         self.do("put a x 1")
         number, _ = self.asked(first, "r")
-        first.answer(number, [4.0, 5.0, 6.0], **{"offset": 192, "generation": 77, **lease})
+        first.answer(number, [4.0, 5.0, 6.0], **{"offset": 192, "lease_id": 77, **lease})
         self.do("get r", "ok 4 5 6")
         return first, second
 
@@ -371,10 +371,10 @@ class Exchanges(unittest.TestCase):
             loan, number, tensor = self.forwarded(second, name, lends=loans == 0)
             lease = tensor["lease"]
             self.assertGreaterEqual(lease["slab_id"], LIMITS["lent_slab_id_min"])
-            self.assertEqual([lease[key] for key in ("offset_bytes", "size_bytes", "generation")], [192, 12, 77])
+            self.assertEqual([lease[key] for key in ("offset_bytes", "size_bytes", "lease_id")], [192, 12, 77])
             # What the one writes, the other sees.
             first.slabs[2][192:196] = struct.pack("<f", 8.0 + loans)
-            second.answer(number, second.floats(tensor), offset=64 * loans, generation=loans + 1)
+            second.answer(number, second.floats(tensor), offset=64 * loans, lease_id=loans + 1)
             self.do(f"get {name}", f"ok {8 + loans} 5 6")
 
     def test_its_lease_goes_back_when_the_second_has_answered_and_not_earlier(self) -> None:
@@ -430,7 +430,7 @@ class Exchanges(unittest.TestCase):
                 if ends == "dies":  # it may be sent again
                     again, number, tensor = self.forwarded(second, "u", lends=self.lends_of_the_dead)
                     self.assertNotEqual(again, loan)
-                    second.answer(number, second.floats(tensor), offset=64, generation=2)
+                    second.answer(number, second.floats(tensor), offset=64, lease_id=2)
                     self.do("get u", "ok 4 5 6")
                 self.do("reset")
 

@@ -71,7 +71,7 @@ BAD_WELCOMES: dict[str, Say] = {
 
 def _result(request: int = 1, flags: int = 0, fds: int = 0, count: int = 1, slab: int = 2, offset: int = 0, size: int = 4, **tensor: Any) -> Say:
     def say(worker: FakeWorker) -> None:
-        lease = layout.LEASE.pack(slab_id=slab, offset_bytes=offset, size_bytes=size, generation=1)
+        lease = layout.LEASE.pack(slab_id=slab, offset_bytes=offset, size_bytes=size, lease_id=1)
         body = layout.TENSOR.pack(**{"name": "y", "dtype": 9, "rank": 1, "dims": [1], "strides": [1], "lease": lease, **tensor})
         brought = [os.dup(0) for _ in range(fds)]
         worker.send("result", layout.RESULT.pack(tensor_count=count) + body, request, flags, brought)

@@ -134,7 +134,7 @@ REFUSED = [
     Exchange("a product that wraps to 0", _infer(dims=(1 << 32, 1 << 32), size=0), "shape_mismatch", 5),
     Exchange("a lease of another size", _infer(size=12), "shape_mismatch", 5),
     Exchange("more than the declared range", _infer(dims=(16777217,), size=4 * 16777217), "protocol_violation", 5),
-    Exchange("generation 0", _infer(generation=0), "protocol_violation", 5),
+    Exchange("lease_id 0", _infer(lease_id=0), "protocol_violation", 5),
     Exchange("an event", _infer(event=3), "protocol_violation", 5),
     Exchange("a slab that is not there", _infer(slab=77), "protocol_violation", 5),
     Exchange("an output slab", lambda client: client.infer(5, client.tensor(slab=client.output)), "protocol_violation", 5),
@@ -151,9 +151,9 @@ REFUSED = [
     Exchange("a loan that is not a memfd", lend(1 << 31, 4096, _pipe), "protocol_violation", 5),
     Exchange("a loan that is not sealed", lend((1 << 31) + 1, 4096, _memfd), "protocol_violation", 5),
     Exchange("a release of what is not lent", lambda client: client.release(
-        {"slab_id": client.output, "offset_bytes": 0, "size_bytes": 16, "generation": 9}), request=0),
+        {"slab_id": client.output, "offset_bytes": 0, "size_bytes": 16, "lease_id": 9}), request=0),
     Exchange("a release in an input slab", lambda client: client.release(
-        {"slab_id": client.input, "offset_bytes": 0, "size_bytes": 16, "generation": 9}), request=0),
+        {"slab_id": client.input, "offset_bytes": 0, "size_bytes": 16, "lease_id": 9}), request=0),
     Exchange("the return of an output slab", lambda client: client.send("slab_return", layout.SLAB_NAME.pack(slab_id=client.output)), request=0),
     Exchange("the return of a slab that is not there", lambda client: client.send("slab_return", layout.SLAB_NAME.pack(slab_id=77)), request=0),
     Exchange("the return of a loan that is not there", _named("slab_return", 0, layout.SLAB_NAME.pack(slab_id=1 << 31)), request=0),

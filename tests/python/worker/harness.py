@@ -163,7 +163,7 @@ class Client:
         sock.settimeout(SECONDS)
         self.memory: dict[int, mmap.mmap] = {}
         self.input = self.output = 0
-        self.generation = 0
+        self.lease_id = 0
         self.fds: list[int] = []
         # Of the next packet: what it says from there on.
         self.altered: tuple[int, bytes] | None = None
@@ -193,16 +193,16 @@ class Client:
         self.send("hello", layout.HELLO.pack(version_min=low, version_max=high, features=features, client="conformance"))
 
     def tensor(self, name: str = "x", *, dtype: int = DTYPE["float32"], dims: tuple[int, ...] = (4,), strides: tuple[int, ...] | None = None,
-               rank: int | None = None, offset: int = 0, size: int | None = None, slab: int | None = None, generation: int | None = None,
+               rank: int | None = None, offset: int = 0, size: int | None = None, slab: int | None = None, lease_id: int | None = None,
                event: int = 0) -> bytes:  # fmt: skip
-        self.generation += 1
+        self.lease_id += 1
         count = 1
         wanted: list[int] = []
         for dim in reversed(dims):
             wanted.insert(0, count)
             count *= dim
         lease = layout.LEASE.pack(slab_id=self.input if slab is None else slab, offset_bytes=offset, size_bytes=4 * count if size is None else size,
-                                  generation=self.generation if generation is None else generation)  # fmt: skip
+                                  lease_id=self.lease_id if lease_id is None else lease_id)  # fmt: skip
         return layout.TENSOR.pack(name=name, dtype=dtype, rank=len(dims) if rank is None else rank, event_id=event, lease=lease, dims=dims,
                                   strides=wanted if strides is None else strides)  # fmt: skip
 

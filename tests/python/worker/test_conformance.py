@@ -41,7 +41,7 @@ class Conformance(LinkConformance):
         client.infer(2, client.tensor(dims=(0,)))
         empty, other = client.result(2)
         self.assertEqual(empty, [])
-        self.assertNotEqual(lease["generation"], other["generation"])
+        self.assertNotEqual(lease["lease_id"], other["lease_id"])
         client.release(lease, other)
         client.release(lease)
         self.assertEqual(client.error(), ("protocol_violation", 0))
@@ -152,9 +152,9 @@ class Conformance(LinkConformance):
     def test_leases_in_flight_are_the_workers(self) -> None:
         client = self.loaded().open_channel()
         client.hold()
-        client.infer(1, client.tensor(dims=(32,), generation=50))
+        client.infer(1, client.tensor(dims=(32,), lease_id=50))
         # The very same one may be named again.
-        client.infer(2, client.tensor(dims=(32,), generation=50))
+        client.infer(2, client.tensor(dims=(32,), lease_id=50))
         client.infer(3, client.tensor(offset=64))
         self.assertEqual(client.error(), ("protocol_violation", 3))
         client.infer(1, client.tensor(offset=256))

@@ -100,7 +100,7 @@ public:
         return {std::string{name},
                 wire::DType::float32,
                 {static_cast<std::int64_t>(values.size())},
-                {1, 0, block.offset_bytes, bytes, block.generation}};
+                {1, 0, block.offset_bytes, bytes, block.lease_id}};
     }
     void answer(std::uint64_t request_id, channel::Tensors tensors) {
         send(channel::encode(channel::InferResult{.request_id = request_id, .tensors = std::move(tensors)}).value());

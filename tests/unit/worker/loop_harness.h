@@ -296,14 +296,14 @@ public:
     [[nodiscard]] bool was_rung() { return end_->line.has_rings() && end_->line.sleep(0ms).value(); }
 
     /// A float32 tensor of these values at `offset` of the input slab.
-    channel::Tensor tensor(std::vector<float> values, std::uint64_t offset = 0, std::uint64_t generation = 1) {
+    channel::Tensor tensor(std::vector<float> values, std::uint64_t offset = 0, std::uint64_t lease_id = 1) {
         const auto& [offer, memory] = *find_slab(wire::SlabDirection::input);
         std::ranges::copy(std::as_bytes(std::span{values}),
                           memory.bytes().begin() + static_cast<std::ptrdiff_t>(offset));
         return {"x",
                 wire::DType::float32,
                 {static_cast<std::int64_t>(values.size())},
-                {offer.slab_id, 0, offset, values.size() * sizeof(float), generation}};
+                {offer.slab_id, 0, offset, values.size() * sizeof(float), lease_id}};
     }
     void infer(std::uint64_t request_id, std::string_view method, channel::Tensors tensors,
                boost::json::object parameters = {}, std::chrono::milliseconds deadline = 0ms) {

@@ -44,12 +44,12 @@ class Lease:
     slab_id: int
     offset: int
     size_bytes: int
-    generation: int
+    lease_id: int
     event_id: int = 0
 
     @classmethod
     def of(cls, fields: dict[str, int]) -> Lease:
-        return cls(fields["slab_id"], fields["offset_bytes"], fields["size_bytes"], fields["generation"], fields["event_id"])
+        return cls(fields["slab_id"], fields["offset_bytes"], fields["size_bytes"], fields["lease_id"], fields["event_id"])
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,8 @@ def _tensor(said: dict[str, Any]) -> Tensor:
         raise Error("shape_mismatch", f"{where}: shape {list(shape)} has a negative dim", "send dims of 0 or more")
     if math.prod(size or 1 for size in shape) * ITEM_BYTES[dtype] > (1 << 63) - 1:
         raise Error("shape_mismatch", f"{where}: shape {list(shape)} of {dtype} exceeds 2^63 bytes", "send a smaller tensor")
-    if lease["generation"] == 0:
-        raise Error("protocol_violation", f"{where}: its lease has generation 0", "count the leases of a slab from 1")
+    if lease["lease_id"] == 0:
+        raise Error("protocol_violation", f"{where}: its lease_id is 0", "count the leases of a slab from 1")
     size_bytes = math.prod(shape) * ITEM_BYTES[dtype]
     if size_bytes != lease["size_bytes"]:
         raise Error("shape_mismatch", f"{where}: {dtype} {list(shape)} has {size_bytes} bytes, its lease {lease['size_bytes']}", "lease exactly the tensor's bytes")
@@ -226,7 +226,7 @@ class Output:
     def pack(self) -> bytes:
         rank = len(self.shape)
         lease = layout.LEASE.pack(slab_id=self.lease.slab_id, offset_bytes=self.lease.offset, size_bytes=self.lease.size_bytes,
-                                  generation=self.lease.generation)  # fmt: skip
+                                  lease_id=self.lease.lease_id)  # fmt: skip
         return layout.TENSOR.pack(name=self.name, dtype=DTYPE["boolean" if self.dtype == "bool" else self.dtype], rank=rank, lease=lease,
                                   dims=self.shape, strides=layout.contiguous_strides(self.shape))  # fmt: skip
 

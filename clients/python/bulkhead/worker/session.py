@@ -457,4 +457,4 @@ def _collide(a: messages.Lease, b: messages.Lease) -> bool:
     if a.slab_id != b.slab_id or a.slab_id >= layout.LIMITS["lent_slab_id_min"]:
         return False
     overlap = a.offset < b.offset + b.size_bytes and b.offset < a.offset + a.size_bytes
-    return overlap and (a.offset, a.size_bytes, a.generation) != (b.offset, b.size_bytes, b.generation)
+    return overlap and (a.offset, a.size_bytes, a.lease_id) != (b.offset, b.size_bytes, b.lease_id)

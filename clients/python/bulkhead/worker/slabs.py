@@ -202,8 +202,8 @@ class ChannelSlabs:
     def _allocate_in_existing(self, size_bytes: int) -> tuple[Lease, memoryview] | None:
         for slab in self._outputs():
             if (found := slab.allocator.allocate(size_bytes)) is not None:
-                offset, generation = found
-                lease = slab.leases[offset] = Lease(slab.id, offset, size_bytes, generation)
+                offset, lease_id = found
+                lease = slab.leases[offset] = Lease(slab.id, offset, size_bytes, lease_id)
                 return lease, slab.memory.view(offset, size_bytes, slab.memory)
         return None
 
@@ -218,7 +218,7 @@ class ChannelSlabs:
                 raise _unknown_event(lease.event_id)
             if slab.leases.get(lease.offset) != lease:
                 raise Error("protocol_violation",
-                            f"giving back {lease.size_bytes} bytes at offset {lease.offset} of generation {lease.generation}, which are not leased",
+                            f"giving back {lease.size_bytes} bytes at offset {lease.offset} of lease_id {lease.lease_id}, which are not leased",
                             "give each lease back once, as it was received")  # fmt: skip
             del slab.leases[lease.offset]
             slab.allocator.release(lease.offset, lease.size_bytes)

@@ -46,7 +46,7 @@ void send_last(FakeWorker& worker, std::uint64_t id, const std::vector<std::int6
     const channel::Tensor all{"tokens",
                               wire::DType::int64,
                               {static_cast<std::int64_t>(tokens.size())},
-                              {1, 0, block.offset_bytes, bytes, block.generation}};
+                              {1, 0, block.offset_bytes, bytes, block.lease_id}};
     worker.send(channel::encode(channel::InferResult{.request_id = id,
                                                      .tensors = {all},
                                                      .values = {{"finish", "stop"},

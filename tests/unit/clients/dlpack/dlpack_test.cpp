@@ -30,7 +30,7 @@ TEST(DLPack, AnOutputIsSeenWhereItLiesAndItsLeaseEndsWithTheDeleter) {
         w.answer(request.request_id, {p});
         request = w.expect<channel::Infer>();  // no release before it: the tensor lives
         w.answer(request.request_id, {});
-        EXPECT_EQ(w.expect<channel::Release>().leases.at(0).generation, p.lease.generation);
+        EXPECT_EQ(w.expect<channel::Release>().leases.at(0).lease_id, p.lease.lease_id);
         request = w.expect<channel::Infer>();
         w.answer(request.request_id, {});
     }};

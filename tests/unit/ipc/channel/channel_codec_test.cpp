@@ -86,7 +86,7 @@ TEST(ChannelCodec, EveryMessageComesBackAsItWasSent) {
     EXPECT_EQ(from_client<SlabRequest>(encode(slab_request())), slab_request());
     EXPECT_EQ(from_client<Infer>(encode(infer()).value()), infer());
     EXPECT_EQ(from_client<Cancel>(encode(Cancel{5})), Cancel{5});
-    EXPECT_EQ(from_client<Release>(encode(Release{{tensor().lease}})).leases[0].generation, 7u);
+    EXPECT_EQ(from_client<Release>(encode(Release{{tensor().lease}})).leases[0].lease_id, 7u);
     EXPECT_EQ(from_worker<Welcome>(encode(welcome()).value()), welcome());
     EXPECT_EQ(from_worker<SlabOffer>(encode(offer())), offer());
     EXPECT_EQ(from_worker<InferResult>(encode(result()).value()), result());

@@ -72,16 +72,16 @@ private:
         if (!block) return;
         ASSERT_EQ(block->offset_bytes % wire::tensor_alignment, 0U);
         ASSERT_EQ(block->size_bytes, size);
-        ASSERT_GT(block->generation, last_generation_) << "a generation is used once";
-        last_generation_ = block->generation;
-        mark(*block, 0, block->generation);
+        ASSERT_GT(block->lease_id, last_lease_id_) << "a lease id is used once";
+        last_lease_id_ = block->lease_id;
+        mark(*block, 0, block->lease_id);
         held_.push_back({*block, holder});
     }
     /// What its holder wrote is what it reads: nobody else was given these bytes.
     void read() {
         if (held_.empty()) return;
         const SlabAllocator::Block block = held_[walk.below(held_.size())].block;
-        mark(block, block.generation, block.generation);
+        mark(block, block.lease_id, block.lease_id);
         ASSERT_TRUE(allocator_.is_leased(block));
     }
     void give_back() {
@@ -90,7 +90,7 @@ private:
     void end(std::size_t index) {
         const SlabAllocator::Block block = held_[index].block;
         ASSERT_TRUE(allocator_.release(block));
-        mark(block, block.generation, 0);
+        mark(block, block.lease_id, 0);
         gone_[walk.below(gone_.size())] = block;
         held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(index));
         expect_as_counted();
@@ -101,12 +101,12 @@ private:
     }
     void give_back_twice() {
         const SlabAllocator::Block block = gone_[walk.below(gone_.size())];
-        if (block.generation != 0) expect_refused(block);
+        if (block.lease_id != 0) expect_refused(block);
     }
     void give_back_forged() {
         if (held_.empty()) return;
         SlabAllocator::Block block = held_[walk.below(held_.size())].block;
-        std::uint64_t& field = std::array{&block.offset_bytes, &block.size_bytes, &block.generation}[walk.below(3)][0];
+        std::uint64_t& field = std::array{&block.offset_bytes, &block.size_bytes, &block.lease_id}[walk.below(3)][0];
         field = walk.one_in(2) ? walk.random() : field + (walk.one_in(2) ? wire::tensor_alignment : -wire::tensor_alignment);
         if (std::ranges::none_of(held_, [&](const Held& one) { return one.block == block; })) expect_refused(block);
     }
@@ -120,11 +120,11 @@ private:
     void expect_as_counted() { ASSERT_EQ(allocator_.leases(), held_.size()); }
 
     SlabAllocator allocator_{units * wire::tensor_alignment};
-    std::array<std::uint64_t, units> owner_{};  ///< generation of the lease that each aligned unit
-                                                ///< belongs to; 0: none
+    std::array<std::uint64_t, units> owner_{};  ///< id of the lease that each aligned unit belongs
+                                                ///< to; 0: none
     std::vector<Held> held_;
     std::array<SlabAllocator::Block, 64> gone_{};  ///< some of those given back
-    std::uint64_t last_generation_ = 0;
+    std::uint64_t last_lease_id_ = 0;
 };
 
 TEST(LeaseProperty, NoByteIsLostGivenTwiceOrReadByAnotherInAnyOrder) {

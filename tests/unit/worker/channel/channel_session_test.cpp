@@ -50,7 +50,7 @@ TEST_F(ChannelTest, FreesAnOutputWhenItsLeaseIsGivenBack) {
 
     EXPECT_NE(full.text().find("channel.max"), std::string::npos);
     EXPECT_EQ(third.tensors[0].lease.offset_bytes, first.tensors[0].lease.offset_bytes);
-    EXPECT_NE(third.tensors[0].lease.generation, first.tensors[0].lease.generation);
+    EXPECT_NE(third.tensors[0].lease.lease_id, first.tensors[0].lease.lease_id);
 }
 
 std::vector<std::byte> packed(std::initializer_list<std::vector<std::byte>> messages) {

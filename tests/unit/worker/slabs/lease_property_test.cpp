@@ -70,8 +70,8 @@ struct Player {
     std::map<std::uint64_t, Sent> in_flight;
     std::vector<Held> held;
     std::deque<wire::LeaseRef> gone;
-    std::set<std::uint64_t> generations;  ///< of the output slab, ever seen
-    std::uint32_t violations = 0;         ///< that the worker has counted, or will
+    std::set<std::uint64_t> lease_ids;  ///< of the output slab, ever seen
+    std::uint32_t violations = 0;       ///< that the worker has counted, or will
     std::uint32_t violations_untold = 0;
     bool result_thrown_away = false;  ///< a cancelled request's, and perhaps it still lies in
                                       ///< the output slab
@@ -128,7 +128,7 @@ private:
         if (player.in_flight.empty() && !player.result_thrown_away) room = longest_gap(player);
         player.client.infer(
             ++last_request_, waits ? "wait" : "echo",
-            {player.client.tensor(std::vector<float>(count, mark), input->offset_bytes, input->generation)});
+            {player.client.tensor(std::vector<float>(count, mark), input->offset_bytes, input->lease_id)});
         player.in_flight[last_request_] = {*input, mark, count, waits, room};
     }
 
@@ -228,8 +228,7 @@ private:
             lease = player.gone[walk.below(player.gone.size())];
         } else if (!player.held.empty()) {
             lease = player.held[walk.below(player.held.size())].lease;
-            std::uint64_t& field =
-                *std::array{&lease.offset_bytes, &lease.size_bytes, &lease.generation}[walk.below(3)];
+            std::uint64_t& field = *std::array{&lease.offset_bytes, &lease.size_bytes, &lease.lease_id}[walk.below(3)];
             field += wire::tensor_alignment << walk.below(20);
         } else {
             return;
@@ -278,7 +277,7 @@ private:
     void expect_new(Player& player, const wire::LeaseRef& lease) {
         ASSERT_EQ(lease.offset_bytes % wire::tensor_alignment, 0U);
         ASSERT_LE(lease.offset_bytes + lease.size_bytes, slab_bytes);
-        ASSERT_TRUE(player.generations.insert(lease.generation).second) << "a generation was used again";
+        ASSERT_TRUE(player.lease_ids.insert(lease.lease_id).second) << "a lease id was used again";
         for (const Player::Held& one : player.held)
             ASSERT_TRUE(one.lease.offset_bytes + one.lease.size_bytes <= lease.offset_bytes ||
                         lease.offset_bytes + lease.size_bytes <= one.lease.offset_bytes)

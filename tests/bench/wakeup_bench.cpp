@@ -85,38 +85,39 @@ private:
 enum class How { socket, loop, thread };
 
 /// One end: 64 B packets through what a channel's ends use.
-class LineUser {
+class TransportUser {
 public:
-    LineUser(UniqueFd socket, How how)
-        : socket_{std::move(socket)}, line_{socket_.get(), how == How::loop ? PacketTransport::Sleeper::trusted
-                                                                            : PacketTransport::Sleeper::asked_after},
+    TransportUser(UniqueFd socket, How how)
+        : socket_{std::move(socket)}, transport_{socket_.get(), how == How::loop
+                                                                    ? PacketTransport::Sleeper::trusted
+                                                                    : PacketTransport::Sleeper::asked_after},
           how_{how} {}
     void use(std::unique_ptr<RingEnd> rings) {
-        waitable_ = line_.use(std::move(rings)).value();
+        waitable_ = transport_.use(std::move(rings)).value();
         if (how_ == How::loop) ::epoll_ctl(loop_.get(), EPOLL_CTL_ADD, waitable_.get(), &readable_);
     }
-    PacketTransport& line() { return line_; }
+    PacketTransport& transport() { return transport_; }
     /// As both ends of a channel do: the peer's end is heard of where this one waits next.
-    void send() { (void)line_.post(packet_).value(); }
+    void send() { (void)transport_.post(packet_).value(); }
     Packet receive() {
         Packet packet;
-        while (line_.receive(buffer_, packet).value() == ReceiveOutcome::would_block) wait();
+        while (transport_.receive(buffer_, packet).value() == ReceiveOutcome::would_block) wait();
         return packet;
     }
 
 private:
     void wait() {
-        if (!line_.has_rings()) {
+        if (!transport_.has_rings()) {
             pollfd entry{socket_.get(), POLLIN, 0};
             ::poll(&entry, 1, -1);
-        } else if (line_.prepare_to_sleep(false)) {
+        } else if (transport_.prepare_to_sleep(false)) {
             if (how_ == How::loop) {  // as Asio's `async_wait` does in the worker
                 epoll_event event;
                 ::epoll_ctl(loop_.get(), EPOLL_CTL_MOD, waitable_.get(), &readable_);
                 ::epoll_wait(loop_.get(), &event, 1, -1);
             }
-            (void)line_.sleep(how_ == How::loop ? std::chrono::milliseconds{0} : for_ever).value();
-            line_.stay_awake();
+            (void)transport_.sleep(how_ == How::loop ? std::chrono::milliseconds{0} : for_ever).value();
+            transport_.stay_awake();
         }
     }
 
@@ -131,23 +132,23 @@ private:
     UniqueFd waitable_;
     UniqueFd loop_{::epoll_create1(EPOLL_CLOEXEC)};
     epoll_event readable_{EPOLLIN | EPOLLET, {}};
-    PacketTransport line_;
+    PacketTransport transport_;
     How how_;
     std::vector<std::byte> buffer_ = std::vector<std::byte>(packet_bytes_max);
 };
 
-class LineWay : public Way {
+class TransportWay : public Way {
 public:
-    LineWay(const Placement& placement, How how) : LineWay{placement, how, PacketPair::make(true).value()} {}
+    TransportWay(const Placement& placement, How how) : TransportWay{placement, how, PacketPair::make(true).value()} {}
     void round_trip() override {
         mine_.send();
         (void)mine_.receive();
     }
 
 private:
-    LineWay(const Placement& placement, How how, PacketPair pair)
+    TransportWay(const Placement& placement, How how, PacketPair pair)
         : mine_{std::move(pair.first), how}, child_{placement, [&] {
-                                                        LineUser its{std::move(pair.second), how};
+                                                        TransportUser its{std::move(pair.second), how};
                                                         if (how != How::socket) {
                                                             Packet packet = its.receive();
                                                             auto offer = std::get<channel::RingOffer>(
@@ -163,11 +164,11 @@ private:
         if (how == How::socket) return;
         auto rings = RingEnd::make(ring::cells_usual, ring::cells_usual, "bench").value();
         const auto fds = rings->offer_fds();
-        (void)mine_.line().send(channel::encode(rings->offer()), fds).value();
+        (void)mine_.transport().send(channel::encode(rings->offer()), fds).value();
         mine_.use(std::move(rings));
     }
 
-    LineUser mine_;
+    TransportUser mine_;
     Child child_;
 };
 
@@ -211,22 +212,22 @@ Records wakeup() {
     const auto futex = [](const Placement& placement) {
         return [&placement] { return std::make_unique<FutexWay>(placement); };
     };
-    const auto line = [](const Placement& placement, How how) {
-        return [&placement, how] { return std::make_unique<LineWay>(placement, how); };
+    const auto transport = [](const Placement& placement, How how) {
+        return [&placement, how] { return std::make_unique<TransportWay>(placement, how); };
     };
     if (apart.possible()) {
         rows.push_back({"futex", futex(apart), 0, 0, 1000});
-        rows.push_back({"ring, eventfd in an epoll loop", line(apart, How::loop), 0, 1.2, 1000});
-        rows.push_back({"ring, eventfd on a dedicated thread", line(apart, How::thread), 0, 1.1, 1000});
-        rows.push_back({"seqpacket", line(apart, How::socket), 0, 0, 1000});
+        rows.push_back({"ring, eventfd in an epoll loop", transport(apart, How::loop), 0, 1.2, 1000});
+        rows.push_back({"ring, eventfd on a dedicated thread", transport(apart, How::thread), 0, 1.1, 1000});
+        rows.push_back({"seqpacket", transport(apart, How::socket), 0, 0, 1000});
     } else {
         std::printf("  with one CPU, without the rows of two\n");
     }
     const std::size_t shared = rows.size();
     rows.push_back({"futex, on one CPU", futex(together), shared, 0, 5000});
-    rows.push_back({"ring, eventfd in an epoll loop, on one CPU", line(together, How::loop), shared, 1.2, 5000});
-    rows.push_back({"ring, eventfd on a thread, on one CPU", line(together, How::thread), shared, 1.1, 5000});
-    rows.push_back({"seqpacket, on one CPU", line(together, How::socket), shared, 0, 5000});
+    rows.push_back({"ring, eventfd in an epoll loop, on one CPU", transport(together, How::loop), shared, 1.2, 5000});
+    rows.push_back({"ring, eventfd on a thread, on one CPU", transport(together, How::thread), shared, 1.1, 5000});
+    rows.push_back({"seqpacket, on one CPU", transport(together, How::socket), shared, 0, 5000});
     apart.client(::getpid());
     const auto run = [](Row& row) {
         const std::unique_ptr<Way> way = row.make();

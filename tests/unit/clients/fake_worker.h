@@ -15,7 +15,7 @@
 #include "ipc/channel/channel_codec.h"
 #include "ipc/slab/host_slab.h"
 #include "ipc/slab/slab_allocator.h"
-#include "tests/support/line_end.h"
+#include "tests/support/transport_end.h"
 
 namespace bulkhead::test {
 
@@ -119,7 +119,7 @@ public:
     }
 
 private:
-    LineEnd end_;
+    TransportEnd end_;
     UniqueFd client_end_;
     std::vector<std::byte> packed_;
     std::thread thread_;

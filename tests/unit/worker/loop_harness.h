@@ -27,7 +27,7 @@
 #include "ipc/base/packet.h"
 #include "ipc/channel/channel_codec.h"
 #include "ipc/slab/host_slab.h"
-#include "tests/support/line_end.h"
+#include "tests/support/transport_end.h"
 #include "worker/server/server.h"
 
 namespace bulkhead::worker::test {
@@ -213,7 +213,7 @@ inline std::uint64_t number(const boost::json::object& message, std::string_view
 class TestClient {
 public:
     TestClient(UniqueFd socket, std::uint64_t channel_id)
-        : id{channel_id}, end_{std::make_unique<bulkhead::test::LineEnd>(std::move(socket))} {}
+        : id{channel_id}, end_{std::make_unique<bulkhead::test::TransportEnd>(std::move(socket))} {}
 
     /// Hello, welcome, rings where the tests run over them, and the two slabs.
     void open(std::uint64_t features = 0, const wire::GpuUuid& gpu = {}) {
@@ -293,7 +293,7 @@ public:
     void expect_end() { EXPECT_FALSE(receive()) << "the channel is still open"; }
     [[nodiscard]] bool has_message() const { return readable_within(end_->socket(), 0ms); }
     /// Over rings: whether the worker has rung since the last wait, or the last call.
-    [[nodiscard]] bool was_rung() { return end_->line.has_rings() && end_->line.sleep(0ms).value(); }
+    [[nodiscard]] bool was_rung() { return end_->transport.has_rings() && end_->transport.sleep(0ms).value(); }
 
     /// A float32 tensor of these values at `offset` of the input slab.
     channel::Tensor tensor(std::vector<float> values, std::uint64_t offset = 0, std::uint64_t lease_id = 1) {
@@ -343,7 +343,7 @@ private:
         if (const auto* failure = std::get_if<channel::Failure>(&message)) return failure->error;
         return {ErrorCode::internal, "another kind of message", {}};
     }
-    std::unique_ptr<bulkhead::test::LineEnd> end_;
+    std::unique_ptr<bulkhead::test::TransportEnd> end_;
 };
 
 class LoopTest : public testing::Test {

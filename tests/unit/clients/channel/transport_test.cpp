@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/support/line_end.h"
+#include "tests/support/transport_end.h"
 
 namespace bulkhead::test {
 namespace {
@@ -41,7 +41,7 @@ protected:
     }
 
     PacketPair pair = PacketPair::make(true).value();
-    LineEnd worker{std::move(pair.first)};
+    TransportEnd worker{std::move(pair.first)};
     Transport client = Transport::make(std::move(pair.second)).value();
 };
 

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "ipc/ring/packet_transport.h"
-#include "tests/support/line_end.h"
+#include "tests/support/transport_end.h"
 
 namespace bulkhead::test {
 namespace {
@@ -59,8 +59,8 @@ protected:
         return status;
     }
 
-    LineEnd worker;
-    LineEnd client;
+    TransportEnd worker;
+    TransportEnd client;
 };
 
 INSTANTIATE_TEST_SUITE_P(Over, PacketTransportTest, testing::Values(Over::socket, Over::rings, Over::small_rings),
@@ -77,7 +77,7 @@ TEST_P(PacketTransportTest, KeepsTheOrderWhateverTheSizes) {
     std::mt19937 random{1};
     std::uint64_t sent = 0, received = 0;
     while (received < 3000) {
-        Result<> taken = worker.line.send(packet(sent, random_size(random)));
+        Result<> taken = worker.transport.send(packet(sent, random_size(random)));
         if (taken) {
             ++sent;
         } else {
@@ -124,10 +124,10 @@ TEST_P(PacketTransportTest, AFullQueueRefusesAndTakesAgainWhatIsRead) {
     connect();
     std::uint64_t sent = 0, received = 0;
     for (int round = 0; round < 3; ++round) {
-        Result<> taken = worker.line.send(packet(sent, 1000));
-        for (; taken; taken = worker.line.send(packet(sent, 1000))) ASSERT_LT(++sent, 100'000U);
+        Result<> taken = worker.transport.send(packet(sent, 1000));
+        for (; taken; taken = worker.transport.send(packet(sent, 1000))) ASSERT_LT(++sent, 100'000U);
         ASSERT_EQ(taken.error().code, ErrorCode::queue_full);
-        EXPECT_EQ(worker.line.send(packet(sent, 1000)).error().code, ErrorCode::queue_full);
+        EXPECT_EQ(worker.transport.send(packet(sent, 1000)).error().code, ErrorCode::queue_full);
         while (received < sent) ASSERT_EQ(client.receive_number(), received++);
     }
     EXPECT_GE(sent, 12U);
@@ -138,10 +138,10 @@ TEST_P(PacketTransportTest, AFullQueueRefusesAndTakesAgainWhatIsRead) {
 TEST_P(PacketTransportTest, ASocketThatIsFullOfLargePacketsKeepsTheOrder) {
     connect();
     std::uint64_t sent = 0;
-    Result<> taken = worker.line.send(packet(sent, 60'000));
-    for (; taken; taken = worker.line.send(packet(sent, 60'000))) ASSERT_LT(++sent, 10'000U);
+    Result<> taken = worker.transport.send(packet(sent, 60'000));
+    for (; taken; taken = worker.transport.send(packet(sent, 60'000))) ASSERT_LT(++sent, 10'000U);
     ASSERT_EQ(taken.error().code, ErrorCode::queue_full);
-    EXPECT_TRUE(worker.line.socket_was_full() || GetParam() == Over::small_rings);
+    EXPECT_TRUE(worker.transport.socket_was_full() || GetParam() == Over::small_rings);
     std::thread reader{[&] {
         for (std::uint64_t i = 0; i <= sent + 1; ++i) EXPECT_EQ(client.receive_number(), i);
     }};
@@ -153,10 +153,10 @@ TEST_P(PacketTransportTest, ASocketThatIsFullOfLargePacketsKeepsTheOrder) {
 TEST_P(PacketTransportTest, BothWaysAtOnce) {
     connect();
     constexpr std::uint64_t count = 20'000;
-    const auto talk = [](LineEnd& end) {
+    const auto talk = [](TransportEnd& end) {
         std::uint64_t sent = 0, received = 0;
         while (sent < count || received < count) {
-            if (sent < count && end.line.send(packet(sent, 32 + sent % 300))) {
+            if (sent < count && end.transport.send(packet(sent, 32 + sent % 300))) {
                 ++sent;
             } else if (received < count) {
                 ASSERT_EQ(end.receive_number(), received);
@@ -190,13 +190,13 @@ TEST_P(PacketTransportTest, NoWakeUpIsLost) {
 TEST_P(PacketTransportTest, SendingTakesNoWakeUpAwayFromALoopThatWaits) {
     if (!over_rings()) GTEST_SKIP() << "a socket is readable until it is read";
     connect();
-    ASSERT_TRUE(worker.line.prepare_to_sleep(false)) << "so that the client looks after it";
-    ASSERT_TRUE(client.line.sleep(std::chrono::milliseconds{0}).value()) << "the doorbell's first edge";
-    ASSERT_TRUE(client.line.prepare_to_sleep(false));
+    ASSERT_TRUE(worker.transport.prepare_to_sleep(false)) << "so that the client looks after it";
+    ASSERT_TRUE(client.transport.sleep(std::chrono::milliseconds{0}).value()) << "the doorbell's first edge";
+    ASSERT_TRUE(client.transport.prepare_to_sleep(false));
     worker.send(packet(1));
     client.send(packet(2));
 
-    EXPECT_TRUE(client.line.sleep(std::chrono::milliseconds{0}).value());
+    EXPECT_TRUE(client.transport.sleep(std::chrono::milliseconds{0}).value());
     EXPECT_EQ(client.receive_number(), 1U);
 }
 
@@ -206,16 +206,16 @@ protected:
     void SetUp() override { connect(); }
     /// Or is about to, where there is something to be read.
     void fall_asleep() {
-        ASSERT_TRUE(client.line.sleep(std::chrono::milliseconds{0}).value()) << "the doorbell's first edge";
-        static_cast<void>(client.line.prepare_to_sleep(false));
+        ASSERT_TRUE(client.transport.sleep(std::chrono::milliseconds{0}).value()) << "the doorbell's first edge";
+        static_cast<void>(client.transport.prepare_to_sleep(false));
     }
     /// The packet that is to be told of with the next one.
     void cork(std::uint64_t number) {
-        const Result<> posted = worker.line.post(packet(number), PacketTransport::Wake::later);
+        const Result<> posted = worker.transport.post(packet(number), PacketTransport::Wake::later);
         ASSERT_TRUE(posted) << posted.error().text();
         EXPECT_FALSE(is_woken()) << "that was to come later";
     }
-    [[nodiscard]] bool is_woken() { return client.line.sleep(std::chrono::milliseconds{0}).value(); }
+    [[nodiscard]] bool is_woken() { return client.transport.sleep(std::chrono::milliseconds{0}).value(); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Over, PacketTransportCorking, testing::Values(Over::rings, Over::small_rings), name_of);
@@ -223,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(Over, PacketTransportCorking, testing::Values(Over::rin
 TEST_P(PacketTransportCorking, ThePacketThatFollowsWakesForBoth) {
     fall_asleep();
     cork(0);
-    ASSERT_TRUE(worker.line.post(packet(1)));
+    ASSERT_TRUE(worker.transport.post(packet(1)));
     EXPECT_TRUE(is_woken());
     EXPECT_EQ(client.receive_number(), 0U);
     EXPECT_EQ(client.receive_number(), 1U);
@@ -231,12 +231,12 @@ TEST_P(PacketTransportCorking, ThePacketThatFollowsWakesForBoth) {
 
 TEST_P(PacketTransportCorking, SoDoesOneThatFindsTheRingFull) {
     std::uint64_t sent = 0;
-    while (worker.line.send(packet(sent))) ++sent;  // of one cell each, while the client is awake
-    ASSERT_EQ(client.receive_number(), 0U);         // room for one
+    while (worker.transport.send(packet(sent))) ++sent;  // of one cell each, while the client is awake
+    ASSERT_EQ(client.receive_number(), 0U);              // room for one
     fall_asleep();
     cork(sent);
-    EXPECT_EQ(worker.line.send(packet(sent + 1)).error().code, ErrorCode::queue_full);
-    EXPECT_FALSE(worker.line.socket_was_full());
+    EXPECT_EQ(worker.transport.send(packet(sent + 1)).error().code, ErrorCode::queue_full);
+    EXPECT_FALSE(worker.transport.socket_was_full());
     EXPECT_TRUE(is_woken());
     for (std::uint64_t number = 1; number <= sent; ++number) ASSERT_EQ(client.receive_number(), number);
 }
@@ -246,8 +246,8 @@ TEST_P(PacketTransportCorking, SoDoesOneThatFindsTheSocketFull) {
     while (send_packet(worker.socket(), packet(7, packet_bytes_max), {})) {
     }
     cork(0);
-    EXPECT_EQ(worker.line.send(packet(1), std::array{STDERR_FILENO}).error().code, ErrorCode::queue_full);
-    EXPECT_TRUE(worker.line.socket_was_full());
+    EXPECT_EQ(worker.transport.send(packet(1), std::array{STDERR_FILENO}).error().code, ErrorCode::queue_full);
+    EXPECT_TRUE(worker.transport.socket_was_full());
     EXPECT_TRUE(is_woken());
     EXPECT_EQ(client.receive_number(), 0U);
 }
@@ -263,14 +263,14 @@ TEST_P(PacketTransportTest, WhatWasSentBeforeTheEndIsReceivedBeforeIt) {
     for (std::uint64_t number = 0; number < 4; ++number) EXPECT_EQ(client.receive_number(), number);
     EXPECT_EQ(client.receive_number(), std::nullopt);
     EXPECT_EQ(client.receive_number(), std::nullopt) << "the end stays the end";
-    EXPECT_EQ(client.line.send(packet(4)).error().code, ErrorCode::worker_lost);
+    EXPECT_EQ(client.transport.send(packet(4)).error().code, ErrorCode::worker_lost);
 }
 
 TEST_P(PacketTransportTest, APeerThatHungUpAsleepIsFoundGoneBySending) {
     connect();
     worker.hang_up();
 
-    EXPECT_EQ(client.line.send(packet(0)).error().code, ErrorCode::worker_lost);
+    EXPECT_EQ(client.transport.send(packet(0)).error().code, ErrorCode::worker_lost);
     EXPECT_EQ(client.receive_number(), std::nullopt);
 }
 
@@ -283,11 +283,11 @@ TEST_P(PacketTransportTest, AReaderAsleepIsWokenByTheEnd) {
 
 TEST_P(PacketTransportTest, AWriterThatWaitsForRoomIsWokenByTheEnd) {
     connect();
-    while (client.line.send(packet(0, 1000))) {
+    while (client.transport.send(packet(0, 1000))) {
     }
     std::thread writer{[&] {
         client.wait(true);
-        EXPECT_EQ(client.line.send(packet(0, 1000)).error().code, ErrorCode::worker_lost);
+        EXPECT_EQ(client.transport.send(packet(0, 1000)).error().code, ErrorCode::worker_lost);
     }};
     worker.hang_up();
     writer.join();
@@ -296,7 +296,7 @@ TEST_P(PacketTransportTest, AWriterThatWaitsForRoomIsWokenByTheEnd) {
 TEST_P(PacketTransportTest, AKilledPeerIsHeardUpToItsLastPacketAtEachStep) {
     for (std::uint64_t step = 0; step < 12; ++step) {
         PacketPair pair = PacketPair::make(true).value();
-        LineEnd mine{std::move(pair.first)}, its{std::move(pair.second)};
+        TransportEnd mine{std::move(pair.first)}, its{std::move(pair.second)};
         const pid_t child = ::fork();
         if (child == 0) {
             mine.hang_up();
@@ -317,7 +317,7 @@ TEST_P(PacketTransportTest, TwoProcessesUnderRandomSizes) {
     const pid_t child = fork_client([&] {
         std::mt19937 random{3};
         for (std::uint64_t sent = 0, received = 0; received < count;) {
-            const Result<> taken = sent < count ? client.line.send(packet(sent, random_size(random)))
+            const Result<> taken = sent < count ? client.transport.send(packet(sent, random_size(random)))
                                                 : Result<>{Error{ErrorCode::queue_full, {}, {}}};
             if (taken) {
                 ++sent;

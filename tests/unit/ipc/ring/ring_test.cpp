@@ -18,7 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "ipc/ring/ring.h"
-#include "tests/support/line_end.h"
+#include "tests/support/transport_end.h"
 
 namespace bulkhead::test {
 namespace {
@@ -325,34 +325,34 @@ TEST_F(RingTest, APipeInPlaceOfADoorbellIsNotAdopted) {
 
 TEST_F(RingTest, WhatIsAnnouncedMustBeOnTheSocket) {
     PacketPair pair = PacketPair::make(true).value();
-    PacketTransport line{pair.first.get()};
-    const UniqueFd waitable = line.use(std::move(worker)).value();
+    PacketTransport transport{pair.first.get()};
+    const UniqueFd waitable = transport.use(std::move(worker)).value();
     auto announcement = packet(0);
     const auto type = static_cast<std::uint16_t>(wire::MessageType::on_socket);
     std::memcpy(announcement.data() + offsetof(wire::Header, type), &type, sizeof type);
     client.write_packet(0, announcement, 1);
     Packet received;
 
-    EXPECT_EQ(line.receive(buffer, received).error().code, ErrorCode::protocol_violation);
+    EXPECT_EQ(transport.receive(buffer, received).error().code, ErrorCode::protocol_violation);
 }
 
 TEST_F(RingTest, WhatIsOnTheSocketUnannouncedWaitsForTheEnd) {
     PacketPair pair = PacketPair::make(true).value();
-    PacketTransport line{pair.first.get()};
-    const UniqueFd waitable = line.use(std::move(worker)).value();
-    ASSERT_TRUE(line.sleep(std::chrono::milliseconds{0}).value()) << "a doorbell's first edge";
+    PacketTransport transport{pair.first.get()};
+    const UniqueFd waitable = transport.use(std::move(worker)).value();
+    ASSERT_TRUE(transport.sleep(std::chrono::milliseconds{0}).value()) << "a doorbell's first edge";
     ASSERT_TRUE(send_packet(pair.second.get(), packet(7)));
     Packet received;
 
-    EXPECT_EQ(line.receive(buffer, received).value(), ReceiveOutcome::would_block);
-    EXPECT_TRUE(line.prepare_to_sleep(false));
-    EXPECT_FALSE(line.sleep(std::chrono::milliseconds{0}).value()) << "it keeps nobody awake";
+    EXPECT_EQ(transport.receive(buffer, received).value(), ReceiveOutcome::would_block);
+    EXPECT_TRUE(transport.prepare_to_sleep(false));
+    EXPECT_FALSE(transport.sleep(std::chrono::milliseconds{0}).value()) << "it keeps nobody awake";
     client.write_packet(0, packet(1), 1);
     pair.second.reset();
-    ASSERT_TRUE(line.sleep(patience).value());
-    EXPECT_EQ(line.receive(buffer, received).value(), ReceiveOutcome::packet) << "the ring first";
-    EXPECT_EQ(line.receive(buffer, received).value(), ReceiveOutcome::packet);
-    EXPECT_EQ(line.receive(buffer, received).value(), ReceiveOutcome::closed);
+    ASSERT_TRUE(transport.sleep(patience).value());
+    EXPECT_EQ(transport.receive(buffer, received).value(), ReceiveOutcome::packet) << "the ring first";
+    EXPECT_EQ(transport.receive(buffer, received).value(), ReceiveOutcome::packet);
+    EXPECT_EQ(transport.receive(buffer, received).value(), ReceiveOutcome::closed);
 }
 
 }  // namespace

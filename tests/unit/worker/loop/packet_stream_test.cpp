@@ -18,7 +18,7 @@
 #include "ipc/channel/channel_codec.h"
 #include "tests/support/open_descriptors.h"
 #include "tests/unit/clients/no_free_descriptor.h"
-#include "tests/support/line_end.h"
+#include "tests/support/transport_end.h"
 #include "worker/loop/limits.h"
 #include "worker/loop/packet_stream.h"
 

@@ -40,17 +40,17 @@ inline std::vector<std::byte> packet(std::uint64_t number, std::size_t size = si
 }
 
 /// One end of a channel's transport, which waits for its peer.
-class LineEnd {
+class TransportEnd {
 public:
-    explicit LineEnd(UniqueFd socket) : line{socket.get()}, socket_{std::move(socket)} {}
-    LineEnd(const LineEnd&) = delete;
+    explicit TransportEnd(UniqueFd socket) : transport{socket.get()}, socket_{std::move(socket)} {}
+    TransportEnd(const TransportEnd&) = delete;
 
-    void use(std::unique_ptr<RingEnd> rings) { waitable_ = line.use(std::move(rings)).value(); }
+    void use(std::unique_ptr<RingEnd> rings) { waitable_ = transport.use(std::move(rings)).value(); }
     /// The worker's half of agreeing on rings, then the client's.
     void offer_rings(std::uint32_t cells) {
         auto rings = RingEnd::make(cells, cells, "test-rings").value();
         const auto fds = rings->offer_fds();
-        ASSERT_TRUE(line.send(channel::encode(rings->offer()), fds));
+        ASSERT_TRUE(transport.send(channel::encode(rings->offer()), fds));
         use(std::move(rings));
     }
     void accept_rings() {
@@ -64,13 +64,13 @@ public:
     /// Waits until there is something to receive, or, after a full queue, until it may
     /// be sent again.
     void wait(bool to_send = false) {
-        if (line.has_rings() && !(to_send && line.socket_was_full())) {
+        if (transport.has_rings() && !(to_send && transport.socket_was_full())) {
             const auto until = std::chrono::steady_clock::now() + patience;
-            while (line.prepare_to_sleep(to_send)) {
+            while (transport.prepare_to_sleep(to_send)) {
                 ASSERT_LT(std::chrono::steady_clock::now(), until) << "the peer never rang";
-                ASSERT_TRUE(line.sleep(patience));
+                ASSERT_TRUE(transport.sleep(patience));
             }
-            line.stay_awake();
+            transport.stay_awake();
             return;
         }
         // A peer that waits for room in a ring is let go on by reading it: so wait in small steps.
@@ -79,10 +79,10 @@ public:
     }
     /// Waits while the queue is full.
     Result<> send_patiently(std::span<const std::byte> bytes, std::span<const int> fds = {}) {
-        Result<> sent = line.send(bytes, fds);
+        Result<> sent = transport.send(bytes, fds);
         while (!sent && sent.error().code == ErrorCode::queue_full && !testing::Test::HasFatalFailure()) {
             wait(true);
-            sent = line.send(bytes, fds);
+            sent = transport.send(bytes, fds);
         }
         return sent;
     }
@@ -93,7 +93,7 @@ public:
     /// `would_block` never; a failure for want of anything within `patience`.
     ReceiveOutcome receive(Packet& packet) {
         for (;;) {
-            const Result<ReceiveOutcome> outcome = line.receive(buffer_, packet);
+            const Result<ReceiveOutcome> outcome = transport.receive(buffer_, packet);
             if (!outcome) {
                 ADD_FAILURE() << outcome.error().text();
                 return ReceiveOutcome::closed;
@@ -116,12 +116,12 @@ public:
     }
     void hang_up() {
         waitable_.reset();
-        line = PacketTransport{-1};
+        transport = PacketTransport{-1};
         socket_.reset();
     }
     [[nodiscard]] int socket() const { return socket_.get(); }
 
-    PacketTransport line;
+    PacketTransport transport;
     std::vector<UniqueFd> brought;  ///< by the last packet
 
 private:

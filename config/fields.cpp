@@ -13,7 +13,7 @@ void Value::refuse(std::string remedy) const {
 
 void Value::refuse(std::string attempt, std::string remedy) const {
     if (is_invalid()) return;
-    report_->add(node_->place, std::move(attempt), std::move(remedy));
+    report_->add(node_->location, std::move(attempt), std::move(remedy));
 }
 
 std::optional<std::string> Value::text() const {
@@ -132,7 +132,7 @@ std::optional<Value> Fields::take(std::string_view key) {
 std::optional<Value> Fields::require(std::string_view key, std::string remedy) {
     auto value = take(key);
     if (!value && is_map_)
-        map_.report().add(place(), fmt::format("{}missing key \"{}\"", before_sentence(where_), key),
+        map_.report().add(location(), fmt::format("{}missing key \"{}\"", before_sentence(where_), key),
                           std::move(remedy));
     return value;
 }
@@ -146,21 +146,21 @@ void Fields::ignore(std::string_view key, std::string_view remedy) {
 
 std::optional<SourceLocation> Fields::location_of(std::string_view key) const {
     for (const Node::Entry& entry : map_.node().entries)
-        if (entry.key == key) return entry.place;
+        if (entry.key == key) return entry.location;
     return std::nullopt;
 }
 
 std::vector<Fields::Member> Fields::members() const {
     std::vector<Member> all;
     for (const Node::Entry& entry : map_.node().entries)
-        all.push_back({entry.key, entry.place, Value{entry.value, where_ + entry.key, map_.report()}});
+        all.push_back({entry.key, entry.location, Value{entry.value, where_ + entry.key, map_.report()}});
     return all;
 }
 
 void Fields::finish() {
     for (const Node::Entry& entry : map_.node().entries)
         if (std::ranges::find(asked_, entry.key) == asked_.end())
-            map_.report().add(entry.place,
+            map_.report().add(entry.location,
                               fmt::format("{}unknown key {}", before_sentence(where_), in_quotes(entry.key)),
                               suggestion(entry.key, asked_));
 }

@@ -75,7 +75,7 @@ class Fields {
 public:
     struct Member {
         std::string key;
-        SourceLocation place;
+        SourceLocation location;
         Value value;
     };
 
@@ -83,7 +83,7 @@ public:
     Fields(const Value& map, std::string where);
 
     [[nodiscard]] bool is_map() const noexcept { return is_map_; }
-    [[nodiscard]] SourceLocation place() const noexcept { return map_.node().place; }
+    [[nodiscard]] SourceLocation location() const noexcept { return map_.node().location; }
     [[nodiscard]] Report& report() const noexcept { return map_.report(); }
 
     /// Returns the value under `key`, if present.

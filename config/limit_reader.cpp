@@ -36,7 +36,7 @@ void read_devices(const Value& map, Read&& read) {
     const Fields fields{map, map.what() + "."};
     for (const Fields::Member& member : fields.members()) {
         if (member.key == "auto" || !is_device(member.key))
-            map.report().add(member.place, fmt::format("{}: {}", map.what(), in_quotes(member.key)),
+            map.report().add(member.location, fmt::format("{}: {}", map.what(), in_quotes(member.key)),
                              "name a device: cpu, cuda:N, or a GPU's UUID as `nvidia-smi -L` prints it");
         else
             read(member);
@@ -91,7 +91,7 @@ void read_fleet_settings(Fields& fields, Fleet& fleet) {
         if (const auto bytes = value->size(0, limits::memory_bytes_max)) fleet.near_bytes = *bytes;
     const auto kept = std::ranges::find(fleet.models, true, &ModelSpec::near);
     if (kept != fleet.models.end() && fleet.near_bytes == 0)
-        fields.report().add(fields.location_of("models").value_or(fields.place()),
+        fields.report().add(fields.location_of("models").value_or(fields.location()),
                             fmt::format("model {}: preload = near", in_quotes(kept->name)),
                             "say how much of all weights to keep: near: 8GiB, beside models");
 }

@@ -24,7 +24,7 @@ std::optional<wire::DType> read_dtype(const Value& value) {
 
 bool check_name(const Fields::Member& member) {
     if (is_tensor_name(member.key)) return true;
-    member.value.report().add(member.place, fmt::format("{}: not a usable name", in_quotes(member.key)),
+    member.value.report().add(member.location, fmt::format("{}: not a usable name", in_quotes(member.key)),
                               tensor_name_rule);
     return false;
 }
@@ -183,7 +183,7 @@ const TensorSpec* find_input(const MethodSpec& method, const Fields::Member& mem
     for (const TensorSpec& input : method.inputs)
         if (input.name == member.key) return &input;
     const auto names = names_of(method.inputs);
-    member.value.report().add(member.place, fmt::format("{}: no such input", member.value.what()),
+    member.value.report().add(member.location, fmt::format("{}: no such input", member.value.what()),
                               names.empty() ? "declare it under inputs" : suggestion(member.key, names));
     return nullptr;
 }
@@ -281,7 +281,7 @@ std::vector<MethodSpec> read_methods(const Value& methods, const std::string& wh
     for (const Fields::Member& member : fields.members()) {
         const std::string method_where = fmt::format("{}method \"{}\": ", where, member.key);
         if (!is_method_name(member.key))
-            member.value.report().add(member.place, fmt::format("{}method {}", where, in_quotes(member.key)),
+            member.value.report().add(member.location, fmt::format("{}method {}", where, in_quotes(member.key)),
                                       "a method's name has 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or _");
         Fields keys{member.value, method_where};
         all.push_back(read_method(keys, member.key));

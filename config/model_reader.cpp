@@ -82,10 +82,10 @@ void read(const Value& map, ModelSpec& model, rule::Environment) {
     for (const Fields::Member& member : fields.members()) {
         Report& report = member.value.report();
         if (!is_environment_name(member.key))
-            report.add(member.place, fmt::format("{}: variable {}", map.what(), in_quotes(member.key)),
+            report.add(member.location, fmt::format("{}: variable {}", map.what(), in_quotes(member.key)),
                        "a variable's name has A-Z a-z 0-9 _ and begins with no digit");
         else if (is_reserved_variable(member.key))
-            report.add(member.place, fmt::format("{}: variable {}", map.what(), in_quotes(member.key)),
+            report.add(member.location, fmt::format("{}: variable {}", map.what(), in_quotes(member.key)),
                        "remove it: the daemon sets this one itself; choose a GPU by `device`");
         else
             assign(member.value.raw_text(), environment[member.key]);
@@ -220,7 +220,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
     const auto package = fields.take("package");
     if (!runtime || !runtime->word(model.runtime)) {
         if (!file && !package)
-            fields.report().add(fields.place(), fmt::format("{}missing key \"file\" or \"package\"", where),
+            fields.report().add(fields.location(), fmt::format("{}missing key \"file\" or \"package\"", where),
                                 "add file: for runtime torchscript, package: for runtimes aoti and generate");
         return;
     }
@@ -234,7 +234,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
         surplus->report().add(*fields.location_of(is_package ? "file" : "package"), surplus->what(),
                               fmt::format("runtime {} has its model under \"{}\"", word_of(model.runtime), wanted_key));
     else if (!wanted)
-        runtime->report().add(fields.place(), fmt::format("{}missing key \"{}\"", where, wanted_key),
+        runtime->report().add(fields.location(), fmt::format("{}missing key \"{}\"", where, wanted_key),
                               fmt::format("add {}: the path of the {}", wanted_key,
                                           is_folder    ? "package's folder"
                                           : is_package ? ".pt2 package"
@@ -251,8 +251,8 @@ void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSp
     if (methods) {
         model.methods = read_methods(*methods, where);
         for (const std::string_view key : method_keys)
-            if (const auto place = fields.location_of(key))
-                methods->report().add(*place, fmt::format("{}\"{}\" beside \"methods\"", where, key),
+            if (const auto location = fields.location_of(key))
+                methods->report().add(*location, fmt::format("{}\"{}\" beside \"methods\"", where, key),
                                       "move it under the method it belongs to");
     } else if (shorthand) {
         model.methods = {std::move(forward)};
@@ -263,8 +263,8 @@ void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSp
 void refuse_keys(const Fields& fields, const std::string& where, std::initializer_list<std::string_view> keys,
                  std::string_view methods_remedy, std::string_view state_remedy, ModelSpec& model) {
     const auto refuse = [&](std::string_view key, std::string_view remedy) {
-        if (const auto place = fields.location_of(key))
-            fields.report().add(*place, fmt::format("{}\"{}\" of runtime {}", where, key, word_of(model.runtime)),
+        if (const auto location = fields.location_of(key))
+            fields.report().add(*location, fmt::format("{}\"{}\" of runtime {}", where, key, word_of(model.runtime)),
                                 remedy);
     };
     for (const std::string_view key : keys) refuse(key, methods_remedy);

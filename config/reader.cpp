@@ -20,7 +20,7 @@ void read_models(const Value& map, const ModelSpec& defaults, FileCheck check, F
     for (const Fields::Member& member : fields.members()) {
         const std::string where = fmt::format("model {}: ", in_quotes(member.key));
         if (!is_model_name(member.key))
-            map.report().add(member.place, fmt::format("model {}", in_quotes(member.key)),
+            map.report().add(member.location, fmt::format("model {}", in_quotes(member.key)),
                              "a model's name has 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or digit");
         ModelSpec model = defaults;
         model.name = member.key;
@@ -49,7 +49,7 @@ void read_models(const Value& map, const ModelSpec& defaults, FileCheck check, F
 
 void read_root(const NodeRef& root, Report& report, FileCheck check, Fleet& fleet) {
     if (root->kind == Node::Kind::null) {
-        report.add(root->place, "the file is empty", "begin with version: 1 and models:");
+        report.add(root->location, "the file is empty", "begin with version: 1 and models:");
         return;
     }
     Fields fields{Value{root, "the file's value", report}, ""};

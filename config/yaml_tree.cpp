@@ -64,26 +64,26 @@ public:
     void OnMapEnd() override { close_open(); }
 
     void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-        const SourceLocation place = location_of(mark);
-        count(1, place);
+        const SourceLocation location = location_of(mark);
+        count(1, location);
         if (skipped_levels_ > 0) return;
         const auto found = anchors_.find(anchor);
         if (found == anchors_.end()) {
-            report_.add(place, "an alias stands inside its own anchor: a cycle",
+            report_.add(location, "an alias stands inside its own anchor: a cycle",
                         "write the value out instead of the alias");
-            return attach(invalid(place), place);
+            return attach(invalid(location), location);
         }
         const Node& target = *found->second;
         if (open_.size() + target.height > limits::nesting_max) {
-            report_too_deep(place);
-            return attach(invalid(place), place);
+            report_too_deep(location);
+            return attach(invalid(location), location);
         }
         if (nodes_ + aliased_ + target.nodes - 1 > limits::nodes_max) {
-            report_too_many(place);
-            return attach(invalid(place), place);
+            report_too_many(location);
+            return attach(invalid(location), location);
         }
         aliased_ += target.nodes - 1;
-        attach(found->second, place);
+        attach(found->second, location);
     }
 
 private:
@@ -97,20 +97,20 @@ private:
         std::unordered_map<std::string, SourceLocation> keys_seen{};  ///< of a map
     };
 
-    static std::shared_ptr<Node> invalid(SourceLocation place) {
+    static std::shared_ptr<Node> invalid(SourceLocation location) {
         auto node = std::make_shared<Node>();
         node->kind = Node::Kind::invalid;
-        node->place = place;
+        node->location = location;
         return node;
     }
 
-    void report_too_deep(SourceLocation place) {
-        report_.add(place, fmt::format("nested more than {} levels deep", limits::nesting_max), "flatten the value");
+    void report_too_deep(SourceLocation location) {
+        report_.add(location, fmt::format("nested more than {} levels deep", limits::nesting_max), "flatten the value");
     }
     /// Reports only once for a file.
-    void report_too_many(SourceLocation place) {
+    void report_too_many(SourceLocation location) {
         if (std::exchange(too_many_is_reported_, true)) return;
-        report_.add(place, fmt::format("more than {} values, aliases expanded", limits::nodes_max),
+        report_.add(location, fmt::format("more than {} values, aliases expanded", limits::nodes_max),
                     "use fewer aliases, or split the fleet");
     }
 
@@ -136,29 +136,29 @@ private:
     }
 
     /// Bounds everything parsed, even where no node is built.
-    void count(std::size_t more, SourceLocation place) {
+    void count(std::size_t more, SourceLocation location) {
         nodes_ += more;
         if (nodes_ <= limits::nodes_max) return;
-        report_too_many(place);
+        report_too_many(location);
         throw Enough{};
     }
 
     /// Returns empty while values are skipped: inside too deep nesting.
     std::shared_ptr<Node> make(Node::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor) {
-        const SourceLocation place = location_of(mark);
-        count(1, place);
+        const SourceLocation location = location_of(mark);
+        count(1, location);
         const bool skips = skipped_levels_ > 0;
         if (!skips && open_.size() < limits::nesting_max) {
             auto node = std::make_shared<Node>();
             node->kind = kind;
-            node->place = place;
+            node->location = location;
             return node;
         }
-        const auto node = invalid(place);
+        const auto node = invalid(location);
         if (anchor != YAML::NullAnchor) anchors_[anchor] = node;
         if (!skips) {
-            report_too_deep(place);
-            attach(node, place);
+            report_too_deep(location);
+            attach(node, location);
         }
         return nullptr;
     }
@@ -185,11 +185,11 @@ private:
 
     void close(std::shared_ptr<Node> node, YAML::anchor_t anchor) {
         if (anchor != YAML::NullAnchor) anchors_[anchor] = node;
-        const SourceLocation place = node->place;
-        attach(std::move(node), place);
+        const SourceLocation location = node->location;
+        attach(std::move(node), location);
     }
 
-    void attach(NodeRef node, SourceLocation place) {
+    void attach(NodeRef node, SourceLocation location) {
         if (open_.empty()) {
             root_ = std::move(node);
             return;
@@ -201,27 +201,27 @@ private:
         if (into.kind == Node::Kind::sequence)
             into.items.push_back(std::move(node));
         else if (!parent.pending)
-            take_key(parent, *node, place);
+            take_key(parent, *node, location);
         else
             take_value(parent, std::move(node));
     }
 
-    void take_key(Open& map, const Node& key, SourceLocation place) {
+    void take_key(Open& map, const Node& key, SourceLocation location) {
         map.pending_is_invalid = key.kind != Node::Kind::scalar;
         if (map.pending_is_invalid && key.kind != Node::Kind::invalid)
-            report_.add(place, "a key that is " + key.shown(), "use plain text as key");
-        map.pending = Node::Entry{key.text, place, nullptr};
+            report_.add(location, "a key that is " + key.shown(), "use plain text as key");
+        map.pending = Node::Entry{key.text, location, nullptr};
     }
 
     void take_value(Open& map, NodeRef value) {
         Node::Entry entry = *std::exchange(map.pending, std::nullopt);
         if (map.pending_is_invalid) return;
         entry.value = std::move(value);
-        const auto [first, is_new] = map.keys_seen.emplace(entry.key, entry.place);
+        const auto [first, is_new] = map.keys_seen.emplace(entry.key, entry.location);
         if (is_new)
             map.node->entries.push_back(std::move(entry));
         else
-            report_.add(entry.place, fmt::format("duplicate key {}", in_quotes(entry.key)),
+            report_.add(entry.location, fmt::format("duplicate key {}", in_quotes(entry.key)),
                         fmt::format("keep one: the first stands at line {}", first->second.line));
     }
 
@@ -238,13 +238,13 @@ private:
 
 /// Checks what yaml-cpp would accept, or report in unhelpful words.
 bool check_characters(std::string_view text, Report& report) {
-    SourceLocation place{1, 1};
+    SourceLocation location{1, 1};
     bool ok = true;
     bool in_indentation = true;
     for (std::size_t at = 0; at < text.size();) {
         const std::size_t length = first_character(text.substr(at)).bytes;
         if (length == 0) {
-            report.add(place, fmt::format("byte 0x{:02x} is not UTF-8", static_cast<unsigned char>(text[at])),
+            report.add(location, fmt::format("byte 0x{:02x} is not UTF-8", static_cast<unsigned char>(text[at])),
                        "save the file as UTF-8");
             return false;
         }
@@ -252,21 +252,21 @@ bool check_characters(std::string_view text, Report& report) {
         if (c == '\t' && in_indentation) {
             const std::size_t content = text.find_first_not_of(" \t", at);
             if (content != std::string_view::npos && text[content] != '\n' && text[content] != '#') {
-                report.add(place, "a tab in the indentation", "indent with spaces");
+                report.add(location, "a tab in the indentation", "indent with spaces");
                 ok = false;
             }
             in_indentation = false;
         }
         const bool control = (static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n' && c != '\r') || c == 0x7f;
         if (control) {
-            report.add(place, fmt::format("control character 0x{:02x}", static_cast<unsigned char>(c)),
+            report.add(location, fmt::format("control character 0x{:02x}", static_cast<unsigned char>(c)),
                        "remove it: a fleet file is text");
             ok = false;
         }
         if (c != ' ') in_indentation = false;
-        place.column += static_cast<int>(length);
+        location.column += static_cast<int>(length);
         if (c == '\n') {
-            place = {place.line + 1, 1};
+            location = {location.line + 1, 1};
             in_indentation = true;
         }
         at += length;
@@ -303,13 +303,13 @@ NodeRef parse_yaml(std::string_view text, Report& report) {
     } catch (const Enough&) {
         return builder.root();
     } catch (const YAML::Exception& syntax) {
-        const SourceLocation place = syntax.mark.is_null() ? SourceLocation{1, 1} : location_of(syntax.mark);
-        report.add(place, "not YAML: " + syntax.msg, "check indentation, quotes and brackets here and just above");
+        const SourceLocation location = syntax.mark.is_null() ? SourceLocation{1, 1} : location_of(syntax.mark);
+        report.add(location, "not YAML: " + syntax.msg, "check indentation, quotes and brackets here and just above");
         return nullptr;
     }
     if (builder.root()) return builder.root();
     auto nothing = std::make_shared<Node>();  // only comments, or an empty file
-    nothing->place = {1, 1};
+    nothing->location = {1, 1};
     return nothing;
 }
 

@@ -25,12 +25,12 @@ struct Node {
     enum class Kind { null, scalar, sequence, map, invalid };
     struct Entry {
         std::string key;
-        SourceLocation place;  ///< of the key
+        SourceLocation location;  ///< of the key
         NodeRef value;
     };
 
     Kind kind = Kind::null;
-    SourceLocation place;
+    SourceLocation location;
     std::string text;       ///< scalar
     bool is_plain = false;  ///< unquoted: may mean a number or a boolean
     std::vector<NodeRef> items;
@@ -48,7 +48,7 @@ struct Node {
 /// is not YAML or has too many values of its own.
 [[nodiscard]] NodeRef parse_yaml(std::string_view text, Report& report);
 
-/// Builds the same tree from JSON that this project wrote; places are empty.
+/// Builds the same tree from JSON that this project wrote; locations are empty.
 [[nodiscard]] NodeRef from_json(const boost::json::value& json);
 
 }  // namespace bulkhead::config

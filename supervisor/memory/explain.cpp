@@ -320,10 +320,12 @@ Plan Policy::plan(const std::string& model, Time now) const {
         plan.why = loads ? "it is being loaded" : "it is ready";
         return plan;
     }
-    const Survey survey{*state_, now, known->unit};
     const std::vector<Piece> pieces = pieces_of(*state_, missing);
     const int priority = entry == nullptr || entry->is_preload() ? priority_of(*known->unit)
                                                                  : state_->priority_of(*entry, now);
+    const std::optional<Option> as_it_is = Survey{*state_, now}.place(pieces, priority, Reach::now);
+    const bool there_is_room = as_it_is && as_it_is->victims.empty();
+    const Survey survey{*state_, now, there_is_room ? nullptr : known->unit};
     const auto fill = [&](const Option& option) {
         for (std::size_t i = 0; i < pieces.size(); ++i) {
             const Need& need = pieces[i].need(option.device[i]);

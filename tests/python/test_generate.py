@@ -39,17 +39,17 @@ class GeneratingWorker(FakeWorker):
         memory = self.slabs[2]
         for i, token in enumerate(tokens):
             memory[8 * i : 8 * i + 8] = token.to_bytes(8, "little")
-        lease = layout.LEASE.pack(slab_id=2, offset_bytes=0, size_bytes=8 * len(tokens), generation=self.generation())
+        lease = layout.LEASE.pack(slab_id=2, offset_bytes=0, size_bytes=8 * len(tokens), lease_id=self.lease_id())
         tensor = layout.TENSOR.pack(name="tokens", dtype=6, rank=1, lease=lease, dims=[len(tokens)], strides=[1])
         text = json.dumps({"finish": finish, "new_tokens": len(tokens), "prompt_tokens": 3, "reused_tokens": 2, "first_token_ms": 12.5,
                            "tokens_per_second": 20.5}).encode()  # fmt: skip
         self.send("result", layout.RESULT.pack(tensor_count=1, json_bytes=len(text)) + tensor + text, request_id)
 
-    _generations = 0
+    _lease_ids = 0
 
-    def generation(self) -> int:
-        self._generations += 1
-        return self._generations
+    def lease_id(self) -> int:
+        self._lease_ids += 1
+        return self._lease_ids
 
     def asked(self) -> tuple[int, dict[str, Any], list[int]]:
         """The next infer: its number, its parameters, its prompt."""

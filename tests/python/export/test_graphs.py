@@ -140,7 +140,7 @@ class Products(unittest.TestCase):
     def test_our_own_kernel_is_right_for_any_sizes(self) -> None:
         """Rows around its blocks, vectors and panels; depths and outs that fill no span, no tile
         and no thread's part of the copy."""
-        sizes = ((160, 96), (37, 71), (96, 71), (64, 48))
+        sizes = ((160, 96), (37, 71), (96, 71), (64, 48), (544, 48))
         plain = [torch.nn.Linear(depth, outs) for depth, outs in sizes]
         kinds = (*plain, *map(quantised.Int8Linear, plain), *(quantised.Int4Linear(layer) for layer in plain if layer.in_features % 32 == 0))
 

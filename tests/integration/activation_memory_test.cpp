@@ -2,13 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include <sched.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <sstream>
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/support/cpus.h"
 #include "tests/support/file_text.h"
 
 namespace bulkhead::test {
@@ -63,22 +64,14 @@ private:
     pid_t worker_;
 };
 
-/// While one lives, this thread and the processes that it starts have one CPU.
+/// While one lives, this process and those that it starts have one CPU.
 class OneCpu {
 public:
-    OneCpu() {
-        EXPECT_EQ(::sched_getaffinity(0, sizeof all_, &all_), 0);
-        int first = 0;
-        while (!CPU_ISSET(first, &all_)) ++first;
-        cpu_set_t one;
-        CPU_ZERO(&one);
-        CPU_SET(first, &one);
-        EXPECT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
-    }
-    ~OneCpu() { ::sched_setaffinity(0, sizeof all_, &all_); }
+    OneCpu() { EXPECT_TRUE(keep_on({all_.front()}, ::getpid())); }
+    ~OneCpu() { keep_on(all_, ::getpid()); }
 
 private:
-    cpu_set_t all_;
+    const std::vector<int> all_ = allowed_cpus();
 };
 
 std::int64_t faults_of_the_fourth_request() {

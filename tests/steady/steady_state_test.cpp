@@ -31,6 +31,7 @@
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/support/cpus.h"
 #include "tests/support/file_text.h"
 #include "worker/loop/limits.h"
 
@@ -90,15 +91,6 @@ std::uint64_t switches_of(pid_t pid) {
             switches += std::stoull(status.substr(at + key.size()));
     }
     return switches;
-}
-
-void run_on_one_cpu(std::initializer_list<pid_t> processes) {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(::sched_getcpu(), &one);
-    for (const pid_t process : processes)
-        for (const auto& task : std::filesystem::directory_iterator{fmt::format("/proc/{}/task", process)})
-            ASSERT_EQ(::sched_setaffinity(std::stoi(task.path().filename()), sizeof one, &one), 0);
 }
 
 /// Of one round, or at one moment.
@@ -192,7 +184,7 @@ TEST_P(SteadyState, ARequestFaultsNothingIn) {
 }
 
 TEST_P(SteadyState, ARequestWakesTheWorkerOnceAndTheClientOnce) {
-    run_on_one_cpu({::getpid(), worker_});
+    for (const pid_t process : {::getpid(), worker_}) ASSERT_TRUE(keep_on({::sched_getcpu()}, process));
 
     const Counts switched = least([this] { return switches(); });
 

@@ -203,8 +203,8 @@ def _unmap(process: int, address: int, size_bytes: int, fd: int, then: list[Call
 
 
 class Allocator:
-    """The leased ranges of an input slab: best fit, in units of 64 bytes. Each
-    lease id is used once."""
+    """The leased ranges of an input slab: best fit, in units of 64 bytes. Each lease_id is used
+    once."""
 
     def __init__(self, size_bytes: int) -> None:
         usable = size_bytes // ALIGNMENT * ALIGNMENT
@@ -214,7 +214,7 @@ class Allocator:
         self._lease_id = 0
 
     def allocate(self, size_bytes: int) -> tuple[int, int] | None:
-        """Returns offset and lease id, or None if there is no room."""
+        """Returns the offset and the lease_id of a new lease, or None where none fits."""
         self._take_back()
         needed = _rounded(size_bytes)
         fitting = [(size, offset) for offset, size in self._free.items() if size >= needed]

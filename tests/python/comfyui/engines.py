@@ -28,7 +28,7 @@ class Echo:
     def repeat(self, *, x: Any, fail: str) -> Result:
         """Gives an image back."""
         if fail == "memory":
-            raise MemoryError("there is no more")
+            raise MemoryError("64 GiB asked for, 8 free")
         if fail == "input":
             raise InvalidInput("reading x", "give another one")
         if fail:

@@ -42,37 +42,37 @@ std::vector<Diagnostic> in_order_of_file(std::vector<Diagnostic> all) {
 
 }  // namespace
 
-void Report::add(SourceLocation place, std::string_view attempt, std::string_view remedy) {
+void Report::add(SourceLocation location, std::string_view attempt, std::string_view remedy) {
     if (diagnostics_.size() == limits::diagnostics_max)
-        diagnostics_.push_back(diagnostic(place, fmt::format("more than {} errors", limits::diagnostics_max),
+        diagnostics_.push_back(diagnostic(location, fmt::format("more than {} errors", limits::diagnostics_max),
                                           "correct those above first; what follows was not listed"));
     if (diagnostics_.size() > limits::diagnostics_max) return;
-    diagnostics_.push_back(diagnostic(place, attempt, remedy));
+    diagnostics_.push_back(diagnostic(location, attempt, remedy));
 }
 
-void Report::warn(SourceLocation place, std::string_view attempt, std::string_view remedy) {
+void Report::warn(SourceLocation location, std::string_view attempt, std::string_view remedy) {
     if (warnings_.size() < limits::diagnostics_max)
-        warnings_.push_back(diagnostic(place, attempt, remedy));
+        warnings_.push_back(diagnostic(location, attempt, remedy));
 }
 
 std::vector<Diagnostic> Report::take() && { return in_order_of_file(std::move(diagnostics_)); }
 
 std::vector<Diagnostic> Report::take_warnings() && { return in_order_of_file(std::move(warnings_)); }
 
-Diagnostic Report::diagnostic(SourceLocation place, std::string_view attempt, std::string_view remedy) const {
+Diagnostic Report::diagnostic(SourceLocation location, std::string_view attempt, std::string_view remedy) const {
     // A path such as `inputs.x.dtype` contains keys as written: escape them.
-    return {file_, place.line, column_in_characters(place),
+    return {file_, location.line, column_in_characters(location),
             Error{ErrorCode::config_invalid, escaped(attempt), escaped(remedy)}};
 }
 
-int Report::column_in_characters(SourceLocation place) const {
+int Report::column_in_characters(SourceLocation location) const {
     std::size_t start = 0;
-    for (int line = 1; line < place.line && start != std::string_view::npos; ++line) {
+    for (int line = 1; line < location.line && start != std::string_view::npos; ++line) {
         start = text_.find('\n', start);
         if (start != std::string_view::npos) ++start;
     }
-    if (place.line == 0 || start == std::string_view::npos) return place.column;
-    const std::string_view before = text_.substr(start, static_cast<std::size_t>(std::max(place.column - 1, 0)));
+    if (location.line == 0 || start == std::string_view::npos) return location.column;
+    const std::string_view before = text_.substr(start, static_cast<std::size_t>(std::max(location.column - 1, 0)));
     return 1 + static_cast<int>(std::ranges::count_if(before, std::not_fn(is_continuation)));
 }
 

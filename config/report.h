@@ -23,9 +23,9 @@ class Report {
 public:
     Report(std::filesystem::path file, std::string_view text) : file_{std::move(file)}, text_{text} {}
 
-    void add(SourceLocation place, std::string_view attempt, std::string_view remedy);
+    void add(SourceLocation location, std::string_view attempt, std::string_view remedy);
     /// Adds a warning: the value is read but has no effect. Warnings beyond the bound are dropped.
-    void warn(SourceLocation place, std::string_view attempt, std::string_view remedy);
+    void warn(SourceLocation location, std::string_view attempt, std::string_view remedy);
     /// Returns the errors in the order of the file; an aliased node that was read twice is
     /// reported once.
     [[nodiscard]] std::vector<Diagnostic> take() &&;
@@ -33,8 +33,8 @@ public:
     [[nodiscard]] std::vector<Diagnostic> take_warnings() &&;
 
 private:
-    [[nodiscard]] Diagnostic diagnostic(SourceLocation place, std::string_view attempt, std::string_view remedy) const;
-    [[nodiscard]] int column_in_characters(SourceLocation place) const;
+    [[nodiscard]] Diagnostic diagnostic(SourceLocation location, std::string_view attempt, std::string_view remedy) const;
+    [[nodiscard]] int column_in_characters(SourceLocation location) const;
 
     std::filesystem::path file_;
     std::string_view text_;

@@ -1,8 +1,9 @@
-"""fleet_keys.py SCHEMA: writes the keys of fleet.schema.json as C++. Run by CMake at configure time.
+"""fleet_keys.py SCHEMA: writes the keys of fleet.schema.json as C++.
 
-Each struct has a member for each key, with its default, and `keys(self, visit)`, which calls `visit(key, member, rule)` for
-each: reader and writer are such visitors. A key with a `rule` of its own in the schema is several members, or one of a type
-of its own: its visitor gets the whole object, after all other keys.
+Run by CMake at configure time. Each struct has a member for each key, with its default, and
+`keys(self, visit)`, which calls `visit(key, member, rule)` for each: reader and writer are such
+visitors. A key with a `rule` of its own in the schema is several members, or one of a type of its
+own: its visitor gets the whole object, after all other keys.
 """
 
 import json

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes clients/python/bulkhead/engines/declarations.json from the classes of Bulkhead's own engines,
-for those who cannot import them: their methods, and what they load where their options are left
-out. Needs torch and transformers.
+"""Makes clients/python/bulkhead/engines/declarations.json from the classes of Bulkhead's engines.
+
+It is for those who cannot import them: their methods, and what they load where their options are
+left out. Needs torch and transformers.
 
     declarations.py            write it
     declarations.py --check    exit 1 if it is not up to date

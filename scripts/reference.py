@@ -181,7 +181,10 @@ def message_answers(header, states):
 
 
 def page_with(tables, page):
-    """The page as it is, with its tables made again: each is between `<!-- its name -->` and `<!-- end -->`."""
+    """The page as it is, with its tables made again.
+
+    Each is between `<!-- its name -->` and `<!-- end -->`.
+    """
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", lambda found: f"<!-- {found[1]} -->\n{tables[found[1]]}\n<!-- end -->",
                   page.read_text(), flags=re.DOTALL)  # fmt: skip
 

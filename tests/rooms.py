@@ -15,7 +15,8 @@ from pathlib import Path
 INCLUDE = re.compile(r'^#include (?:"(?P<ours>[^"]+)"|<(?P<torch>(?:torch|ATen|c10|caffe2)/[^>]+)>)', re.MULTILINE)
 
 SOURCE = (".h", ".cpp", ".cu")
-OPTIONAL = ("worker", "clients/cpp/examples")  # LibTorch's rooms and CUDA's may be left out; examples use what is installed
+# LibTorch's rooms and CUDA's may be left out; examples use what is installed.
+OPTIONAL = ("worker", "clients/cpp/examples")
 
 
 def main(sources: Path, build: Path) -> int:

@@ -16,8 +16,8 @@ const char* malloc_conf =
     "muzzy_decay_ms:0,"
     // The default returns allocations of 8 MiB and more as soon as they are freed.
     "oversize_threshold:0,"
-    // For one CPU jemalloc makes one arena, and with one it returned 64 MiB at each request. For two
-    // CPUs it makes eight. Few threads of a worker allocate.
+    // For one CPU jemalloc makes one arena, and with one it returned 64 MiB at each request. For
+    // two CPUs it makes eight. Few threads of a worker allocate.
     "narenas:8,"
     // Without a thread, decay happens in malloc and free, which an idle worker does not call. The
     // thread sleeps without a timeout if nothing is due.

@@ -32,7 +32,7 @@ def _in(folder: Path) -> Iterator[Path]:
 
 
 def codec(folder: Path) -> Any:
-    """Returns the repository or folder of the codec that a transformers processor names, or None."""
+    """Returns the codec that a transformers processor names, a repository or folder, or None."""
     try:
         return json.loads((folder / "processor_config.json").read_text())["audio_tokenizer"]["audio_tokenizer_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):

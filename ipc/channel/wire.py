@@ -1,4 +1,7 @@
-"""wire.py JSON: writes wire.json as C++, or with --errors its error codes alone. Run by CMake at configure time."""
+"""wire.py JSON: writes wire.json as C++, or with --errors its error codes alone.
+
+Run by CMake at configure time.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""control.py JSON: writes the control socket's methods of control.json as C++. Run by CMake at configure time."""
+"""control.py JSON: writes the control socket's methods of control.json as C++.
+
+Run by CMake at configure time.
+"""
 
 import json
 import sys

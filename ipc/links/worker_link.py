@@ -1,4 +1,7 @@
-"""worker_link.py JSON: writes worker_link.json as C++: its messages, or with --page its page. Run by CMake at configure time."""
+"""worker_link.py JSON: writes worker_link.json as C++: its messages, or with --page its page.
+
+Run by CMake at configure time.
+"""
 
 import json
 import re

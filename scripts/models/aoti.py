@@ -1,4 +1,7 @@
-"""Exports a module as an AOTInductor package that bulkhead-worker can load: settings are those of `bulkhead.export`."""
+"""Exports a module as an AOTInductor package that bulkhead-worker can load.
+
+Settings are those of `bulkhead.export`.
+"""
 
 from __future__ import annotations
 

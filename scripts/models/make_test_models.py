@@ -1,6 +1,7 @@
 """Makes the small models of the tests: make_test_models.py FOLDER (usually build/models/test).
 
-Each shows one behaviour of a model. Idempotent: made again when this file, the exporter or torch has changed.
+Each shows one behaviour of a model. Idempotent: made again when this file, the exporter or torch
+has changed.
 """
 
 import argparse
@@ -141,7 +142,10 @@ def torchscript_models() -> dict:
 
 
 def minilm_halves() -> dict:
-    """MiniLM cut in the middle: the first half's outputs are the second one's inputs. For 16 tokens, which tracing fixes."""
+    """MiniLM cut in the middle: the first half's outputs are the second one's inputs.
+
+    For 16 tokens, which tracing fixes.
+    """
     import minilm
     import torch
     from torch import Tensor, nn
@@ -197,7 +201,10 @@ def linear_out(linear):
 
 
 def tiny_generate(length: int = 256, layers: int = 2):
-    """A Llama with random weights, wide apart so that greedy tokens have no near ties: what a generate runtime is tried on."""
+    """A Llama with random weights, wide apart so that greedy tokens have no near ties.
+
+    It is what a generate runtime is tried on.
+    """
     import torch
     import transformers
 
@@ -215,7 +222,10 @@ def tiny_layer():
 
 
 def tiny_long():
-    """The same with sequences so long that a test is over before one of them: a step reads all that came before."""
+    """The same with sequences so long that a test is over before one of them.
+
+    A step reads all that came before.
+    """
     return tiny_generate(length=131072, layers=1)
 
 

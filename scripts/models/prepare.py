@@ -1,7 +1,7 @@
 """Prepares the demo's models: prepare.py FOLDER (usually build/models).
 
-Nothing is downloaded: all models lie inside wheels of scripts/requirements.txt. Idempotent; a model is made
-again when the versions of what makes it, this script or the CPU have changed.
+Nothing is downloaded: all models lie inside wheels of scripts/requirements.txt. Idempotent; a model
+is made again when the versions of what makes it, this script or the CPU have changed.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Prepares SmolLM2-135M with weights of 4 bits, beside the demo's: prepare_int4.py FOLDER (usually build/models).
+"""Prepares SmolLM2-135M with weights of 4 bits: prepare_int4.py FOLDER (usually build/models).
 
-For the benches "generation" and "reloads-int4", which leave it out where it is missing; nothing else needs it. Made as
-prepare.py makes the one in float32.
+It lies beside the demo's, for the benches "generation" and "reloads-int4", which leave it out where
+it is missing; nothing else needs it. Made as prepare.py makes the one in float32.
 """
 
 import argparse

@@ -216,7 +216,8 @@ std::optional<Option> Survey::place(const std::vector<Piece>& pieces, int priori
     }
     std::optional<Option> best;
     if (assignments > limits::assignments_max) {
-        if (reach == Reach::now) best = deal(pieces, allowed, priority, reach, free_rooms());  // nobody goes
+        // Where it is to be now, nobody goes.
+        if (reach == Reach::now) best = deal(pieces, allowed, priority, reach, free_rooms());
         if (!best) best = deal(pieces, allowed, priority, reach, rooms);
     }
     if (best && reach == Reach::ever) return best;

@@ -85,7 +85,8 @@ public:
     [[nodiscard]] std::optional<Option> place(const std::vector<Piece>& pieces, int priority, Reach reach) const;
     /// The victims that together free at least `short_by` now; `but`: none of this unit.
     struct Victims {
-        std::vector<std::size_t> candidates;  ///< the fewest that suffice; if none do, all that help
+        /// The fewest that suffice; if none do, all that help.
+        std::vector<std::size_t> candidates;
         bool enough = false;
     };
     /// `short_by`  bytes by device

@@ -357,7 +357,8 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
     std::int64_t there = state.free_for_others(device);  // minus what earlier
                                                          // reclaims were promised
     std::int64_t going = 0;
-    std::vector<const Slot*> growing;  // and those to start: a grant needs the margin free beside it
+    // Those that grow and those to start: a grant needs the margin free beside it.
+    std::vector<const Slot*> growing;
     state.each_slot([&](const Slot& slot) {
         const auto bytes = static_cast<std::int64_t>(slot.bytes_on(*known));
         const auto grows = static_cast<std::int64_t>(slot.device == *known ? slot.grows : 0);

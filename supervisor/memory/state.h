@@ -87,7 +87,8 @@ struct Model {
     std::optional<Time> pressed_since;
     std::string last;  ///< the last decision, one sentence
     std::optional<Time> last_at;
-    std::optional<ReplicaId> evicted;  ///< the replica that `last` says was evicted, until its receipt
+    /// The replica that `last` says was evicted, until its receipt.
+    std::optional<ReplicaId> evicted;
 };
 
 /// What loads and ends as one: a together group, or a single model.

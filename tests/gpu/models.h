@@ -16,7 +16,7 @@ namespace bulkhead::test {
 ///   scale_out           x float32 [1..4096], factor [1] -> y, z of x's length, which it takes as
 ///                       arguments; buckets 1024 and 77
 ///   noise               x float32 [16] -> y: x plus normal noise
-///   host_read, cpu_born, rebinds, host_read_noise    x float32 [16] -> y [16]; none can be captured
+///   host_read, cpu_born, rebinds, host_read_noise   x float32 [16] -> y [16]; none can be captured
 ///   slow                x float32 [2048, 2048] -> y: many products, half a second or more
 ///   heavy               x float32 [16] -> y [16]; 2 GiB of weights
 [[nodiscard]] std::string gpu_fleet(const std::string& model, const std::string& extra = "graphs: required\n");

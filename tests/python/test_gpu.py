@@ -316,7 +316,8 @@ class Offers(OnGpu):
                 if not opens_events:
                     self.offer(1)
                 self.core.outgoing.clear()
-                for slab, asked, request in zip((1, 2), (requests[-1].number + 1, 0), requests):  # the first has no room for the second result
+                # The first has no room for the second result.
+                for slab, asked, request in zip((1, 2), (requests[-1].number + 1, 0), requests):
                     offered = layout.SLAB_OFFER.pack(slab_id=slab, direction=2, kind=KIND["cuda_ipc"], size_bytes=4096) + bytes([255] * 64)
                     self.core.receive(packet("slab_offer", offered, asked), [])
                     lease = layout.LEASE.pack(slab_id=slab, size_bytes=4096, lease_id=1)

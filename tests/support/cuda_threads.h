@@ -23,8 +23,8 @@ struct Index {
     unsigned x = 0;
     unsigned y = 0;
 };
-/// Its threads sleep at once. Those of std::barrier first give way, four times each: hundreds of them
-/// to one another.
+/// Its threads sleep at once. Those of std::barrier first give way, four times each: hundreds of
+/// them to one another.
 class Barrier {
 public:
     explicit Barrier(unsigned count) : count_{count}, missing_{count} {}

@@ -7,8 +7,8 @@
 ///   MINIMAL_RUN_GATE       a FIFO: a request ends once somebody has it open for writing
 ///   MINIMAL_HELD           not empty: a request runs while the first float of its input is
 ///                          negative; its client writes another there. With an infinite one it runs
-///                          out of memory. A generation stops after its first token while its prompt
-///                          begins with 0
+///                          out of memory. A generation stops after its first token while its
+///                          prompt begins with 0
 ///   MINIMAL_LOAD_STEPS     how many steps its load reports, a tenth of a second apart
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
 ///   MINIMAL_GENERATES      not empty: it generates too, by the tests' fake engine, each step as

@@ -35,7 +35,8 @@ SAMPLING = {"seed": 3, "max_new_tokens": 24, "stream": False}
 class ChatterBoxTest(StreamingCalls, SmallModelTest):
     make = staticmethod(small_chatterbox.chatterbox)
     method, usual = "speak", {"text": TEXT, **SAMPLING}
-    before = {"reference": VOICE, "reference_rate": 16000, "exaggeration": 1.0}  # whose voice upstream would keep
+    # Whose voice upstream would keep.
+    before = {"reference": VOICE, "reference_rate": 16000, "exaggeration": 1.0}
     cancelled = {"stream": True, "max_new_tokens": 100}
     bad = ({"text": ""}, {"text": "It goes on and on. " * 1500})  # half an hour
 

@@ -16,7 +16,8 @@ from bulkhead.export.families import Family, family_named
 from bulkhead.export.source import Loaded
 
 NAMES = ("chatterbox_t3", "higgs_audio_v2", "qwen3_vl")
-LENGTH, CHUNK = 128, 40  # a chunk is more rows than product_kernel.h has at once, and no multiple of them
+# A chunk is more rows than product_kernel.h has at once, and no multiple of them.
+LENGTH, CHUNK = 128, 40
 
 
 def family(name: str) -> Family:

@@ -1,4 +1,7 @@
-"""Small models of the true upstream classes, with random weights large enough that what they generate varies."""
+"""Small models of the true upstream classes.
+
+Their random weights are large enough that what they generate varies.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ def scattered(model: Any, seed: int = 0) -> Any:
             if weight.dim() == 1:
                 weight.copy_((0 if "bias" in name else 1) + 0.2 * torch.randn(weight.shape, generator=generator))
             else:
-                narrow = 1 if weight.shape[0] > 4 * weight.shape[-1] else weight.shape[-1] ** -0.5  # 1 for tables of embeddings
+                # 1 for tables of embeddings.
+                narrow = 1 if weight.shape[0] > 4 * weight.shape[-1] else weight.shape[-1] ** -0.5
                 weight.copy_(1.2 * narrow * torch.randn(weight.shape, generator=generator))
     return model.eval()
 
@@ -53,7 +57,10 @@ def qwen3_vl() -> Any:
 
 
 def higgs_audio_v2(codec: bool = False) -> Any:
-    """Four codebooks of 24 codes; without `codec`, which needs torchaudio to be installed, text to codes alone."""
+    """Four codebooks of 24 codes; without `codec`, text to codes alone.
+
+    `codec` needs torchaudio to be installed.
+    """
     config = transformers.HiggsAudioV2Config(
         **{**TEXT, "vocab_size": 320, "eos_token_id": 309, "bos_token_id": 301}, head_dim=12, num_codebooks=4, codebook_size=26,
         audio_token_id=316, audio_bos_token_id=313, audio_delay_token_id=314, audio_stream_bos_id=24, audio_stream_eos_id=25,
@@ -83,9 +90,11 @@ def higgs_audio_v2_with_codec() -> Any:
 
 
 def chatterbox_t3() -> Any:
-    """T3 of chatterbox-tts with its own vocabulary, positions and voice conditioning, and layers that are few and small.
+    """T3 of chatterbox-tts with its own vocabulary, positions and voice conditioning.
 
-    The perceiver is 1,024 wide whatever the configuration says, so that the width is the true one."""
+    Its layers are few and small. The perceiver is 1,024 wide whatever the configuration says, so
+    that the width is the true one.
+    """
     from bulkhead.export.families import chatterbox_t3 as family
 
     kind = family.t3_class()

@@ -211,8 +211,8 @@ class Client:
         self.send("infer", body + b"".join(tensors) + text, number)
 
     def generate(self, number: int, count: int, held: bool = False) -> None:
-        """Asks for so many tokens after three. Held, it gives one until `let_go` of `PROMPT`, except
-        in the worker with LibTorch, whose model cannot be held."""
+        """Asks for so many tokens after three. Held, it gives one until `let_go` of `PROMPT`,
+        except in the worker with LibTorch, whose model cannot be held."""
         struct.pack_into("<3q", self.memory[self.input], PROMPT, 0 if held else 1, 2, 3)
         prompt = self.tensor("tokens", dtype=DTYPE["int64"], dims=(3,), offset=PROMPT, size=24)
         self.infer(number, prompt, method="generate", text=json.dumps({"max_new_tokens": count}).encode())

@@ -52,8 +52,8 @@ class Unloads(Echo):
 
 
 class Generates(Echo):
-    """Numbers that follow the last token of its prompt, one a part; after the first, once the prompt
-    does not begin with 0. Runs out of memory where that is negative."""
+    """Numbers that follow the last token of its prompt, one a part; after the first, once the
+    prompt does not begin with 0. Runs out of memory where that is negative."""
 
     def load(self, context: Context) -> None:
         super().load(context)

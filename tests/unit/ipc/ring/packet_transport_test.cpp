@@ -231,8 +231,9 @@ TEST_P(PacketTransportCorking, ThePacketThatFollowsWakesForBoth) {
 
 TEST_P(PacketTransportCorking, SoDoesOneThatFindsTheRingFull) {
     std::uint64_t sent = 0;
-    while (worker.transport.send(packet(sent))) ++sent;  // of one cell each, while the client is awake
-    ASSERT_EQ(client.receive_number(), 0U);              // room for one
+    // Of one cell each, while the client is awake.
+    while (worker.transport.send(packet(sent))) ++sent;
+    ASSERT_EQ(client.receive_number(), 0U);  // room for one
     fall_asleep();
     cork(sent);
     EXPECT_EQ(worker.transport.send(packet(sent + 1)).error().code, ErrorCode::queue_full);

@@ -60,7 +60,8 @@ TEST_F(AdmissionEndsTest, TheRestartOfOneReplicaLeavesAnotherInItsQuarantineUnti
         const auto is_quarantined = [&] { return replica("a", 1).state() == WorkerState::quarantined; };
         ASSERT_TRUE(wait([&] { return is_quarantined() || keeper_.workers.size() > count; })) << why("a");
         if (is_quarantined()) break;
-        first.say({{"type", "statistics"}, {"in_flight", 0}, {"queued", 0}});  // It was asked whether it lives.
+        // It was asked whether it lives.
+        first.say({{"type", "statistics"}, {"in_flight", 0}, {"queued", 0}});
     }
     settle();
     ASSERT_EQ(count, 1 + limits::restart_unforgiven_max);

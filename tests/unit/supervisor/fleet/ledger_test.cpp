@@ -208,7 +208,8 @@ TEST_F(LedgerTest, EachRequestThatRanOutOfMemoryIsToldToOneSupervisor) {
     }
     EXPECT_EQ(books("cpu", "resident"), gb / 5);
 
-    const std::string key = memory::footprint_key("", memory::kind_of_host);  // as that supervisor has saved them
+    // As that supervisor has saved them.
+    const std::string key = memory::footprint_key("", memory::kind_of_host);
     memory::Footprint served;
     served.device.at_ready = served.device.serving_peak = gb / 10;
     known_.footprints.loaded(key, served);

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tests/bench/record.h"
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::bench::adoption_bench {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "ipc/base/machine_memory.h"
 #include "tests/bench/record.h"
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::bench::death_bench {
 namespace {

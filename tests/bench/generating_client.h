@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tests/bench/record.h"
-#include "tests/integration/fixture/daemon.h"
+#include "tests/support/daemon/daemon.h"
 
 namespace bulkhead::bench {
 

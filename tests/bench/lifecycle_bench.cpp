@@ -3,8 +3,8 @@
 
 #include "tests/bench/peers/peer.h"
 #include "tests/bench/record.h"
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::bench::lifecycle_bench {
 namespace {

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 
 #include "tests/bench/record.h"
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::bench::payload_bench {
 namespace {

@@ -19,7 +19,7 @@
 #include "tests/bench/peers/peer.h"
 #include "tests/bench/placement.h"
 #include "tests/bench/record.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::bench::reloads_bench {
 namespace {

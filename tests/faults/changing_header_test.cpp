@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "tests/faults/raw_channel.h"
-#include "tests/integration/fixture/sanitizer.h"
+#include "tests/support/daemon/sanitizer.h"
 
 namespace bulkhead::test {
 namespace {

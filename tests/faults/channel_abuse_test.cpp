@@ -4,8 +4,8 @@
 
 #include "ipc/base/packet.h"
 #include "tests/faults/raw_channel.h"
-#include "tests/integration/fixture/fleets.h"
-#include "tests/integration/fixture/sanitizer.h"
+#include "tests/support/daemon/fleets.h"
+#include "tests/support/daemon/sanitizer.h"
 #include "tests/support/resident_kib.h"
 
 namespace bulkhead::test {

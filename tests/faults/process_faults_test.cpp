@@ -9,8 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::test {
 namespace {

@@ -9,7 +9,7 @@
 #include "ipc/base/unique_fd.h"
 #include "ipc/channel/channel_codec.h"
 #include "ipc/slab/host_slab.h"
-#include "tests/integration/fixture/daemon.h"
+#include "tests/support/daemon/daemon.h"
 
 namespace bulkhead::test {
 

@@ -10,9 +10,9 @@
 #include <fstream>
 #include <set>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
-#include "tests/integration/fixture/raw_socket.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
+#include "tests/support/daemon/raw_socket.h"
 
 namespace bulkhead::test {
 namespace {

@@ -9,8 +9,8 @@
 
 #include <fstream>
 
-#include "tests/integration/fixture/fleets.h"
-#include "tests/integration/fixture/raw_socket.h"
+#include "tests/support/daemon/fleets.h"
+#include "tests/support/daemon/raw_socket.h"
 
 namespace bulkhead::test {
 namespace {

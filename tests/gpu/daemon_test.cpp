@@ -10,7 +10,7 @@
 
 #include "tests/gpu/models.h"
 #include "tests/gpu/nvml.h"
-#include "tests/integration/fixture/daemon.h"
+#include "tests/support/daemon/daemon.h"
 
 namespace bulkhead::test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tests/gpu/models.h"
 #include "tests/gpu/nvml.h"
-#include "tests/integration/fixture/generation.h"
+#include "tests/support/daemon/generation.h"
 
 namespace bulkhead::test {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ipc/channel/dtype.h"
-#include "tests/integration/fixture/daemon.h"
+#include "tests/support/daemon/daemon.h"
 #include "worker/model/model.h"
 
 namespace bulkhead::test {

@@ -7,9 +7,9 @@
 #include <chrono>
 #include <sstream>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
 #include "tests/support/cpus.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 #include "tests/support/file_text.h"
 
 namespace bulkhead::test {

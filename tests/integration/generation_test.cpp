@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "tests/integration/fixture/fleets.h"
-#include "tests/integration/fixture/generation.h"
+#include "tests/support/daemon/fleets.h"
+#include "tests/support/daemon/generation.h"
 
 namespace bulkhead::test {
 namespace {

@@ -16,8 +16,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 #include "tests/support/file_text.h"
 
 namespace bulkhead::test {

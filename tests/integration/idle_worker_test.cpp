@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/integration/fixture/fleets.h"
-#include "tests/integration/fixture/generation.h"
+#include "tests/support/daemon/fleets.h"
+#include "tests/support/daemon/generation.h"
 #include "tests/support/file_text.h"
 
 namespace bulkhead::test {

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
-#include "tests/integration/fixture/sanitizer.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
+#include "tests/support/daemon/sanitizer.h"
 
 namespace bulkhead::test {
 namespace {

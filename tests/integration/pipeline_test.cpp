@@ -11,8 +11,8 @@
 #include <cmath>
 #include <fstream>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::test {
 namespace {

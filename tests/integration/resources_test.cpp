@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::test {
 namespace {

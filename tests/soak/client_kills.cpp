@@ -17,11 +17,11 @@
 
 #include <fmt/format.h>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
 #include "tests/soak/fleets.h"
 #include "tests/soak/resources.h"
 #include "tests/soak/soak.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 
 extern char** environ;
 

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "tests/integration/fixture/fleets.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::soak {
 namespace {

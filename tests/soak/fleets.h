@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/process.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/process.h"
 
 namespace bulkhead::soak {
 

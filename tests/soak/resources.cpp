@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <sstream>
 
-#include "tests/integration/fixture/process.h"
-#include "tests/integration/fixture/sanitizer.h"
+#include "tests/support/daemon/process.h"
+#include "tests/support/daemon/sanitizer.h"
 #include "tests/support/file_text.h"
 
 namespace bulkhead::soak {

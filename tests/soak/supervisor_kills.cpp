@@ -16,10 +16,10 @@
 #include <thread>
 #include <vector>
 
-#include "tests/integration/fixture/daemon.h"
 #include "tests/soak/fleets.h"
 #include "tests/soak/resources.h"
 #include "tests/soak/soak.h"
+#include "tests/support/daemon/daemon.h"
 #include "tests/support/file_text.h"
 
 namespace bulkhead::soak {

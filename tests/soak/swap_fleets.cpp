@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
-#include "tests/integration/fixture/fleets.h"
-#include "tests/integration/fixture/generation.h"
+#include "tests/support/daemon/fleets.h"
+#include "tests/support/daemon/generation.h"
 #include "tests/support/file_text.h"
 
 namespace bulkhead::soak {

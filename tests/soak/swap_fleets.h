@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/integration/fixture/daemon.h"
+#include "tests/support/daemon/daemon.h"
 
 namespace bulkhead::soak {
 

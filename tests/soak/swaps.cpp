@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "bulkhead/events.h"
-#include "tests/integration/fixture/daemon.h"
 #include "tests/soak/soak.h"
 #include "tests/soak/swap_fleets.h"
+#include "tests/support/daemon/daemon.h"
 #include "tests/support/file_text.h"
 
 namespace bulkhead::soak {

@@ -6,10 +6,10 @@
 #include <numeric>
 #include <vector>
 
-#include "tests/integration/fixture/daemon.h"
 #include "tests/soak/fleets.h"
 #include "tests/soak/resources.h"
 #include "tests/soak/soak.h"
+#include "tests/support/daemon/daemon.h"
 
 namespace bulkhead::soak {
 namespace {

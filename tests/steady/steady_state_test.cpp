@@ -29,9 +29,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
 #include "tests/support/cpus.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 #include "tests/support/file_text.h"
 #include "worker/loop/limits.h"
 

@@ -53,7 +53,7 @@
 #include "tests/fakes/minimal_worker/gpu_echo.h"
 #include "tests/fakes/minimal_worker/mischief.h"
 #include "tests/fakes/models/misbehave.h"
-#include "tests/unit/worker/fake_engine.h"
+#include "tests/support/worker/fake_engine.h"
 #include "worker/death/fatal_signals.h"
 #include "worker/loop/handler_lock.h"
 #include "worker/loop/limits.h"

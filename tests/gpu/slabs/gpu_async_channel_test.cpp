@@ -16,7 +16,7 @@
 
 #include "bulkhead/async_channel.h"
 #include "tests/gpu/slabs/gpu_channel.h"
-#include "tests/unit/clients/introducing.h"
+#include "tests/support/clients/introducing.h"
 
 namespace bulkhead::test {
 namespace {

@@ -12,7 +12,7 @@
 #include "bulkhead/channel.h"
 #include "ipc/cuda/gpu.h"
 #include "tests/gpu/slabs/gpu_echo_daemon.h"
-#include "tests/unit/clients/both_clients.h"
+#include "tests/support/clients/both_clients.h"
 
 namespace bulkhead::test {
 

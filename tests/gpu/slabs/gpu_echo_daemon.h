@@ -7,9 +7,9 @@
 
 #include "ipc/cuda/gpu.h"
 #include "tests/gpu/slabs/on_gpu.h"
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
 #include "tests/support/build_folder.h"
+#include "tests/support/daemon/daemon.h"
+#include "tests/support/daemon/fleets.h"
 
 namespace bulkhead::test {
 

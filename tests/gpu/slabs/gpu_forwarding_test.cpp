@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/gpu/slabs/gpu_channel.h"
-#include "tests/integration/fixture/sanitizer.h"
+#include "tests/support/daemon/sanitizer.h"
 
 namespace bulkhead::test {
 namespace {

@@ -11,9 +11,9 @@
 #include "tests/fakes/minimal_worker/gpu_echo.h"
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/on_gpu.h"
-#include "tests/unit/clients/both_clients.h"
-#include "tests/unit/worker/death_harness.h"
-#include "tests/unit/worker/page_reader.h"
+#include "tests/support/clients/both_clients.h"
+#include "tests/support/worker/death_harness.h"
+#include "tests/support/worker/page_reader.h"
 
 namespace bulkhead::worker::test {
 namespace {

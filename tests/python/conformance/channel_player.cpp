@@ -17,7 +17,7 @@
 #include <fmt/format.h>
 
 #include "ipc/base/packet.h"
-#include "tests/unit/clients/both_clients.h"
+#include "tests/support/clients/both_clients.h"
 
 namespace bulkhead::test {
 namespace {

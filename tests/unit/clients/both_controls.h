@@ -11,8 +11,8 @@
 
 #include "bulkhead/async_control.h"
 #include "bulkhead/events.h"
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/loop.h"
+#include "tests/support/clients/fake_daemon.h"
+#include "tests/support/clients/loop.h"
 
 namespace bulkhead::test {
 

@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/unit/worker/fake_engine.h"
+#include "tests/support/worker/fake_engine.h"
 
 namespace bulkhead::worker::generation {
 

@@ -13,8 +13,8 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/worker/fake_engine.h"
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/fake_engine.h"
+#include "tests/support/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
 

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "clients/cli/commands/command.h"
+#include "tests/support/clients/fake_daemon.h"
+#include "tests/support/clients/fake_worker.h"
 #include "tests/unit/cli/ran.h"
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/fake_worker.h"
 
 namespace bulkhead::cli {
 namespace {

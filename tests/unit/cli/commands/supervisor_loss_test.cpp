@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "clients/cli/commands/follow.h"
+#include "tests/support/clients/fake_daemon.h"
 #include "tests/unit/cli/ran.h"
-#include "tests/unit/clients/fake_daemon.h"
 
 namespace bulkhead::cli {
 namespace {

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/clients/fake_daemon.h"
 #include "tests/unit/cli/ran.h"
-#include "tests/unit/clients/fake_daemon.h"
 
 namespace bulkhead::cli {
 namespace {

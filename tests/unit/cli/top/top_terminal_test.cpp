@@ -17,8 +17,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/clients/fake_daemon.h"
 #include "tests/support/temporary_folder.h"
-#include "tests/unit/clients/fake_daemon.h"
 
 namespace bulkhead::cli {
 namespace {

@@ -12,9 +12,9 @@
 #include <gtest/gtest.h>
 
 #include "bulkhead/async_channel.h"
-#include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/introducing.h"
-#include "tests/unit/clients/loop.h"
+#include "tests/support/clients/channel_calls.h"
+#include "tests/support/clients/introducing.h"
+#include "tests/support/clients/loop.h"
 
 namespace bulkhead {
 namespace {

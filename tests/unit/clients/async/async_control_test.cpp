@@ -15,9 +15,9 @@
 #include <gtest/gtest.h>
 
 #include "bulkhead/async_control.h"
+#include "tests/support/clients/fake_daemon.h"
+#include "tests/support/clients/fake_worker.h"
 #include "tests/unit/clients/both_controls.h"
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/fake_worker.h"
 
 namespace bulkhead {
 namespace {

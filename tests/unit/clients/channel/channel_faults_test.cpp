@@ -8,11 +8,11 @@
 #include <gtest/gtest.h>
 
 #include "clients/cpp/channel/worker_session.h"
+#include "tests/support/clients/channel_calls.h"
+#include "tests/support/clients/fake_worker.h"
 #include "tests/support/mappings.h"
+#include "tests/support/no_free_descriptor.h"
 #include "tests/support/open_descriptors.h"
-#include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/fake_worker.h"
-#include "tests/unit/clients/no_free_descriptor.h"
 
 namespace bulkhead {
 namespace {

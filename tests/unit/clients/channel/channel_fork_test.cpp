@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/support/clients/channel_calls.h"
+#include "tests/support/clients/fake_daemon.h"
+#include "tests/support/clients/fake_worker.h"
 
 namespace bulkhead {
 namespace {

@@ -3,10 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/clients/both_clients.h"
+#include "tests/support/clients/channel_calls.h"
+#include "tests/support/clients/introducing.h"
 #include "tests/support/mappings.h"
-#include "tests/unit/clients/both_clients.h"
-#include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/introducing.h"
 
 namespace bulkhead {
 namespace {

@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "tests/unit/clients/both_clients.h"
-#include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/support/clients/both_clients.h"
+#include "tests/support/clients/channel_calls.h"
+#include "tests/support/clients/fake_worker.h"
 
 namespace bulkhead {
 namespace {

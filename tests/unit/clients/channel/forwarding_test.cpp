@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/clients/channel_calls.h"
+#include "tests/support/clients/channel_calls.h"
 
 namespace bulkhead::test {
 namespace {

@@ -10,9 +10,9 @@
 #include "bulkhead/async_channel.h"
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/base/wait_ready.h"
+#include "tests/support/clients/channel_calls.h"
+#include "tests/support/clients/loop.h"
 #include "tests/support/mappings.h"
-#include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/loop.h"
 
 namespace bulkhead {
 namespace {

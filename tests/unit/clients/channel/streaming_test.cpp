@@ -9,10 +9,10 @@
 
 #include "bulkhead/async_channel.h"
 #include "clients/cpp/base/limits.h"
-#include "tests/unit/clients/both_clients.h"
-#include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/introducing.h"
-#include "tests/unit/clients/loop.h"
+#include "tests/support/clients/both_clients.h"
+#include "tests/support/clients/channel_calls.h"
+#include "tests/support/clients/introducing.h"
+#include "tests/support/clients/loop.h"
 
 namespace bulkhead {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/clients/fake_daemon.h"
+#include "tests/support/clients/fake_daemon.h"
 
 namespace bulkhead {
 namespace {

@@ -7,10 +7,10 @@
 
 #include "bulkhead/control.h"
 #include "clients/cpp/control/control_rules.h"
+#include "tests/support/clients/fake_daemon.h"
+#include "tests/support/clients/fake_worker.h"
+#include "tests/support/no_free_descriptor.h"
 #include "tests/unit/clients/both_controls.h"
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/fake_worker.h"
-#include "tests/unit/clients/no_free_descriptor.h"
 
 namespace bulkhead {
 namespace {

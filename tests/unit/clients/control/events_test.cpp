@@ -5,8 +5,8 @@
 #include "bulkhead/events.h"
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/control/event_queue.h"
+#include "tests/support/clients/fake_daemon.h"
 #include "tests/unit/clients/both_controls.h"
-#include "tests/unit/clients/fake_daemon.h"
 
 namespace bulkhead {
 namespace {

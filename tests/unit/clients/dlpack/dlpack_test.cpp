@@ -8,8 +8,8 @@
 
 #include "bulkhead/dlpack.h"
 #include "ipc/channel/dtype.h"
-#include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/support/clients/channel_calls.h"
+#include "tests/support/clients/fake_worker.h"
 
 namespace bulkhead {
 namespace {

@@ -1,7 +1,7 @@
 /// Whose files are kept in the page cache.
 
 #include "supervisor/fleet/weights_near.h"
-#include "tests/simulation/policy_fixture.h"
+#include "tests/unit/supervisor/memory/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {

@@ -1,7 +1,7 @@
 /// What the manifest of a package says of its memory, and how the first load is planned by it.
 
 #include "supervisor/fleet/file_facts.h"
-#include "tests/simulation/policy_fixture.h"
+#include "tests/unit/supervisor/memory/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {

@@ -1,6 +1,6 @@
 // A client may die between any two of its steps: what it had is given up, and nobody else notices.
 
-#include "tests/unit/worker/death_harness.h"
+#include "tests/support/worker/death_harness.h"
 
 namespace bulkhead::worker::test {
 namespace {

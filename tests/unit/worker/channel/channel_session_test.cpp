@@ -1,4 +1,4 @@
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
 #include "worker/channel/token_streams.h"
 #include "worker/generation/request_limits.h"
 #include "worker/loop/limits.h"

@@ -1,6 +1,6 @@
 // Tensors at the edges of what a descriptor can say, which are sound.
 
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
 namespace {

@@ -13,7 +13,7 @@
 #include <boost/asio/post.hpp>
 
 #include "ipc/links/worker_link.h"
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
 #include "worker/loop/executor.h"
 
 namespace bulkhead::worker::test {

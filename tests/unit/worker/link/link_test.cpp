@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
 namespace {

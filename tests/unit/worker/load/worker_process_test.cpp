@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
+#include "tests/support/worker/page_reader.h"
 #include "tests/unit/worker/model_fixture.h"
-#include "tests/unit/worker/page_reader.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -18,7 +18,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
 #include "worker/loop/handler_lock.h"
 #include "worker/loop/limits.h"
 

@@ -16,8 +16,8 @@
 #include <gtest/gtest.h>
 
 #include "ipc/channel/channel_codec.h"
+#include "tests/support/no_free_descriptor.h"
 #include "tests/support/open_descriptors.h"
-#include "tests/unit/clients/no_free_descriptor.h"
 #include "tests/support/transport_end.h"
 #include "worker/loop/limits.h"
 #include "worker/loop/packet_stream.h"

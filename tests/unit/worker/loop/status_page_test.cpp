@@ -7,8 +7,8 @@
 
 #include <csignal>
 
-#include "tests/unit/worker/loop_harness.h"
-#include "tests/unit/worker/page_reader.h"
+#include "tests/support/worker/loop_harness.h"
+#include "tests/support/worker/page_reader.h"
 
 namespace bulkhead::worker::test {
 namespace {

@@ -2,7 +2,7 @@
 #include <semaphore>
 #include <set>
 
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
 #include "worker/loop/limits.h"
 
 namespace bulkhead::worker::test {

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <sys/socket.h>
 
-#include "tests/unit/worker/loop_harness.h"
-#include "tests/unit/worker/page_reader.h"
+#include "tests/support/worker/loop_harness.h"
+#include "tests/support/worker/page_reader.h"
 
 namespace bulkhead::worker::test {
 namespace {

@@ -3,8 +3,8 @@
 #include <boost/asio/steady_timer.hpp>
 #include <gmock/gmock.h>
 
-#include "tests/unit/worker/loop_harness.h"
-#include "tests/unit/worker/page_reader.h"
+#include "tests/support/worker/loop_harness.h"
+#include "tests/support/worker/page_reader.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -12,7 +12,7 @@
 #include "ipc/slab/slab_allocator.h"
 #include "tests/support/mappings.h"
 #include "tests/support/property.h"
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
 namespace {

@@ -3,7 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "tests/unit/worker/slab_harness.h"
+#include "tests/support/worker/slab_harness.h"
 
 namespace bulkhead::worker::test {
 namespace {

@@ -1,6 +1,6 @@
 // Pools that shrink: docs/channel.md, "Returning".
 
-#include "tests/unit/worker/slab_harness.h"
+#include "tests/support/worker/slab_harness.h"
 
 namespace bulkhead::worker::test {
 namespace {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/support/clients/fake_daemon.h"
+#include "tests/support/clients/fake_worker.h"
 
 namespace bulkhead::test {
 

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "bulkhead/async_channel.h"
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/support/clients/fake_daemon.h"
+#include "tests/support/clients/fake_worker.h"
 
 namespace bulkhead::test {
 

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "bulkhead/channel.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/support/clients/fake_worker.h"
 
 namespace bulkhead::test {
 

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "tests/unit/worker/slab_harness.h"
+#include "tests/support/worker/slab_harness.h"
 
 namespace bulkhead::worker::test {
 

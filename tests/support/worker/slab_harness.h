@@ -3,7 +3,7 @@
 #include <fcntl.h>
 
 #include "tests/support/mappings.h"
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/support/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
 

@@ -1,6 +1,6 @@
 /// What a model gets after memory ran out: more, but not for ever, and never what no device has.
 
-#include "tests/simulation/policy_fixture.h"
+#include "tests/unit/supervisor/memory/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {

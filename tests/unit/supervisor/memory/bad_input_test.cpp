@@ -4,8 +4,8 @@
 #include <boost/json.hpp>
 
 #include "supervisor/memory/limits.h"
-#include "tests/simulation/policy_fixture.h"
 #include "tests/simulation/trace.h"
+#include "tests/unit/supervisor/memory/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {

@@ -14,9 +14,9 @@
 
 #include "bulkhead/async_dlpack.h"
 #include "bulkhead/channel.h"
-#include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/introducing.h"
-#include "tests/unit/clients/loop.h"
+#include "tests/support/clients/channel_calls.h"
+#include "tests/support/clients/introducing.h"
+#include "tests/support/clients/loop.h"
 
 namespace bulkhead::test {
 

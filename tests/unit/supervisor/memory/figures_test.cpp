@@ -1,6 +1,6 @@
 /// Figures of one model on a GPU and on the host, and what is said where nobody knows one.
 
-#include "tests/simulation/policy_fixture.h"
+#include "tests/unit/supervisor/memory/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {

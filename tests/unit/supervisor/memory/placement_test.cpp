@@ -2,7 +2,7 @@
 
 #include "supervisor/memory/limits.h"
 #include "tests/simulation/placed.h"
-#include "tests/simulation/policy_fixture.h"
+#include "tests/unit/supervisor/memory/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {

@@ -1,6 +1,6 @@
 /// The rules of the memory policy, one by one.
 
-#include "tests/simulation/policy_fixture.h"
+#include "tests/unit/supervisor/memory/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {

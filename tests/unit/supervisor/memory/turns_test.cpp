@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "supervisor/memory/limits.h"
-#include "tests/simulation/policy_fixture.h"
 #include "tests/simulation/rivals.h"
 #include "tests/simulation/trace.h"
+#include "tests/unit/supervisor/memory/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {

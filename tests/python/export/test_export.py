@@ -26,7 +26,7 @@ from bulkhead.export import check, functions, inductor, make, manifest, source, 
 from bulkhead.export.__main__ import main as command
 from bulkhead.export.families import Family, family_named
 from bulkhead.export.gguf_once import parsed_once
-from torch._inductor import config, cpp_builder
+from torch._inductor import config, cpp_builder, cpu_vec_isa
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import cpp_extension
@@ -315,6 +315,20 @@ class Manifest(unittest.TestCase):
                 with self.assertRaises(Error) as raised:
                     manifest.read(Path(folder))
                 self.assertEqual(raised.exception.code, "input_invalid")
+
+
+class Vectors(unittest.TestCase):
+    def test_those_of_this_cpu_are_picked_without_another_interpreter(self) -> None:
+        def compiles_and_loads(code: str) -> bool:
+            return bool(cpu_vec_isa.VecAVX2().check_build(code))
+
+        with mock.patch("subprocess.check_call", side_effect=AssertionError("an interpreter")):
+            inductor.pick_vectors()
+            self.assertEqual(cpu_vec_isa.pick_vec_isa().bit_width(), 512 if "avx512f" in inductor.cpu_flags() else 256)
+            self.assertFalse(compiles_and_loads('extern "C" int works() { return 1; }'), "what is patched is what starts it")
+            with inductor.libraries_loaded_here():
+                self.assertTrue(compiles_and_loads('extern "C" int works() { return 1; }'))
+                self.assertFalse(compiles_and_loads('extern "C" int missing(); int lacks = missing();'))
 
 
 class ForAGpu(unittest.TestCase):

@@ -165,6 +165,7 @@ def _short_kernels() -> Iterator[None]:
 def load(file: Path) -> Any:
     """Loads a compiled function, without its constants."""
     share_libtorch()
+    inductor.pick_vectors()  # the loader tells them apart
     return torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from ..errors import Error
 
@@ -97,12 +100,26 @@ def use_toolkit() -> None:
 
 
 def pick_vectors() -> None:
-    """Makes Inductor test which vectors this CPU and compiler support, by compiling and loading for
-    each kind; this takes seconds, mostly in other processes. It caches the answer. With
+    """Makes Inductor test which vectors this CPU and compiler support, by compiling and loading a
+    library for each kind. It caches the libraries, and in this process the answer. With
     link_libtorch=False its tests fail, and kernels would be scalar."""
     from torch._inductor import cpu_vec_isa
 
-    cpu_vec_isa.pick_vec_isa()
+    with libraries_loaded_here():
+        cpu_vec_isa.pick_vec_isa()
+
+
+@contextmanager
+def libraries_loaded_here() -> Iterator[None]:
+    """Has this process, which has imported PyTorch, run what Inductor starts an interpreter for, to
+    import PyTorch and load a library that it compiled: up to ten times 2 to 3 s."""
+    from torch._inductor import cpu_vec_isa
+
+    def run_here(command: list[str], **_: Any) -> None:
+        exec(command[-1], {})  # it follows the interpreter and `-c`
+
+    with mock.patch.object(cpu_vec_isa, "subprocess", SimpleNamespace(check_call=run_here, DEVNULL=subprocess.DEVNULL)):
+        yield
 
 
 def compile_package(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any] | None = None) -> None:

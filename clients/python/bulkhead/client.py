@@ -81,12 +81,12 @@ class Client:
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
         try:
-            return channel.infer(inputs, method=method, parameters=parameters, deadline=_left(until), retry_safe=retry_safe, **named)
+            return channel.infer(inputs, method=method, parameters=parameters, deadline=left(until), retry_safe=retry_safe, **named)
         except Error as error:
             if not (retry_safe and error.code == "worker_lost" and channel.core.died and not channel.stateful):
                 raise
-        channel = self._channel(model, _left(until))
-        return channel.infer(inputs, method=method, parameters=parameters, deadline=_left(until), retry_safe=True, **named)
+        channel = self._channel(model, left(until))
+        return channel.infer(inputs, method=method, parameters=parameters, deadline=left(until), retry_safe=True, **named)
 
     def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
                parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> Iterator[Reply]:  # fmt: skip
@@ -95,7 +95,7 @@ class Client:
         or dropping the iterator, cancels the rest. Never sent again."""
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
-        return channel.stream(channel.submit(inputs, method=method, parameters=parameters, deadline=_left(until), **named))
+        return channel.stream(channel.submit(inputs, method=method, parameters=parameters, deadline=left(until), **named))
 
     def generate(self, model: str, tokens: Any = None, inputs: Mapping[str, Any] | None = None, /, *, method: str = "generate",
                  deadline: float | None = None, **named: Any) -> Generation:  # fmt: skip
@@ -112,7 +112,7 @@ class Client:
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
         tensors, parameters = arguments(channel.methods, method, tokens, inputs, named)
-        request = channel.submit(tensors, method=method, parameters=parameters, deadline=_left(until))
+        request = channel.submit(tensors, method=method, parameters=parameters, deadline=left(until))
         return Generation(model, channel.stream(request))
 
     def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, model: str | None = None) -> Input:
@@ -217,14 +217,14 @@ class Client:
     def events(self, *models: str) -> Notifications:
         """Events of these models, or of all, from now on: an endless iterator on a
         separate connection."""
-        return self._control.subscribe("events.subscribe", verbs.only_of(models))
+        return Notifications(self._control, "events.subscribe", verbs.only_of(models))
 
     def logs(self, model: str, *, lines: int = 100, follow: bool = False) -> Iterable[dict[str, Any]]:
         """The model's last lines, ``{"time", "replica", "generation", "stream", "text"}``; with
         ``follow`` also new ones, without end (as ``Notifications``, which can be closed)."""
         params = {"model": model, "lines": lines}
         if follow:
-            return self._control.subscribe("logs.tail", {**params, "follow": True})
+            return Notifications(self._control, "logs.tail", {**params, "follow": True})
         return self.call("logs.tail", params)["lines"]  # type: ignore[no-any-return]
 
     def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None) -> Any:
@@ -235,7 +235,7 @@ class Client:
         return result
 
 
-def _left(until: float | None) -> float | None:
+def left(until: float | None) -> float | None:
     return None if until is None else max(until - time.monotonic(), 0.001)
 
 

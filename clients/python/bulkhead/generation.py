@@ -7,7 +7,7 @@ from typing import Any, AsyncGenerator, AsyncIterator, Awaitable, Callable, Iter
 
 from .channel import Parts
 from .errors import Error
-from .protocol import Reply, Request
+from .protocol import Reply
 
 #: One step's token: a number, or a list with one per codebook.
 Token = Any
@@ -25,11 +25,6 @@ def arguments(methods: Mapping[str, Any], method: str, tokens: Any, inputs: Mapp
     if tokens is not None:
         tensors["tokens"] = tokens
     return tensors, {name: value for name, value in named.items() if name not in declared}
-
-
-def adjustment(request: Request, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of ``ADJUST``."""
-    return {**sampling, "request": request.number}
 
 
 class Told:
@@ -86,8 +81,7 @@ class Generation(Told, Iterator[Token]):
         Errors: input_invalid if the request is not generating: it waits for its turn (no first
         token yet), or has ended.
         """
-        channel, request = self._parts.channel, self._parts.request
-        channel.infer(method=ADJUST, parameters=adjustment(request, sampling))
+        self._parts.channel.infer(method=ADJUST, parameters={**sampling, "request": self._parts.request.number})
 
     def close(self) -> None:
         """Cancels the rest; the worker frees its slot within a step."""

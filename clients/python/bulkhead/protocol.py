@@ -130,9 +130,7 @@ class ChannelCore:
     def __init__(self, client: str, wake: Callable[[], None] = lambda: None, events: Events | None = None) -> None:
         self.outgoing: deque[Packet] = deque()
         self.model = ""
-        self.replica = 0
         self.generation = 0
-        self.number = 0
         self.methods: dict[str, Any] = {}
         self._declared: dict[str, Declared] = {}
         self.in_flight_max = 0
@@ -150,11 +148,11 @@ class ChannelCore:
                                  client=layout.printable(client).encode("utf-8")[:47].decode("utf-8", "ignore"))  # fmt: skip
         self._send("hello", body)
 
-    def _send(self, kind: str, body: bytes = b"", *, number: int = 0, flags: int = 0, ask: bool = False, fd_of: Mapping | None = None) -> int:
+    def _send(self, kind: str, body: bytes = b"", *, number: int = 0, ask: bool = False, fd_of: Mapping | None = None) -> int:
         if ask:
             self._last += 1
             number = self._last
-        self.outgoing.append((packet(kind, body, number, flags), fd_of))
+        self.outgoing.append((packet(kind, body, number), fd_of))
         return number
 
     def next_packet(self) -> tuple[bytes, Mapping | None, int]:
@@ -303,8 +301,7 @@ class ChannelCore:
         if welcome["version"] != layout.VERSION or welcome["in_flight_max"] == 0 or welcome["slab_count"] > LIMITS["slabs_max"]:
             raise broken("a welcome whose numbers make no sense")
         self.methods = _object(body, layout.WELCOME.size, welcome["json_bytes"])
-        self.model, self.replica = welcome["model"], welcome["replica"]
-        self.generation, self.number = welcome["generation"], welcome["channel"]
+        self.model, self.generation = welcome["model"], welcome["generation"]
         self.in_flight_max = welcome["in_flight_max"]
         self.features = welcome["features"] & self._spoken
         self.slabs.agree(self.features, welcome["slab_bytes_max"])

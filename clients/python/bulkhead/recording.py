@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable
 
 _failed: list[Any] = []  #: graphs that PyTorch's allocator keeps querying for their stream
@@ -21,7 +22,9 @@ def record(fn: Callable[[], Any], cuda: Any, side: Any, pool: Any, device: str) 
             try:
                 made = fn()
             except BaseException:
-                _end(graph)
+                # The stream must leave the capture. Its own error only echoes the one being raised.
+                with contextlib.suppress(Exception):
+                    graph.capture_end()
                 raise
             graph.capture_end()
     except Exception:
@@ -29,15 +32,6 @@ def record(fn: Callable[[], Any], cuda: Any, side: Any, pool: Any, device: str) 
         _free_generator(cuda, side, device)
         raise
     return graph, made
-
-
-def _end(graph: Any) -> None:
-    """Ends a failed capture so that the stream leaves it. Its own error only echoes the
-    one being raised."""
-    try:
-        graph.capture_end()
-    except Exception:
-        pass
 
 
 def _free_generator(cuda: Any, side: Any, device: str) -> None:
@@ -48,10 +42,8 @@ def _free_generator(cuda: Any, side: Any, device: str) -> None:
 
     graph = cuda.CUDAGraph()
     _failed.append(graph)  # graphs are never freed
-    try:
-        with cuda.stream(side):
-            graph.capture_begin(pool=cuda.graph_pool_handle(), capture_error_mode="thread_local")
-            torch.zeros(1, device=device)
-            graph.capture_end()
-    except Exception:  # the context is lost; the next call reports it
-        pass
+    # Where this fails, the context is lost; the next call reports it.
+    with contextlib.suppress(Exception), cuda.stream(side):
+        graph.capture_begin(pool=cuda.graph_pool_handle(), capture_error_mode="thread_local")
+        torch.zeros(1, device=device)
+        graph.capture_end()

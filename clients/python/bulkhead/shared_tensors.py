@@ -167,10 +167,6 @@ def leased_room(region: Region, allocator: Allocator, dtype: str, shape: tuple[i
     return Input(dtype, shape, lease)
 
 
-def _pages(size_bytes: int) -> int:
-    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
-
-
 class Arena:
     """This process' memory for inputs of any model; each worker that receives one borrows the
     slab. Any thread."""
@@ -190,7 +186,7 @@ class Arena:
                 found = leased_room(mapping, allocator, dtype, dims)
                 if found is not None:
                     return found
-            needed = _pages(element_count(dims) * ITEM_BYTES[dtype] + ALIGNMENT)
+            needed = -(-(element_count(dims) * ITEM_BYTES[dtype] + ALIGNMENT) // PAGE_BYTES) * PAGE_BYTES
             wanted = max(needed, 2 * max((m.size_bytes for m, _ in self._slabs), default=1 << 19))
             used = sum(m.size_bytes for m, allocator in self._slabs if not allocator.is_empty)
             if needed > self.bytes_max - used:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, Iterator, Sequence, Union
+from typing import Any, Iterator, Sequence
 
 from . import dlpack
 from .errors import Error
@@ -33,9 +33,6 @@ def array_type(dtype: str) -> str:
     if dtype in ("bool", "bfloat16"):
         return {"bool": "|b1", "bfloat16": "<u2"}[dtype]
     return f"{'|' if ITEM_BYTES[dtype] == 1 else '<'}{dtype[0]}{ITEM_BYTES[dtype]}"
-
-
-Nested = Union[int, float, bool, Sequence["Nested"]]
 
 
 def element_count(shape: Sequence[int]) -> int:

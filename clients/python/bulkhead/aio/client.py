@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from typing import Any, AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 from ..channel import OPEN_SECONDS
-from ..client import REOPEN_TRIES
+from ..client import REOPEN_TRIES, left
 from ..control import find_socket, verbs
 from ..errors import Error, checked_deadline
-from ..generation import ADJUST, AsyncGeneration, adjustment, arguments
+from ..generation import ADJUST, AsyncGeneration, arguments
 from ..protocol import Reply, Request
 from ..shared_tensors import ARENA_BYTES_MAX, Arena, Input
 from ..tensors import dtype_name
@@ -62,20 +63,15 @@ class Client:
                     parameters: Mapping[str, Any] | None = None, deadline: float | None = None, retry_safe: bool = False,
                     **named: Any) -> Reply:  # fmt: skip
         """As ``bulkhead.Client.infer``. Cancelling the task cancels the request."""
-        loop = asyncio.get_running_loop()
-        until = None if deadline is None else loop.time() + checked_deadline(deadline)
-
-        def left() -> float | None:
-            return None if until is None else max(until - loop.time(), 0.001)
-
+        until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = await self._channel(model, deadline)
         try:
-            return await channel.infer(inputs, method=method, parameters=parameters, deadline=left(), retry_safe=retry_safe, **named)
+            return await channel.infer(inputs, method=method, parameters=parameters, deadline=left(until), retry_safe=retry_safe, **named)
         except Error as error:
             if not (retry_safe and error.code == "worker_lost" and channel.core.died and not channel.stateful):
                 raise
-        channel = await self._channel(model, left())
-        return await channel.infer(inputs, method=method, parameters=parameters, deadline=left(), retry_safe=True, **named)
+        channel = await self._channel(model, left(until))
+        return await channel.infer(inputs, method=method, parameters=parameters, deadline=left(until), retry_safe=True, **named)
 
     async def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
                      parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> AsyncIterator[Reply]:  # fmt: skip
@@ -106,7 +102,7 @@ class Client:
             if not running:
                 raise Error("input_invalid", f"adjusting a generation of {model} that was not sent yet", "ask it for its first token before")
             channel, request = running[0]
-            await channel.infer(method=ADJUST, parameters=adjustment(request, sampling))
+            await channel.infer(method=ADJUST, parameters={**sampling, "request": request.number})
 
         return AsyncGeneration(model, parts(), adjust)
 

@@ -116,9 +116,6 @@ class Control:
             else:
                 return result
 
-    def subscribe(self, method: str, params: dict[str, Any]) -> Notifications:
-        return Notifications(self, method, params)
-
     def _call_once(self, connection: _Connection, asked: Call, until: float | None) -> tuple[Any, list[int]]:
         number, line = connection.lines.request(asked.method, asked.params())
         try:

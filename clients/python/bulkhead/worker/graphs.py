@@ -143,7 +143,7 @@ class Graphs:
     device is a CPU.
     """
 
-    def __init__(self, device: str, mode: str, *, progress: Callable[[int, int, str], None] | None = None, cuda: Any = None) -> None:
+    def __init__(self, device: str, mode: str, *, progress: Callable[[int, int, str], None] = lambda done, total, detail: None, cuda: Any = None) -> None:
         self.mode = mode
         self._device, self._cuda, self._progress = device, cuda, progress
         self._pool: Any = None
@@ -167,9 +167,9 @@ class Graphs:
         made = sorted((Bucket(one, self._device) for one in buckets), key=lambda bucket: -bucket.elements)
         if self._cuda is not None:
             for done, bucket in enumerate(made):
-                self._report_progress(done, len(made), f"{name} {bucket}")
+                self._progress(done, len(made), f"{name} {bucket}")
                 self._capture_counted(fn, name, bucket)
-            self._report_progress(len(made), len(made), "")
+            self._progress(len(made), len(made), "")
         return Graphed(self, fn, name, made, padding)
 
     def count_eager(self, reason: str) -> None:
@@ -196,10 +196,6 @@ class Graphs:
         if hasattr(cuda, "max_memory_reserved"):  # false while torch is still being imported
             report |= {"allocated_bytes": cuda.memory_allocated(), "reserved_bytes": cuda.memory_reserved(), "peak_bytes": cuda.max_memory_reserved()}
         return report
-
-    def _report_progress(self, done: int, total: int, detail: str) -> None:
-        if self._progress is not None:
-            self._progress(done, total, detail)
 
     def _capture_counted(self, fn: Callable[..., Any], name: str, bucket: Bucket) -> None:
         begun = time.monotonic()

@@ -109,8 +109,7 @@ class Host:
         except Cancelled as cancelled:
             request.error = Error("cancelled", str(cancelled))
         except BaseException as error:  # noqa: BLE001  the request ends, and not the process
-            if not isinstance(error, Error):
-                self._print(error)
+            self._print(error)
             request.error = self.engine.error(error, f"running method \"{request.method.name}\"", "inference_failed")
             request.ran_out_of_memory = ran_out_of_memory(error)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 LEVELS = ("trace", "debug", "info", "warn", "error")
@@ -16,7 +17,5 @@ def set_level(name: str) -> None:
 def say(level: str, text: str) -> None:
     """Any thread. Writes to the descriptor: an engine may have replaced ``sys.stderr``."""
     if LEVELS.index(level) >= _least:
-        try:
+        with contextlib.suppress(OSError):  # the reader has gone
             os.write(2, f"{level}: {text}\n".encode("utf-8", "replace"))
-        except OSError:
-            pass  # the reader has gone

@@ -4,6 +4,7 @@ bounded outbox."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import socket
@@ -107,12 +108,10 @@ class PacketStream:
             self.is_open = False
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
-            try:
+            with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RD)
                 while self._socket.recv(64):
                     pass
-            except OSError:
-                pass
             self._socket.close()
             self._outbox.clear()
 

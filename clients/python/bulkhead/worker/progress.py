@@ -16,7 +16,7 @@ class LoadProgress:
     """``update`` is for any thread; calls ``report`` on the loop's thread with the members
     of ``progress``."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[dict[str, Any]], object]) -> None:
         self._loop, self._report = loop, report
         self._lock = threading.Lock()
         self._phase, self._marked, self._said = "", 0, 0.0

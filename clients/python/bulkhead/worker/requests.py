@@ -154,7 +154,7 @@ class Dispatcher:
         if request.ran_out_of_memory:
             self._note_out_of_memory(request)
         if request.answered:
-            request.session.take_back(request)
+            request.session.take_back(request.outputs)
         else:
             if request.error is not None:
                 self.errors += 1

@@ -4,6 +4,7 @@ runs this and never computes, and the main thread, which runs the engine."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -80,7 +81,7 @@ class Server:
         self._drain_until = float("inf")
         self._drain_timer: asyncio.TimerHandle | None = None
         self._unload = "none"  # none, runs, done
-        self._progress = LoadProgress(loop, self._say_progress)
+        self._progress = LoadProgress(loop, lambda told: self._link.send("progress", **told))
         self._dispatcher = Dispatcher(loop, run=self._run, activity=self._say_activity, settled=self._finish_drain_if_done,
                                       ran_out=self._say_statistics, overrun=self._say_overrun)  # fmt: skip
         self._link = WorkerLink(loop, link, on_message=self._on_message, on_lost=lambda: self.leave(1), hello=self._hello, caught_up=self._caught_up)
@@ -135,9 +136,6 @@ class Server:
     def _say_activity(self) -> None:
         self._link.send("busy" if self._dispatcher.busy else "idle", in_flight=self._dispatcher.in_flight)
 
-    def _say_progress(self, told: dict[str, Any]) -> None:
-        self._link.send("progress", **told)
-
     def _say_overrun(self, method: str, seconds: float) -> None:
         running, budget = round(seconds * 1000), round(self._dispatcher.budget * 1000)
         say("error", f'method "{method}" runs for {running} ms, its budget is {budget} ms')
@@ -191,11 +189,8 @@ class Server:
     def _wait_for_grant(self) -> None:
         """Main thread. The daemon's load deadline bounds the wait."""
         self._grant = "asked"
-        self._loop.call_soon_threadsafe(self._ask_for_grant)
+        self._loop.call_soon_threadsafe(lambda: self._link.send("grant_asked", device_bytes=0))
         self._granted.wait()
-
-    def _ask_for_grant(self) -> None:
-        self._link.send("grant_asked", device_bytes=0)
 
     def _loaded(self, model: dict[str, Any], error: Error | None, status: int, begun: float) -> None:
         if self._phase != LOADING:
@@ -254,10 +249,8 @@ class Server:
         assert why is not None
         if sock is not None:
             sock.setblocking(False)
-            try:
+            with contextlib.suppress(OSError):  # the daemon tells the client too
                 sock.send(messages.error(0, why), socket.MSG_NOSIGNAL)
-            except OSError:
-                pass  # the daemon tells the client too
             sock.close()
         self._say_refused(number, why)
 

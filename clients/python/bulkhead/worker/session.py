@@ -279,7 +279,7 @@ class ChannelSession:
         data = messages.result(request.number, outputs, text, more=True)
         with self._stream.lock:
             if request.answered or self.is_closed:
-                return self._take_back(outputs)
+                return self.take_back(outputs)
             if not self._parts and not self.slabs.has_offers and self._stream.send_direct(data):
                 return
             if not self._parts:
@@ -326,7 +326,7 @@ class ChannelSession:
     def answer(self, request: Request) -> None:
         """Sends the ended request's result or error."""
         if self.is_closed:
-            return self.take_back(request)
+            return self.take_back(request.outputs)
         if request.error is not None:
             return self.fail(request, request.error)
         queued, ran = (round(seconds * 1e6) for seconds in (request.started - request.received, request.ended - request.started))
@@ -346,14 +346,11 @@ class ChannelSession:
         with self._stream.lock:
             for part in [part for part in self._parts if part[0] is request]:
                 self._parts.remove(part)
-                self._take_back(part[2])
+                self.take_back(part[2])
         self._send(messages.error(request.number, error))
 
-    def take_back(self, request: Request) -> None:
-        """Takes back the outputs of an undelivered answer."""
-        self._take_back(request.outputs)
-
-    def _take_back(self, outputs: list[Output]) -> None:
+    def take_back(self, outputs: list[Output]) -> None:
+        """Of an answer, or a part, that was not delivered."""
         for output in outputs:
             self.slabs.release(output.lease)
 
@@ -375,9 +372,6 @@ class ChannelSession:
         if not self.is_closed:
             self._serving.refused(self, error)
             self._break_off(error, REFUSED)
-
-    def close(self, reason: str) -> None:
-        self._close(CLOSED, reason)
 
     def _no_hello(self) -> None:
         if self.state == AWAITING_HELLO:
@@ -401,7 +395,7 @@ class ChannelSession:
     def _break_off(self, error: Error, how: str = CLOSED) -> None:
         if not self.is_closed:
             self._send(messages.error(0, error))
-            self._close(how, str(error))
+            self.close(str(error), how)
 
     def _on_flushed(self) -> None:
         self._send_parts()
@@ -427,7 +421,7 @@ class ChannelSession:
                 self._send(packet("slab_withdraw", layout.SLAB_NAME.pack(slab_id=slab_id)))
             self._watch_idle_slabs()
 
-    def _close(self, how: str, reason: str) -> None:
+    def close(self, reason: str, how: str = CLOSED) -> None:
         if self.is_closed:
             return
         say("debug" if self.is_open else "info", f'channel {self.number} of "{self.client}", pid {self.client_pid}, closed: {reason}')

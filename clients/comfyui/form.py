@@ -43,14 +43,13 @@ def _parameter(declared: dict[str, Any]) -> Any:
                           step=step or 0.01, **common)  # fmt: skip
 
 
-def chosen(inputs: dict[str, Any], name: str = "model") -> tuple[str, dict[str, Any]]:
+def chosen(inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Returns the model and the values of its fields. ComfyUI nests the form's fields. It gives
     fields of a workflow that was made before the form was known as ``model.text``."""
-    given = inputs.get(name)
-    values = dict(given) if isinstance(given, dict) else {name: given}
-    key = values.pop(name, None)
-    prefix = f"{name}."
-    values.update((field.removeprefix(prefix), value) for field, value in inputs.items() if field.startswith(prefix))
+    given = inputs.get("model")
+    values = dict(given) if isinstance(given, dict) else {"model": given}
+    key = values.pop("model", None)
+    values.update((field.removeprefix("model."), value) for field, value in inputs.items() if field.startswith("model."))
     if not isinstance(key, str) or not key:
         raise NodeError("no model is chosen: choose one, and press R if the menu has none")
     return key, {field: value for field, value in values.items() if value is not None}

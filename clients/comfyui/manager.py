@@ -96,26 +96,18 @@ def _device(row: dict[str, Any]) -> Any:
 def _patcher_on(model: str, device: Any) -> Patcher:
     patcher = _patchers.get(model)
     if patcher is None or patcher.load_device != device:
-        patcher = _patchers[model] = _patcher(model, device)
+        patcher = _patchers[model] = Patcher(
+            model,
+            device,
+            lambda: sum(sizes.of_process(row, device.type != "cpu") for row in _rows(model) if row["pid"] is not None and device_of(row) == device),
+            lambda: max(map(sizes.expected, _rows(model)), default=0),
+            lambda: unload(model),
+        )
     return patcher
-
-
-def _patcher(model: str, device: Any) -> Patcher:
-    return Patcher(
-        model,
-        device,
-        lambda: sum(sizes.of_process(row, device.type != "cpu") for row in _processes(model) if device_of(row) == device),
-        lambda: max(map(sizes.expected, _rows(model)), default=0),
-        lambda: unload(model),
-    )
 
 
 def _rows(model: str) -> list[dict[str, Any]]:
     return [row for row in daemon.rows(age=LOOK_AGE_SECONDS / 10) if row["model"] == model]
-
-
-def _processes(model: str) -> list[dict[str, Any]]:
-    return [row for row in _rows(model) if row["pid"] is not None]
 
 
 def unload(model: str) -> None:

@@ -9,10 +9,6 @@ from typing import Any
 from . import daemon, fleet_file, form, learnt
 from .limits import LOOK_AGE_SECONDS
 
-#: What nodes rely on, before a model told its own declaration: method, inputs, parameters.
-SPEECH = {"inputs": [], "parameters": [{"name": "text", "type": "string", "multiline": True}]}
-VISION = {"inputs": [], "parameters": [{"name": "prompt", "type": "string", "multiline": True}]}
-
 
 def models() -> list[str]:
     """Returns the fleet's models, or one entry that says why there are none."""
@@ -21,14 +17,6 @@ def models() -> list[str]:
         return found or ["(the fleet file names no model)"]
     except Exception as error:  # whatever it is, ComfyUI's page must open
         return [f"({error})"]
-
-
-def speaking(apart: tuple[str, ...]) -> Any:
-    return _of_method("speak", SPEECH, apart)
-
-
-def answering(apart: tuple[str, ...]) -> Any:
-    return _of_method("answer", VISION, apart)
 
 
 def any_method() -> Any:
@@ -63,11 +51,12 @@ def _methods() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _of_method(name: str, known: dict[str, Any], apart: tuple[str, ...]) -> Any:
-    """Returns models with that method, and models whose methods are unknown. ``apart``: inputs that
-    the node has itself."""
+def of_method(name: str, text: str, apart: tuple[str, ...]) -> Any:
+    """Returns models with that method, and models whose methods are unknown, with its parameter
+    ``text``, on which the node relies. ``apart``: inputs that the node has itself."""
     from comfy_api.latest import IO
 
+    known = {"inputs": [], "parameters": [{"name": text, "type": "string", "multiline": True}]}
     options = []
     for model, methods in _methods().items():
         if name in methods or not methods:

@@ -23,7 +23,7 @@ class GenerateSpeech(IO.ComfyNode):
             display_name="Generate Speech (Bulkhead)",
             category=CATEGORY,
             description="Speaks a text, with the voice of a recording where the model can.",
-            inputs=[menus.speaking(apart=("reference",)), IO.Audio.Input("reference", optional=True, tooltip="A voice: Load Audio uploads one.")],
+            inputs=[menus.of_method("speak", "text", apart=("reference",)), IO.Audio.Input("reference", optional=True, tooltip="A voice: Load Audio uploads one.")],
             outputs=[IO.Audio.Output("audio"), IO.String.Output("info")],
             accept_all_inputs=True,
         )
@@ -70,7 +70,7 @@ class VisionLanguage(IO.ComfyNode):
             category=CATEGORY,
             description="Answers a prompt about images or a video, or without any.",
             inputs=[
-                menus.answering(apart=("images", "video")),
+                menus.of_method("answer", "prompt", apart=("images", "video")),
                 IO.Image.Input("images", optional=True),
                 IO.Image.Input("video", optional=True, tooltip="The frames of one video."),
                 IO.Boolean.Input("keep_model_loaded", default=True, optional=True,

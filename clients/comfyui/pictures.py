@@ -22,6 +22,8 @@ class Memory(NamedTuple):
 
 def before_and_after(devices: list[tuple[Memory, Memory]], text: str) -> Any:
     """An IMAGE [1, height, width, 3]: two bars for each device."""
+    import numpy
+    import torch
     from PIL import Image, ImageDraw, ImageFont
 
     bars = [bar for before, after in devices for bar in (("before", before), ("after", after))]
@@ -39,13 +41,6 @@ def before_and_after(devices: list[tuple[Memory, Memory]], text: str) -> Any:
         draw.rectangle((GAP, top, others, top + BAR - 1), fill=USED)
         if memory.models:
             draw.rectangle((others, top, max(others + scale * memory.models, others + 1), top + BAR - 1), fill=MODEL)
-    return tensor_of(picture)
-
-
-def tensor_of(picture: Any) -> Any:
-    import numpy
-    import torch
-
     return torch.from_numpy(numpy.array(picture, dtype=numpy.float32) / 255)[None]
 
 

@@ -258,7 +258,7 @@ class Nodes(WithPack):
 
     def test_the_form_is_made_from_the_declaration(self) -> None:
         self.pack("learnt").learn("echo", SPEAKER)
-        options = {one.key: {field.id: field for field in one.inputs} for one in self.menu("speaking", ("reference",))}
+        options = {one.key: {field.id: field for field in one.inputs} for one in self.menu("of_method", "speak", "text", ("reference",))}
         form = options["echo"]
         self.assertEqual(list(form), ["text", "temperature", "voice"])
         self.assertEqual((form["text"].kind, form["text"].told["multiline"], form["text"].told["optional"]), ("String", True, False))
@@ -269,9 +269,9 @@ class Nodes(WithPack):
         return getattr(self.pack("menus"), name)(*arguments).told["options"]
 
     def test_a_model_without_the_method_is_not_in_the_menu_and_one_that_never_ran_is(self) -> None:
-        self.assertEqual([one.key for one in self.menu("answering", ())], ["echo"])
+        self.assertEqual([one.key for one in self.menu("of_method", "answer", "prompt", ())], ["echo"])
         self.pack("learnt").learn("echo", SPEAKER)
-        self.assertIn("no model has a method 'answer'", self.menu("answering", ())[0].key)
+        self.assertIn("no model has a method 'answer'", self.menu("of_method", "answer", "prompt", ())[0].key)
 
     def test_any_model_runs_and_gives_each_layout_that_fits(self) -> None:
         output = asyncio.run(self.pack("nodes_run").RunAnyModel.execute(**{"model": "echo", "model.x": "[1, 2, 3]"}))

@@ -48,12 +48,12 @@ _COMPARISONS = frozenset(
 )
 
 
-def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[Kernel], why: str) -> None:
+def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[Kernel]) -> None:
     for one, other in zip(before, after):
         if one.where != other.where:
             return
         if one.shapes == other.shapes:
-            _tell(found, one, other, why)
+            _tell(found, one, other, "differs from call to call")
 
 
 def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:

@@ -233,7 +233,6 @@ _DYNAMIC = {
     "index": "keep the full shape: torch.where(mask, x, 0), or x.masked_fill(~mask, 0)",
     "index_put": "x.masked_scatter_(mask, new) where new has a row for each, x.masked_fill_(mask, value) where it is one number, "
     "torch.where(mask, new, x) where it has the shape of x",
-    "masked_select": "keep the full shape: torch.where(mask, x, 0)",
     "unique": "count into a fixed number of bins: torch.zeros(bins, device=x.device).scatter_add_(0, x, ones)",
     "repeat_interleave": "pass output_size=, which is known before the step",
     "bincount": "count into a fixed number of bins: torch.zeros(bins, device=x.device).scatter_add_(0, x, ones)",

@@ -275,7 +275,7 @@ class _Run:
             with draws.told(self._found):
                 again = numbers.trace(self._watch, draws, step, args, kwargs)
             traces.append(traces[-1] if again is None else again)
-        numbers.tell_differences(self._found, traces[-2], traces[-1], "differs from call to call")
+        numbers.tell_differences(self._found, traces[-2], traces[-1])
         files = {*self._setup, *self._executed}
         numbers.vary(self._found, self._watch, draws, (step, args, kwargs), roots(step, args, kwargs), files, *traces[-2:])
 

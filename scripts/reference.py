@@ -87,7 +87,7 @@ def resolve(schema, entry):
     return entry
 
 
-def kind(schema, entry):
+def kind(entry):
     """What stands in the column `value`: a link where the value has a section of its own."""
     title = entry.get("title", "")
     if title in SECTIONS and entry.get("type") == "object":
@@ -105,7 +105,7 @@ def table(schema, entry):
         value = resolve(schema, value)
         default = value.get("default")
         shown = "required" if key in entry.get("required", []) else "" if default is None else f"`{json.dumps(default)}`"
-        rows.append(f"| `{key}` | {kind(schema, value)} | {shown.replace(chr(34), '')} | {value['description']} |")
+        rows.append(f"| `{key}` | {kind(value)} | {shown.replace(chr(34), '')} | {value['description']} |")
     return "\n".join(rows) + "\n"
 
 

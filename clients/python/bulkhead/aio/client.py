@@ -48,11 +48,7 @@ class Client:
     # --- inference
 
     async def open(self, model: str, *, deadline: float | None = None, gpu: int | None = None, stream: int = 0) -> Channel:
-        """Opens a separate channel, for a stream through a stateful model. Loads the model if need
-        be. ``deadline`` in seconds.
-
-        ``gpu``: the model's GPU, by its number in this process, to share its memory. ``stream``:
-        the CUstream, as a number, on which this program writes inputs and reads results there."""
+        """As ``bulkhead.Client.open``."""
         events = verbs.part_in_gpu(gpu, stream)
         params = verbs.with_deadline({"model": model, "client": self.name}, deadline)
         result, fds = await self._control.call("channel.open", params)
@@ -156,13 +152,11 @@ class Client:
     # --- control
 
     async def load(self, *models: str, deadline: float | None = None) -> list[dict[str, Any]]:
-        """Loads models; returns when all are ready:
-        ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"``: the whole fleet."""
+        """As ``bulkhead.Client.load``."""
         return (await self.call("model.load", verbs.with_deadline(verbs.models(models), deadline)))["models"]  # type: ignore[no-any-return]
 
     async def unload(self, *models: str) -> list[dict[str, Any]]:
-        """Unloads models; returns when their memory is free: one receipt per process. First closes
-        this client's channels to them."""
+        """As ``bulkhead.Client.unload``, but first closes this client's channels to them."""
         params = verbs.models(models)
         for model in list(self._channels) if models == ("*",) else models:
             await self._forget(model)
@@ -173,8 +167,7 @@ class Client:
         return await self.call("model.restart", verbs.models(models))  # type: ignore[no-any-return]
 
     async def ps(self) -> list[dict[str, Any]]:
-        """One row per replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``,
-        ``requests``, …"""
+        """As ``bulkhead.Client.ps``."""
         return (await self.call("fleet.status"))["models"]  # type: ignore[no-any-return]
 
     async def why(self, model: str) -> str:
@@ -186,8 +179,7 @@ class Client:
         return (await self.call("crashes.list", {} if model is None else {"model": model}))["crashes"]  # type: ignore[no-any-return]
 
     async def info(self) -> dict[str, Any]:
-        """Facts about the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``,
-        ``fleet``, ``uptime_s``, …"""
+        """As ``bulkhead.Client.info``."""
         return await self.call("daemon.info")  # type: ignore[no-any-return]
 
     async def gpus(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <cstdint>
 #include <memory>
 #include <string_view>
 

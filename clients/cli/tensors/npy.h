@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "ipc/base/error.h"

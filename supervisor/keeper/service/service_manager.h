@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <string_view>
 
 #include "ipc/base/unique_fd.h"

@@ -74,7 +74,7 @@ class Package:
         length = min(size + count + 1, said["length_max"])
         buffers = self.buffers(1, length)
         delta = torch.tensor([prompt.rope_delta]) if said["rope_delta"] else None
-        logits = self._prompt(prompt, size, length, buffers, delta)
+        logits = self._prompt(prompt, size, buffers, delta)
         tokens: list[list[int]] = []
         seen: list[Tensor] = []
         if logits is None:
@@ -88,7 +88,7 @@ class Package:
             logits = self.run_decode(torch.tensor([tokens[-1]]), torch.tensor([position]), position + 1, buffers, delta)[0]
         return tokens, seen
 
-    def _prompt(self, prompt: Prompt, size: int, length: int, buffers: list[Tensor], delta: Tensor | None) -> Tensor | None:
+    def _prompt(self, prompt: Prompt, size: int, buffers: list[Tensor], delta: Tensor | None) -> Tensor | None:
         """Writes a prompt's keys and values. Returns the logits after it, or None if decode needs a
         first token."""
         said = self.manifest["prefill"]

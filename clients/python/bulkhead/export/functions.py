@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes
     count = example.chunk
     if form.input == "embeddings":
         assert form.width is not None
-        prompt, prompt_shape = torch.zeros(numbers.rows, count, form.width, dtype=_embedding_dtype(step)), {1: chunk}
+        prompt, prompt_shape = torch.zeros(numbers.rows, count, form.width, dtype=next(step.parameters()).dtype), {1: chunk}
     else:
         prompt, prompt_shape = torch.zeros(count, numbers.codebooks, dtype=torch.int64), {0: chunk}
     arguments = [prompt, torch.arange(count), torch.arange(example.span)]
@@ -117,10 +117,6 @@ def _buffers(numbers: Numbers, sizes: Sizes, count: int) -> list[Tensor]:
     return [torch.zeros(shape, dtype=sizes.kv_dtype) for _ in range(2 * numbers.layers)]
 
 
-def _embedding_dtype(step: Step) -> torch.dtype:
-    return next(step.parameters()).dtype
-
-
 def _compile(module: torch.nn.Module, step: Step, arguments: list[Tensor], shapes: list[Any], buffers: list[Tensor],
              buffer_shape: dict[int, Any], sizes: Sizes, file: Path, meets: products.Meets) -> dict[str, Tensor]:  # fmt: skip
     heads = [tensor.to(sizes.device) for tensor in arguments]
@@ -150,16 +146,10 @@ def compile_program(program: ExportedProgram, file: Path, device: str, meets: pr
     return {name: twins.original(known[name], name) for name in wanted}
 
 
-@contextmanager
-def _short_kernels() -> Iterator[None]:
+def _short_kernels() -> AbstractContextManager[Any]:
     """Keeps kernels short. Otherwise Inductor writes all layers of a CPU function as one kernel of
     some ten thousand lines, which gcc compiles for minutes; short ones are shared by the layers."""
-    before = CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM
-    CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = KERNEL_ARGUMENTS
-    try:
-        yield
-    finally:
-        CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = before
+    return mock.patch.object(CppScheduling, "MAX_FUSED_KERNEL_ARGS_NUM", KERNEL_ARGUMENTS)
 
 
 def load(file: Path) -> Any:

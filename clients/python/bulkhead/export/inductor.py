@@ -72,19 +72,13 @@ def scratch_beside(folder: Path) -> Iterator[None]:
     scratch = folder / ".inductor"
     (scratch / "tmp").mkdir(parents=True, exist_ok=True)
     wanted = {"TORCHINDUCTOR_CACHE_DIR": str(scratch), "TRITON_CACHE_DIR": str(scratch / "triton"), "TMPDIR": str(scratch / "tmp")}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    tempfile.tempdir = None  # makes it read TMPDIR again
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-        tempfile.tempdir = None
-        shutil.rmtree(scratch, ignore_errors=True)
+    with mock.patch.dict(os.environ, wanted):
+        tempfile.tempdir = None  # makes it read TMPDIR again
+        try:
+            yield
+        finally:
+            tempfile.tempdir = None
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def use_toolkit() -> None:
@@ -172,8 +166,5 @@ def _writes_recorded() -> Iterator[None]:
         config.aot_inductor.metadata["BULKHEAD_MUTATED_ARGUMENTS"] = " ".join(map(str, sorted(graph.mutated_input_idxs))) or "none"
         return before(graph, *args, **kwargs)
 
-    AotCodeCompiler.compile = compile_code
-    try:
+    with mock.patch.object(AotCodeCompiler, "compile", compile_code):
         yield
-    finally:
-        AotCodeCompiler.compile = before

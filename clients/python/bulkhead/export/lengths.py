@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import torch
 from torch._inductor.codegen.cpp import CppKernel
@@ -24,8 +25,5 @@ def any_length() -> Iterator[None]:
             return False
         return bool(before(self, reduction_type, dtype, use_scalar))
 
-    CppKernel.need_use_acc_helper = need_use_acc_helper
-    try:
+    with mock.patch.object(CppKernel, "need_use_acc_helper", need_use_acc_helper):
         yield
-    finally:
-        CppKernel.need_use_acc_helper = before

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,14 +146,9 @@ def _capability(device: str) -> str | None:
     return f"{major}{minor}"
 
 
-class _timed:
-    def __init__(self, tell: Tell, what: str) -> None:
-        self.tell, self.what = tell, what
-
-    def __enter__(self) -> None:
-        self.tell(f"{self.what} …")
-        self.start = time.monotonic()
-
-    def __exit__(self, kind: object, *unused: object) -> None:
-        if kind is None:
-            self.tell(f"  {time.monotonic() - self.start:.1f} s")
+@contextmanager
+def _timed(tell: Tell, what: str) -> Iterator[None]:
+    tell(f"{what} …")
+    start = time.monotonic()
+    yield
+    tell(f"  {time.monotonic() - start:.1f} s")

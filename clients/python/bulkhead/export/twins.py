@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -110,11 +111,8 @@ def _bytes_of_originals() -> Iterator[None]:
         found = _originals.get(storage._cdata)
         return before(storage) if found is None else found.detach().clone(memory_format=torch.preserve_format).untyped_storage()
 
-    torch.UntypedStorage.cpu = cpu
-    try:
+    with mock.patch.object(torch.UntypedStorage, "cpu", cpu):
         yield
-    finally:
-        torch.UntypedStorage.cpu = before
 
 
 def constants_of(package: Path) -> list[str]:

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <variant>
 
+#include <boost/json.hpp>
 
 #include "config/fleet.h"
 #include "ipc/base/error.h"

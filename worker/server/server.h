@@ -12,6 +12,7 @@
 #include <boost/asio/io_context.hpp>
 
 #include "worker/channel/channel_session.h"
+#include "worker/generation/request_limits.h"
 #include "worker/link/grant.h"
 #include "worker/link/identity.h"
 #include "worker/link/link.h"

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "ipc/channel/channel_codec.h"
 #include "worker/model/model.h"

@@ -4,6 +4,7 @@
 /// peers printable.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 

@@ -3,6 +3,7 @@
 #include <termios.h>
 
 #include <optional>
+#include <string>
 
 #include "clients/cli/top/canvas.h"
 #include "ipc/base/error.h"

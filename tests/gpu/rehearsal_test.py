@@ -111,8 +111,9 @@ class Rehearsal(unittest.TestCase):
         self.assertEqual(sorted(os.listdir(out)), [f"{whole}.tgz", f"{whole}.txt"])
         with tarfile.open(out / f"{whole}.tgz") as archive:
             files = {one.name.removeprefix(f"{whole}/"): archive.extractfile(one) for one in archive}
-            self.kept = {name: file.read().decode() for name, file in files.items() if file}
-        self.assertEqual(self.kept["report.txt"], said)
+            kept = {name: file.read().decode() for name, file in files.items() if file}
+        self.assertEqual(kept["report.txt"], said)
+        self.kept = kept
         return [(what, of, reason) for what, of, reason in LINE.findall(said)]
 
     def names_in(self, program: str) -> set[str]:

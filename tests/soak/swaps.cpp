@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto deadline = 60s;  ///< of one request, the load included
-constexpr auto leak_every = 1min;
+constexpr auto leak_every = 30s;
 constexpr auto pause_when_busy = 20ms;  ///< until a client asks again for the one place of a
                                         ///< model with state
 

@@ -155,7 +155,7 @@ def _short_kernels() -> AbstractContextManager[Any]:
 def load(file: Path) -> Any:
     """Loads a compiled function, without its constants."""
     share_libtorch()
-    inductor.pick_vectors()  # the loader tells them apart
+    inductor.pick_vectors()  # the loader compares them with the package's
     return torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
 
 

@@ -72,13 +72,19 @@ def scratch_beside(folder: Path) -> Iterator[None]:
     scratch = folder / ".inductor"
     (scratch / "tmp").mkdir(parents=True, exist_ok=True)
     wanted = {"TORCHINDUCTOR_CACHE_DIR": str(scratch), "TRITON_CACHE_DIR": str(scratch / "triton"), "TMPDIR": str(scratch / "tmp")}
-    with mock.patch.dict(os.environ, wanted):
-        tempfile.tempdir = None  # makes it read TMPDIR again
-        try:
-            yield
-        finally:
-            tempfile.tempdir = None
-            shutil.rmtree(scratch, ignore_errors=True)
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    tempfile.tempdir = None  # makes it read TMPDIR again
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = None
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def use_toolkit() -> None:
@@ -96,7 +102,7 @@ def use_toolkit() -> None:
 def pick_vectors() -> None:
     """Makes Inductor test which vectors this CPU and compiler support, by compiling and loading a
     library for each kind. It caches the libraries, and in this process the answer. With
-    link_libtorch=False its tests fail, and kernels would be scalar."""
+    link_libtorch=False its tests fail, and kernels would be scalar. One thread at a time."""
     from torch._inductor import cpu_vec_isa
 
     with libraries_loaded_here():
@@ -112,7 +118,7 @@ def libraries_loaded_here() -> Iterator[None]:
     def run_here(command: list[str], **_: Any) -> None:
         exec(command[-1], {})  # it follows the interpreter and `-c`
 
-    with mock.patch.object(cpu_vec_isa, "subprocess", SimpleNamespace(check_call=run_here, DEVNULL=subprocess.DEVNULL)):
+    with mock.patch.object(cpu_vec_isa, "subprocess", SimpleNamespace(**{**vars(subprocess), "check_call": run_here})):
         yield
 
 

@@ -83,7 +83,7 @@ def side_by_side(package: Uncompiled, family: Family, prompts: list[Prompt], cou
         for slot, (prompt, size) in enumerate(zip(prompts, sizes, strict=True)):
             own = [buffer.narrow(0, slot * rows, rows) for buffer in buffers]
             delta = None if deltas is None else deltas[slot : slot + 1]
-            logits = package._prompt(prompt, size, length, own, delta)
+            logits = package._prompt(prompt, size, own, delta)
             if logits is None:
                 logits = package.run_decode(torch.tensor([package.manifest["first_token"]]), torch.tensor([size]), size + 1, own, delta)[0]
                 sizes[slot] += 1

@@ -25,7 +25,7 @@ def tokens(t3: T3, text: torch.Tensor, speaker: torch.Tensor, prompt: torch.Tens
 
 def sound(s3gen: S3Gen, speech: torch.Tensor, reference: dict[str, Any]) -> torch.Tensor:
     with torch.inference_mode():
-        return s3gen.inference(speech_tokens=speech, ref_dict=dict(reference))[0]
+        return s3gen.inference(speech_tokens=speech, ref_dict=dict(reference), n_cfm_timesteps=3)[0]
 
 
 def of_tokens(device: Any) -> tuple[Any, ...]:

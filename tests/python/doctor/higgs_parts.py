@@ -18,7 +18,7 @@ TEXT = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_
 
 
 def speech(model: HiggsAudioModel, caches: OrderedDict[int, Any], prompt: torch.Tensor, nothing_heard: torch.Tensor,
-           count: int = 4) -> torch.Tensor:  # fmt: skip
+           count: int = 3) -> torch.Tensor:  # fmt: skip
     with torch.no_grad():
         _, audio = model.generate(
             input_ids=prompt, attention_mask=torch.ones_like(prompt), audio_in_ids=nothing_heard, audio_in_ids_start=nothing_heard[0],

@@ -67,7 +67,9 @@ TEST(HostBytes, OfAProcessContainThoseOfItsDescendants) {
     EXPECT_EQ(descendants.size(), 2U);
     ASSERT_TRUE(before && after) << shared.size();
     EXPECT_GE(after->bytes, before->bytes + 2 * own - (1 << 20));
+#ifndef __SANITIZE_THREAD__  // whose own memory grows with what is written
     EXPECT_LT(after->bytes, before->bytes + 2 * own + own / 2) << "the forked pages are counted once";
+#endif
 }
 
 TEST(MappedMemfdBytes, CountsOneOwnersSlabsAlone) {

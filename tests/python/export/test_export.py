@@ -25,7 +25,7 @@ from bulkhead.export import check, functions, inductor, make, manifest, source, 
 from bulkhead.export.__main__ import main as command
 from bulkhead.export.families import family_named
 from bulkhead.export.gguf_once import parsed_once
-from torch._inductor import config, cpu_vec_isa
+from torch._inductor import cpu_vec_isa
 
 MODELS = Path(os.environ["BULKHEAD_BUILD"]) / "models"
 TINY = MODELS / "test" / "tiny_generate"

@@ -21,9 +21,8 @@ import tiny_models
 import tokenizers
 import torch
 from bulkhead.errors import Error
-from bulkhead.export import check, functions, inductor, make, manifest, source, target
+from bulkhead.export import check, inductor, make, manifest, source, target
 from bulkhead.export.__main__ import main as command
-from bulkhead.export.families import family_named
 from bulkhead.export.gguf_once import parsed_once
 from torch._inductor import cpu_vec_isa
 

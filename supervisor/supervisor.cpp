@@ -73,7 +73,7 @@ int Supervisor::run() {
     kill_with_keeper(-1);  // its descriptor is closed from here on
     const bool fleet_ends = !fleet_ || fleet_->end_threads();
     const bool checks_end = checks_.end();
-    if (!off_loop_.end() || !checks_end || !fleet_ends) {
+    if (!blocking_.end() || !checks_end || !fleet_ends) {
         (void)end_daemon_log(options_.logs);
         std::_Exit(status_);
     }
@@ -81,7 +81,7 @@ int Supervisor::run() {
 }
 
 void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
-    context_.emplace(FleetContext{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr});
+    context_.emplace(FleetContext{io_, keeper_, blocking_, gpus_, events_, {}, nullptr});
     context_->launch = {options_.worker_program,
                         daemon_token(hello.keeper_pid, hello.started_unix_ms),
                         options_.socket,
@@ -111,7 +111,7 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     // Leftovers of a former daemon on this socket would hold memory that this fleet needs.
     std::set<std::string> keep;
     for (const FoundWorker& worker : found_) keep.insert(context_->launch.marker(worker.born_as));
-    off_loop_.run(
+    blocking_.run(
         "looking at the models' files",
         [models = options_.fleet.models] {
             return std::pair{declarations_of(models), file_facts(models)};
@@ -120,7 +120,7 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
             declarations_ = seen ? std::move(seen->first) : declarations_of(options_.fleet.models, fingerprint_of_text);
             if (seen) known_.files = std::move(seen->second);
         });
-    off_loop_.run(
+    blocking_.run(
         "ending what a former daemon left behind",
         [socket = options_.socket, keep = std::move(keep)] { return kill_stale_processes(socket, keep); },
         [this](Result<std::vector<StaleProcess>> processes) {
@@ -136,7 +136,7 @@ void Supervisor::read_former(const LogStore& logs, const keeper_link::KeeperHell
     std::vector<std::string> models;
     if (hello.supervisor_starts > 1)
         for (const auto& model : options_.fleet.models) models.push_back(model.name);
-    off_loop_.run(
+    blocking_.run(
         "reading which GPUs a former supervisor had quarantined, and what it logged",
         [this, file = GpuQuarantineFile{logs.folder}, writer = logs.writer, folder = logs.folder,
          models = std::move(models), since = static_cast<std::int64_t>(hello.started_unix_ms)] {
@@ -226,7 +226,7 @@ void Supervisor::reload(std::function<void(const Reloaded&)> reloaded) {
     reload_waiters_.push_back(std::move(reloaded));
     // Shares the reading under way.
     if (reload_waiters_.size() > 1 || phase_ == Phase::ending) return;
-    off_loop_.run(
+    blocking_.run(
         "reading the fleet file and looking at the models' files",
         [file = options_.fleet.source] {
             Reread reread{config::read_fleet(file), {}};

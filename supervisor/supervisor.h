@@ -68,8 +68,8 @@ private:
     boost::asio::io_context io_{1};
     Gpus gpus_;
     EventBus events_;
-    OffLoop checks_{io_};    ///< checks of the next program, which may take seconds
-    OffLoop off_loop_{io_};  ///< declared after what its jobs use, so that it is joined first
+    BlockingQueue checks_{io_};    ///< checks of the next program, which may take seconds
+    BlockingQueue blocking_{io_};  ///< declared after what its jobs use, so that it is joined first
     KeeperClient keeper_;
     std::optional<FleetContext> context_;
     std::optional<Fleet> fleet_;
@@ -86,7 +86,7 @@ private:
     /// Wait for the reload under way.
     std::vector<std::function<void(const Reloaded&)>> reload_waiters_;
     enum class Phase : std::uint8_t {
-        starting,      ///< before it has a fleet
+        starting,  ///< before it has a fleet
         serving,
         handing_over,  ///< a successor takes over once no process is being spawned
         ending,

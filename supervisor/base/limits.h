@@ -36,15 +36,15 @@ inline constexpr std::size_t link_packets_per_turn = 16;
 inline constexpr std::size_t link_packets_left_max = 4'096;
 
 // --- work off the loop
-inline constexpr std::size_t off_loop_requests_max = 64;  ///< jobs on behalf of clients
+inline constexpr std::size_t blocking_requests_max = 64;  ///< jobs on behalf of clients
 /// For one job, which waits for disks, /proc and, for up to three seconds, a driver.
-inline constexpr auto off_loop_job_deadline = 10s;
-inline constexpr std::size_t off_loop_stuck_max = 8;  ///< threads stuck in the kernel
+inline constexpr auto blocking_job_deadline = 10s;
+inline constexpr std::size_t blocking_stuck_max = 8;  ///< threads stuck in the kernel
 
 // --- life of a worker
 inline constexpr std::size_t load_waiters_max = 1'024;  ///< callers that wait for one replica
-inline constexpr auto settle_deadline = 2s;  ///< from reaping until memory must be
-                                             ///< verified to be back
+inline constexpr auto settle_deadline = 2s;             ///< from reaping until memory must be
+                                                        ///< verified to be back
 inline constexpr auto settle_poll = 20ms;
 /// Difference of two readings that count as equal.
 inline constexpr std::uint64_t settle_gpu_noise_bytes = 1 << 20;
@@ -63,18 +63,18 @@ inline constexpr auto look_at_others_every = 5s;  ///< interval of looks at othe
                                                   ///< a device has a limit
 /// Beyond a process' memory and a quarter of it.
 inline constexpr std::uint64_t memory_bound_margin = 64 << 20;
-inline constexpr auto near_look_every = 10s;        ///< interval of looks at the page cache
+inline constexpr auto near_look_every = 10s;         ///< interval of looks at the page cache
 inline constexpr auto near_look_while_reading = 1s;  ///< while a look cannot request
                                                      ///< all reads at once
 inline constexpr std::uint64_t near_read_max = 256 << 20;
-inline constexpr auto near_end_patience = 200ms;  ///< for a running look when the supervisor ends
+inline constexpr auto near_end_patience = 200ms;     ///< for a running look when the supervisor ends
 inline constexpr auto sample_loading_every = 100ms;  ///< memory of a loading process
 inline constexpr auto sample_busy_every = 1s;        ///< memory of a serving process, while
                                                      ///< a request runs
 inline constexpr auto note_use_every = 1s;           ///< interval of records of a model's last use
-inline constexpr auto sample_deadline = 500ms;  ///< reading host memory before a drain;
-                                                ///< 23 ms for 4 GiB
-inline constexpr auto killed_alive_max = 10s;   ///< after SIGKILL; then a person is told
+inline constexpr auto sample_deadline = 500ms;       ///< reading host memory before a drain;
+                                                     ///< 23 ms for 4 GiB
+inline constexpr auto killed_alive_max = 10s;        ///< after SIGKILL; then a person is told
 inline constexpr auto statistics_deadline = 200ms;
 /// After a SIGKILL past the keeper.
 inline constexpr auto kill_repeated_grace = 1s;
@@ -85,9 +85,9 @@ inline constexpr std::size_t package_files_max = 1024;  ///< files looked at in 
                                                         ///< model's folder
 inline constexpr std::size_t keeper_file_bytes_max = 16 << 20;
 inline constexpr std::size_t manifest_bytes_max = 4 << 20;  ///< of a generating model
-inline constexpr auto progress_interval = 50ms;          ///< between events within one phase
-inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines about bad
-                                                         ///< packets of one worker
+inline constexpr auto progress_interval = 50ms;             ///< between events within one phase
+inline constexpr std::uint32_t link_complaints_max = 5;     ///< log lines about bad
+                                                            ///< packets of one worker
 
 // --- processes without a model
 inline constexpr auto blank_pause = 1s;            ///< from a load that took one, or a lack of
@@ -112,9 +112,9 @@ inline constexpr auto own_sleep = 1s;          ///< a timer this late shows that
 inline constexpr auto abort_grace = 2s;        ///< from SIGABRT, for a backtrace, to SIGKILL
 
 // --- crashes
-inline constexpr auto dying_deadline = 2s;       ///< from the report of a fatal signal to the
-                                                 ///< end; then SIGKILL
-inline constexpr auto core_dump_deadline = 60s;  ///< instead of that, if a core file may be written
+inline constexpr auto dying_deadline = 2s;                     ///< from the report of a fatal signal to the
+                                                               ///< end; then SIGKILL
+inline constexpr auto core_dump_deadline = 60s;                ///< instead of that, if a core file may be written
 inline constexpr std::int64_t gpu_evidence_window_ms = 5'000;  ///< before the first sign of a death
 /// Files kept; the oldest are removed.
 inline constexpr std::size_t crash_reports_max = 64;

@@ -63,7 +63,7 @@ json::array to_json(const std::vector<LoadedReplica>& loaded) {
 }
 
 void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>>)> done) {
-    context.off_loop.run_for_client(
+    context.blocking.run_for_client(
         "reading the GPUs", [&gpus = context.gpus] { return gpus.read(); }, std::move(done));
 }
 

@@ -35,7 +35,7 @@ void list(Fleet& fleet, rpc::Call call) {
     const std::string model = call.params.contains("model") ? rpc::required_string(call.params, "model") : "";
     const auto max = rpc::optional_count(call.params, "limit", limits::crash_reports_max);
     FleetContext& context = fleet.context();
-    context.off_loop.run_for_client(
+    context.blocking.run_for_client(
         "reading the crash reports",
         [reports = context.crash_reports, model, max = max.value_or(limits::crash_list_default)] {
             return reports->list(model, max);

@@ -45,8 +45,8 @@ std::string Admission::old_figures(const config::ModelSpec& spec) const {
     for (const memory::DeviceId& id : devices_of(spec)) {
         const KnownDevice& device = devices_.at(id);
         if (device.trouble.empty()) continue;
-        const std::string age =
-            device.was_seen ? duration_text(Deadline::Clock::now() - device.seen_at) + " old" : std::string{"not known"};
+        const std::string age = device.was_seen ? duration_text(Deadline::Clock::now() - device.seen_at) + " old"
+                                                : std::string{"not known"};
         text += fmt::format("; what is used of {} is {}: {}", device.text, age, device.trouble);
     }
     if (lacks_gpu(spec))
@@ -60,7 +60,7 @@ json::object Admission::footprint(const Replica& replica) const {
     const config::ModelSpec& spec = replica.spec();
     const auto devices = devices_of(spec);
     const auto holding = policy_->holding(id_of(replica));
-    const memory::DeviceId device = holding            ? holding->device
+    const memory::DeviceId device = holding           ? holding->device
                                     : devices.empty() ? memory::DeviceId{memory::host}
                                                       : devices.front();
     const bool on_gpu = device != memory::host;
@@ -151,7 +151,7 @@ void Admission::begin_look() {
             replica != nullptr && replica->process() && !replica->process()->exit)
             workers.push_back(replica->process()->pid);
     const bool has_gpus = devices_.size() > 1 || searches_gpus_;
-    context_.off_loop.run(
+    context_.blocking.run(
         "reading what others use of the devices",
         [has_gpus, workers = std::move(workers), blanks = blanks_.pids(), &gpus = context_.gpus] {
             Seen seen{read_machine_memory(), {}, {}, {}, Blanks::read_memory(blanks)};
@@ -169,9 +169,9 @@ void Admission::begin_look() {
             if (alive.expired()) return;
             if (seen && has_gpus) note_gpus(seen->gpus, seen->no_gpus);
             for (auto& [id, device] : devices_)
-                device.trouble = !seen                                     ? seen.error().text()
+                device.trouble = !seen                                  ? seen.error().text()
                                  : id == memory::host || !seen->no_gpus ? std::string{}
-                                                                           : seen->no_gpus->text();
+                                                                        : seen->no_gpus->text();
             if (seen) {
                 std::map<memory::DeviceId, std::uint64_t> ours;
                 blanks_.measured(seen->of_blanks, seen->gpus);

@@ -72,7 +72,7 @@ void Blanks::begin(const config::Fleet& fleet, const GpusOf& gpus_of) {
         }
     }
     if (undecided.empty()) return;
-    context_.off_loop.run(
+    context_.blocking.run(
         "looking whether models run on the CPU", [&gpus = context_.gpus] { return place(gpus, "auto"); },
         [this, undecided = std::move(undecided), wanted = fleet.blanks.at("cpu"),
          alive = std::weak_ptr{alive_}](const Result<Device>& device) {
@@ -273,7 +273,8 @@ void Blanks::on_exited(const WorkerName& name, const ProcessExit& exit) {
 
 /// Backs off: what ended this blank may end the next one.
 void Blanks::one_has_failed() {
-    not_before_ = Deadline::Clock::now() + limits::blank_retry * (1 << std::min(failures_++, limits::blank_retries_longer));
+    not_before_ =
+        Deadline::Clock::now() + limits::blank_retry * (1 << std::min(failures_++, limits::blank_retries_longer));
     refill_after(limits::blank_pause);
 }
 
@@ -348,7 +349,7 @@ void Blanks::measured(const std::map<pid_t, std::uint64_t>& on_host, const std::
 
 void Blanks::sample() {
     if (waiting_.empty()) return;
-    context_.off_loop.run(
+    context_.blocking.run(
         "reading the memory of blanks", [pids = pids()] { return read_memory(pids); },
         [this, alive = std::weak_ptr{alive_}](const Result<std::map<pid_t, std::uint64_t>>& bytes) {
             if (!alive.expired() && bytes) measured(*bytes, {});
@@ -412,7 +413,7 @@ void ContextStart::watch(const SpawnedProcess& process, OnMade made) {
 void ContextStart::read(pid_t pid) {
     deadline_.cancel();
     link_.close();
-    context_.off_loop.run(
+    context_.blocking.run(
         "asking what a blank holds",
         [&gpus = context_.gpus, uuid = gpu_uuid_, pid]() -> std::optional<std::uint64_t> {
             const auto gpu = gpus.read(uuid);

@@ -46,7 +46,7 @@ void Fleet::begin(Admission::Known known, std::function<void()> begun) {
         begun();
     };
     if (!Admission::needs_gpus(declared_)) return begin(std::move(known));
-    context_.off_loop.run(
+    context_.blocking.run(
         "asking which GPUs there are", [&gpus = context_.gpus] { return gpus.read(); },
         [begin, known = std::move(known)](Result<std::vector<Gpu>> gpus) mutable {
             if (gpus) {
@@ -190,7 +190,8 @@ void Fleet::ask_for_preload(const Model& model, std::function<void()> then) {
     for (std::uint32_t i = 0; i < model.spec.replicas_min; ++i) model.replicas[i]->keep_running();
     admission_.ask(model.spec.name, memory::Asker::preload, "preload", {},
                    [&model, then = std::move(then)](const Result<Replica*>& served) {
-                       if (!served) spdlog::warn("model={} is not preloaded: {}", model.spec.name, served.error().text());
+                       if (!served)
+                           spdlog::warn("model={} is not preloaded: {}", model.spec.name, served.error().text());
                        then();
                    });
 }
@@ -263,25 +264,22 @@ void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> 
     if (const auto may = refuse_when_stopping(); !may) return loaded(may.error());
     if (models.empty()) return loaded(std::vector<LoadedReplica>{});
     using Loaded = std::vector<LoadedReplica>;
-    const auto all = WhenAll<Loaded>::make(models.size(), WhenAll<Loaded>::OnError::answer_at_once,
-                                           [loaded = std::move(loaded)](Result<std::vector<Loaded>> by_model) {
-                                               if (!by_model) return loaded(by_model.error());
-                                               Loaded flat;
-                                               for (Loaded& one : *by_model)
-                                                   flat.insert(flat.end(), one.begin(), one.end());
-                                               loaded(std::move(flat));
-                                           });
+    const auto all = when_all<Loaded>(models.size(), OnError::answer_at_once,
+                                      [loaded = std::move(loaded)](Result<std::vector<Loaded>> by_model) {
+                                          if (!by_model) return loaded(by_model.error());
+                                          Loaded flat;
+                                          for (Loaded& one : *by_model) flat.insert(flat.end(), one.begin(), one.end());
+                                          loaded(std::move(flat));
+                                      });
     std::vector<Admission::Ticket> tickets;
     for (std::size_t i = 0; i < models.size(); ++i) {
         if (admission_.plans(models[i]->spec.name)) {
-            tickets.push_back(load_planned(*models[i], deadline, all->slot(i), connection));
+            tickets.push_back(load_planned(*models[i], deadline, all[i], connection));
             continue;
         }
         const auto& replicas = models[i]->replicas;
-        const auto gather = WhenAll<LoadedReplica>::make(replicas.size(),
-                                                         WhenAll<LoadedReplica>::OnError::answer_at_once, all->slot(i));
-        for (std::size_t k = 0; k < replicas.size(); ++k)
-            replicas[k]->load(gather->slot(k), Replica::Urgency::now, deadline);
+        const auto each = when_all<LoadedReplica>(replicas.size(), OnError::answer_at_once, all[i]);
+        for (std::size_t k = 0; k < replicas.size(); ++k) replicas[k]->load(each[k], Replica::Urgency::now, deadline);
     }
     if (client_left != nullptr && !tickets.empty())
         *client_left = [this, tickets] {
@@ -332,12 +330,12 @@ void Fleet::unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded un
         // Answer first: if this supervisor dies in between, its successor still has the receipts.
         for (Replica* replica : told) replica->receipt_told();
     };
-    const auto gather = WhenAll<Maybe>::make(replicas.size(), WhenAll<Maybe>::OnError::wait_for_all, answer);
+    const auto each = when_all<Maybe>(replicas.size(), OnError::wait_for_all, answer);
     for (std::size_t i = 0; i < replicas.size(); ++i) {
         if (again && replicas[i]->state() == WorkerState::stopped && replicas[i]->kept_receipt())
-            gather->slot(i)(Maybe{replicas[i]->kept_receipt()});
+            each[i](Maybe{replicas[i]->kept_receipt()});
         else
-            replicas[i]->unload(gather->slot(i));
+            replicas[i]->unload(each[i]);
     }
 }
 
@@ -400,7 +398,7 @@ void Fleet::status(std::function<void(json::array)> answered) {
         *left = 0;  // late answers count down from here and have no effect
         tell_status();
     });
-    const bool may_sample = context_.off_loop.waiting() < limits::off_loop_requests_max;
+    const bool may_sample = context_.blocking.waiting() < limits::blocking_requests_max;
     for (Replica* replica : replicas) {
         replica->ask_statistics(one_less);
         if (may_sample)
@@ -430,20 +428,20 @@ void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
     admission_.refuse("", {ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"});
     using Maybe = std::optional<Receipt>;
     const auto replicas = replicas_of(all());
-    const auto gather = WhenAll<Maybe>::make(replicas.size() + 2, WhenAll<Maybe>::OnError::wait_for_all,
-                                             [stopped = std::move(stopped)](Result<std::vector<Maybe>> results) {
-                                                 std::vector<Receipt> receipts;
-                                                 for (auto& receipt : *results)
-                                                     if (receipt) receipts.push_back(std::move(*receipt));
-                                                 stopped(std::move(receipts));
-                                             });
+    const auto each = when_all<Maybe>(replicas.size() + 2, OnError::wait_for_all,
+                                      [stopped = std::move(stopped)](Result<std::vector<Maybe>> results) {
+                                          std::vector<Receipt> receipts;
+                                          for (auto& receipt : *results)
+                                              if (receipt) receipts.push_back(std::move(*receipt));
+                                          stopped(std::move(receipts));
+                                      });
     for (std::size_t i = 0; i < replicas.size(); ++i)
-        replicas[i]->unload([slot = gather->slot(i)](Result<Maybe> receipt) {
+        replicas[i]->unload([slot = each[i]](Result<Maybe> receipt) {
             slot(receipt ? std::move(*receipt) : Maybe{});  // a process that cannot be
                                                             // ended was logged
         });
-    blanks_.stop([slot = gather->slot(replicas.size())] { slot(Maybe{}); });
-    gather->slot(replicas.size() + 1)(Maybe{});
+    blanks_.stop([slot = each[replicas.size()]] { slot(Maybe{}); });
+    each[replicas.size() + 1](Maybe{});
 }
 
 }  // namespace bulkhead::supervisor

@@ -87,7 +87,7 @@ public:
     [[nodiscard]] bool is_stopping() const noexcept { return stopping_; }
 
     /// Call after the loop, before anything is destroyed. False: a thread is stuck,
-    /// see OffLoop::end.
+    /// see BlockingQueue::end.
     [[nodiscard]] bool end_threads() { return near_.end(); }
 
     [[nodiscard]] FleetContext& context() noexcept { return context_; }

@@ -20,8 +20,8 @@ OrphanWorker::OrphanWorker(FleetContext& context, FoundWorker found, std::string
 
 void OrphanWorker::end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why,
                        std::function<void()> ended) {
-    const std::shared_ptr<OrphanWorker> self{new OrphanWorker{context, std::move(found), std::move(gpu_uuid),
-                                                             std::move(ended)}};
+    const std::shared_ptr<OrphanWorker> self{
+        new OrphanWorker{context, std::move(found), std::move(gpu_uuid), std::move(ended)}};
     if (!self->gpu_uuid_.empty()) self->gpu_lock_.take(context.gpu_mutex(self->gpu_uuid_));
     if (self->found_.exit) return self->on_exited(*self->found_.exit);
     spdlog::info("worker={} pid={} is ended: {}", self->found_.name.text(), self->found_.pid, why);
@@ -41,7 +41,7 @@ void OrphanWorker::on_exited(const ProcessExit& exit) {
     trace.marker = context_.launch.marker(found_.born_as);
     trace.slab_prefix = slab_owner_prefix(context_.launch.token, name.model, name.replica, name.generation);
     trace.gpu_uuid = gpu_uuid_;
-    Reclamation::start(context_.io, context_.off_loop, context_.gpus, std::move(trace), false,
+    Reclamation::start(context_.io, context_.blocking, context_.gpus, std::move(trace), false,
                        [self = shared_from_this()](const Reclaimed&) {
                            self->gpu_lock_.end();
                            if (self->context_.cgroups) self->context_.cgroups->remove(self->found_.born_as);

@@ -58,7 +58,7 @@ StaleProcessWatch::Observation StaleProcessWatch::look_at(const std::vector<Stal
 }
 
 void StaleProcessWatch::look(std::function<void()> looked) {
-    context_.off_loop.run(
+    context_.blocking.run(
         "looking whether what a former daemon left behind has ended",
         [processes = processes_, &gpus = context_.gpus] { return look_at(*processes, gpus); },
         [self = shared_from_this(), looked = std::move(looked)](const Result<Observation>& observation) {

@@ -27,7 +27,7 @@ struct StaleProcess {
 /// keeper, and processes whose BULKHEAD_SOCKET is this path and whose BULKHEAD_WORKER is not in
 /// `keep`, the markers of workers to be adopted. The present keeper is the parent of the calling
 /// process.
-/// Thread  the off-loop thread
+/// Thread  the thread of `BlockingQueue`
 [[nodiscard]] std::vector<StaleProcess> kill_stale_processes(std::string_view socket,
                                                              const std::set<std::string>& keep = {});
 

@@ -36,7 +36,7 @@ std::vector<std::string> choose_near(std::vector<NearCandidate> candidates, memo
 WeightsNear::WeightsNear(boost::asio::io_context& io, const config::Fleet& fleet, std::filesystem::path package_cache,
                          Candidates candidates)
     : fleet_{fleet}, package_cache_{std::move(package_cache)}, candidates_{std::move(candidates)},
-      next_look_{io}, disk_{io, limits::off_loop_job_deadline, threads_stuck_max} {}
+      next_look_{io}, disk_{io, limits::blocking_job_deadline, threads_stuck_max} {}
 
 std::optional<bool> WeightsNear::is_near(const std::string& model) const {
     const auto found = seen_.find(model);

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "config/fleet.h"
+#include "supervisor/base/blocking_queue.h"
 #include "supervisor/base/deadline.h"
-#include "supervisor/base/off_loop.h"
 #include "supervisor/memory/declaration.h"
 
 namespace bulkhead::supervisor {
@@ -64,7 +64,7 @@ public:
     /// Looks now, then repeatedly.
     void look();
     /// Ends without waiting for reads, which must not delay the end of the process. False:
-    /// as OffLoop::end.
+    /// as BlockingQueue::end.
     [[nodiscard]] bool end();
     /// Returns whether all files of the model were in the page cache at the last look; empty:
     /// unknown, or no files.
@@ -78,7 +78,7 @@ private:
     Candidates candidates_;
     Seen seen_;
     Deadline next_look_;
-    OffLoop disk_;
+    BlockingQueue disk_;
 };
 
 }  // namespace bulkhead::supervisor

@@ -16,7 +16,7 @@ namespace bulkhead::supervisor {
 /// A thread of its own asks the driver, which may block forever. A caller waits
 /// `gpu_answer_deadline` once; then callers get an error at once until the driver has answered.
 ///
-/// Thread  `read`: the off-loop thread; `events`: any
+/// Thread  `read`: the thread of `BlockingQueue`; `events`: any
 class Gpus {
 public:
     Gpus();
@@ -51,7 +51,7 @@ struct Device {
 /// reasons by UUID.
 /// Errors  config_invalid with the devices there are; resources_exhausted: quarantined, lost or not
 ///         answering, which may pass
-/// Thread  the off-loop thread
+/// Thread  the thread of `BlockingQueue`
 [[nodiscard]] Result<Device> place(Gpus& gpus, const std::string& declared,
                                    const std::map<std::string, std::string>& quarantined = {});
 

@@ -124,20 +124,20 @@ GpuReturn gpu_return(const std::optional<GpuShare>& share, std::optional<std::ui
     return {*remains.gpu_free_bytes - std::min(*remains.gpu_free_bytes, *free_before), "device"};
 }
 
-Reclamation::Reclamation(boost::asio::io_context& io, OffLoop& off_loop, Gpus& gpus, Trace trace, bool wait_for_slabs,
-                         Done done)
-    : off_loop_{off_loop}, gpus_{gpus}, trace_{std::make_shared<const Trace>(std::move(trace))},
+Reclamation::Reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
+                         bool wait_for_slabs, Done done)
+    : blocking_{blocking}, gpus_{gpus}, trace_{std::make_shared<const Trace>(std::move(trace))},
       wait_for_slabs_{wait_for_slabs}, done_{std::move(done)}, pause_{io} {}
 
-void Reclamation::start(boost::asio::io_context& io, OffLoop& off_loop, Gpus& gpus, Trace trace, bool wait_for_slabs,
-                        Done done) {
+void Reclamation::start(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
+                        bool wait_for_slabs, Done done) {
     const std::shared_ptr<Reclamation> self{
-        new Reclamation{io, off_loop, gpus, std::move(trace), wait_for_slabs, std::move(done)}};
+        new Reclamation{io, blocking, gpus, std::move(trace), wait_for_slabs, std::move(done)}};
     self->look();
 }
 
 void Reclamation::look() {
-    off_loop_.run(
+    blocking_.run(
         fmt::format("looking what is left of {}", trace_->worker.text()),
         [trace = trace_, scope = scope_, &gpus = gpus_] { return look_for_remains(*trace, gpus, scope); },
         [self = shared_from_this()](Result<Remains> remains) {

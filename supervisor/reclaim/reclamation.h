@@ -10,8 +10,8 @@
 
 #include <boost/asio/io_context.hpp>
 
+#include "supervisor/base/blocking_queue.h"
 #include "supervisor/base/deadline.h"
-#include "supervisor/base/off_loop.h"
 #include "supervisor/gpu/gpus.h"
 #include "supervisor/reclaim/receipt.h"
 
@@ -27,7 +27,7 @@ struct GpuShare {
                                                       ///< the driver lists
 };
 
-/// Thread  the off-loop thread: reads environments of other processes
+/// Thread  the thread of `BlockingQueue`: reads environments of other processes
 [[nodiscard]] GpuShare share_of(const Gpu& gpu, pid_t worker, const std::string& marker);
 
 /// The traces by which remains of a reaped worker can be found.
@@ -68,7 +68,7 @@ struct Scope {
 /// Looks once. Processes with the marker have escaped their group: kills them by pidfd and names
 /// them until they are gone. For a GPU, names dead processes that the driver still lists and, with
 /// pid 0, memory that lost its owner when the worker ended.
-/// Thread  the off-loop thread
+/// Thread  the thread of `BlockingQueue`
 [[nodiscard]] Remains look_for_remains(const Trace& trace, Gpus& gpus, const Scope& scope = {});
 
 /// What the device got back, and how it is known: "process" if the driver reported the worker's own
@@ -94,18 +94,18 @@ public:
 
     /// `wait_for_slabs`: true for an unload; false for the restart of a crashed worker, which does
     /// not wait for clients that still map its slabs.
-    static void start(boost::asio::io_context& io, OffLoop& off_loop, Gpus& gpus, Trace trace, bool wait_for_slabs,
-                      Done done);
+    static void start(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
+                      bool wait_for_slabs, Done done);
 
 private:
-    Reclamation(boost::asio::io_context& io, OffLoop& off_loop, Gpus& gpus, Trace trace, bool wait_for_slabs,
+    Reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace, bool wait_for_slabs,
                 Done done);
     void look();
     void judge(Remains remains);
     void give_up();
     [[nodiscard]] bool gpu_has_settled(const Remains& remains);
 
-    OffLoop& off_loop_;
+    BlockingQueue& blocking_;
     Gpus& gpus_;
     std::shared_ptr<const Trace> trace_;
     bool wait_for_slabs_;

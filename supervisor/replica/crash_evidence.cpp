@@ -20,8 +20,8 @@ FirstSign first_sign_of(std::string_view lost_by) {
     return lost_by.starts_with("dying of ") ? FirstSign::dying : FirstSign::judged;
 }
 
-void CrashEvidence::note_oom_kills(OffLoop& off_loop, std::weak_ptr<CrashEvidence> evidence) {
-    off_loop.run(
+void CrashEvidence::note_oom_kills(BlockingQueue& blocking, std::weak_ptr<CrashEvidence> evidence) {
+    blocking.run(
         "reading the kernel's count of OOM kills", [] { return supervisor::machine_oom_kills(); },
         [weak = std::move(evidence)](const Result<std::optional<std::uint64_t>>& kills) {
             if (const auto living = weak.lock(); living && kills) living->machine_oom_kills = *kills;
@@ -41,9 +41,9 @@ void CrashEvidence::note_running(const WorkerPageView* page, bool was_ready, boo
     if (was_ready) report.request_ms = std::max<std::int64_t>(ran.count(), 0);
 }
 
-void CrashEvidence::read_host_bytes(OffLoop& off_loop, const std::string& worker, pid_t pid,
+void CrashEvidence::read_host_bytes(BlockingQueue& blocking, const std::string& worker, pid_t pid,
                                     const UniqueFd& pidfd) const {
-    off_loop.run(
+    blocking.run(
         "reading the last memory of " + worker,
         [pid, bytes = host_bytes, own = std::make_shared<UniqueFd>(::fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0))] {
             const auto resident = read_resident_bytes(pid);

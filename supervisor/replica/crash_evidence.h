@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "supervisor/base/off_loop.h"
+#include "supervisor/base/blocking_queue.h"
 #include "supervisor/crash/crash_report.h"
 #include "supervisor/keeper_link/keeper.h"
 #include "supervisor/states/lifecycle.h"
@@ -35,8 +35,8 @@ struct CrashEvidence {
     std::optional<std::uint64_t> memory_bound;       ///< the kernel killed it at this bound; 0:
                                                      ///< not Bulkhead's
 
-    CrashReport report;      ///< what is known so far: time, request, last output
-    std::string load_phase;  ///< load phase that ran when it died before it was ready
+    CrashReport report;                ///< what is known so far: time, request, last output
+    std::string load_phase;            ///< load phase that ran when it died before it was ready
     std::vector<std::string> printed;  ///< lines from `faulthandler`, at most
                                        ///< `crash_printed_lines_max`
     /// Resident bytes at the first sign; 0: not known. Written and read off the loop.
@@ -44,12 +44,12 @@ struct CrashEvidence {
 
     /// Reads the machine's count of OOM kills at the start of the process. A later rise happened
     /// during its life.
-    static void note_oom_kills(OffLoop& off_loop, std::weak_ptr<CrashEvidence> evidence);
+    static void note_oom_kills(BlockingQueue& blocking, std::weak_ptr<CrashEvidence> evidence);
     /// Call at the first sign, while the worker's page still says what ran.
     void note_running(const WorkerPageView* page, bool was_ready, bool adopting);
     /// Reads the resident memory of the dying process off the loop; the kernel may no
     /// longer have it.
-    void read_host_bytes(OffLoop& off_loop, const std::string& worker, pid_t pid, const UniqueFd& pidfd) const;
+    void read_host_bytes(BlockingQueue& blocking, const std::string& worker, pid_t pid, const UniqueFd& pidfd) const;
     /// Returns false if a backtrace was taken before.
     [[nodiscard]] bool take(worker_link::Backtrace message);
     /// Takes one line that `faulthandler` wrote when a Python worker died. `end_printed` turns the

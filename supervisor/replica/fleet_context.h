@@ -8,8 +8,8 @@
 #include <boost/asio/io_context.hpp>
 
 #include "supervisor/base/async_mutex.h"
+#include "supervisor/base/blocking_queue.h"
 #include "supervisor/base/event_bus.h"
-#include "supervisor/base/off_loop.h"
 #include "supervisor/crash/crash_report.h"
 #include "supervisor/gpu/gpu_quarantine.h"
 #include "supervisor/gpu/gpus.h"
@@ -33,7 +33,7 @@ struct Blank {
 struct FleetContext {
     boost::asio::io_context& io;
     Keeper& keeper;
-    OffLoop& off_loop;
+    BlockingQueue& blocking;
     Gpus& gpus;
     EventBus& events;
     WorkerLaunch launch;

@@ -13,7 +13,7 @@ void GpuWait::begin() {
 
 void GpuWait::look() {
     if (!pause_) return;
-    context_.off_loop.run(
+    context_.blocking.run(
         fmt::format("placing it on device \"{}\"", declared_),
         [&gpus = context_.gpus, declared = declared_, quarantined = context_.gpu_quarantine.all()] {
             return place(gpus, declared, quarantined);

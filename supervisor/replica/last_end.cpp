@@ -31,7 +31,7 @@ void LastEnd::write_report(CrashReport report, OomCounters counters, bool unexpl
     last_->report_due = true;
     last_->lost.clear();
     const WorkerName name = report.worker;
-    context_.off_loop.run(
+    context_.blocking.run(
         "writing the crash report of " + name.text(),
         [report = std::move(report), counters, unexplained_kill, reports = context_.crash_reports,
          &gpus = context_.gpus, uuid = gpu_uuid, sampled = std::move(host_bytes)]() mutable {
@@ -58,7 +58,7 @@ void LastEnd::write_report(CrashReport report, OomCounters counters, bool unexpl
 void LastEnd::restore(const WorkerName& worker, const LastCrash& noted) {
     last_ = std::make_shared<LastCrash>(noted);
     if (!noted.report_due) return;
-    context_.off_loop.run(
+    context_.blocking.run(
         "looking for the crash report of " + worker.text(),
         [path = context_.crash_reports->path_of(noted.report)] {
             return !path.empty() && ::access(path.c_str(), F_OK) == 0;
@@ -99,8 +99,7 @@ void LastEnd::add_to(json::object& why) const {
         exit["cause"] = or_null(last_->cause);
         why["last_exit"] = std::move(exit);
     }
-    why["report"] =
-        or_null(last_ && !last_->report_due ? context_.crash_reports->path_of(last_->report) : "");
+    why["report"] = or_null(last_ && !last_->report_due ? context_.crash_reports->path_of(last_->report) : "");
     why["report_lost"] = or_null(report_lost());
     why["receipt"] = or_null(receipt_);
 }

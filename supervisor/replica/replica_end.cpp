@@ -68,7 +68,7 @@ void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
     evidence.report.time_ms = unix_ms();
     evidence.note_running(process_->page.get(), process_->ready_at.has_value(), state_ == WorkerState::adopting);
     if (!process_->exit && process_->pidfd)
-        evidence.read_host_bytes(context_.off_loop, name().text(), process_->pid, process_->pidfd);
+        evidence.read_host_bytes(context_.blocking, name().text(), process_->pid, process_->pidfd);
     if (process_->device.is_gpu()) {
         if (!process_->memory.gpu_free_before) process_->sample_memory([] {});
         take_gpu_lock();
@@ -120,8 +120,9 @@ void Replica::on_link_closed(const Error* why) {
 }
 
 void Replica::on_exited(const ProcessExit& exit) {
-    if (process_->link) process_->link->receive_waiting();  // its last packets come first:
-                                                            // drained, failed, dying
+    if (process_->link)
+        process_->link->receive_waiting();  // its last packets come first:
+                                            // drained, failed, dying
     if (process_->log) process_->log->finish();
     if (process_->fault) process_->fault->finish();
     process_->evidence.end_printed();
@@ -181,7 +182,8 @@ void Replica::apply(const ExitOutcome& outcome) {
     }
     // The next process starts before this one's memory is back; only its grant waits for that.
     // While a child of this process may still run, nothing is started.
-    if (plan_->decision.event == WorkerEvent::restart_planned && exit->group_empty && !process->termination.given_up()) {
+    if (plan_->decision.event == WorkerEvent::restart_planned && exit->group_empty &&
+        !process->termination.given_up()) {
         follow(*std::exchange(plan_, std::nullopt));
         process->close();
         exited_.add(std::exchange(process_, nullptr));
@@ -204,7 +206,7 @@ void Replica::note_crash(const ExitOutcome& outcome) {
 }
 
 void Replica::reclaim(const std::shared_ptr<WorkerProcess>& process) {
-    Reclamation::start(context_.io, context_.off_loop, context_.gpus, process->trace(),
+    Reclamation::start(context_.io, context_.blocking, context_.gpus, process->trace(),
                        process->end_asked == EndAsked::unload,
                        [this, weak = std::weak_ptr{process}](const Reclaimed& reclaimed) {
                            if (const auto reclaimed_process = weak.lock()) on_reclaimed(reclaimed_process, reclaimed);

@@ -30,7 +30,7 @@ void Replica::start(std::string cause) {
         return;
     }
     const bool is_restart = state_ == WorkerState::backoff;
-    // The keeper requires spawns in the order of generations. The off-loop thread keeps it:
+    // The keeper requires spawns in the order of generations. The thread of `BlockingQueue` keeps it:
     // a replica with a known device queues there behind replicas whose device is still
     // being looked for.
     generation_ = ++context_.generation_last;
@@ -38,7 +38,7 @@ void Replica::start(std::string cause) {
     transition(WorkerEvent::spawn_asked, std::move(cause));
     begin_load_budget();
     declaration_.clear();
-    context_.off_loop.run(
+    context_.blocking.run(
         fmt::format("loading {}: looking at {}", name().label(), spec_.file.string()),
         [spec = spec_] { return fingerprint(spec); },
         [this, process = std::weak_ptr{process_}](Result<std::string> declaration) {
@@ -49,7 +49,7 @@ void Replica::start(std::string cause) {
     if (!known && spec_.device == "cpu") known = Device{};
     if (known && context_.placing == 0) return on_placed(*known, is_restart);
     ++context_.placing;
-    context_.off_loop.run(
+    context_.blocking.run(
         fmt::format("placing it on device \"{}\"", spec_.device),
         // A GPU declared by name is found even if it is quarantined; the start is then refused
         // with the reason.
@@ -112,7 +112,7 @@ void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<S
     process->spawned_at = Clock::now();
     bound_memory();
     process->log = LogPipe::open(context_.io, std::move(spawned->log), process->name, log_);
-    CrashEvidence::note_oom_kills(context_.off_loop, std::shared_ptr<CrashEvidence>{process, &process->evidence});
+    CrashEvidence::note_oom_kills(context_.blocking, std::shared_ptr<CrashEvidence>{process, &process->evidence});
     open_link(std::move(spawned->link));
     begin_record();
     if (!is_live(state_))  // given up while it was spawned

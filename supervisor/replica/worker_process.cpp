@@ -21,7 +21,10 @@ namespace bulkhead::supervisor {
 WorkerProcess::WorkerProcess(FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log,
                              WorkerName worker, std::function<void()> noted, std::function<void(const Error&)> given_up)
     : context{fleet}, spec{model}, lines{model_log}, name{std::move(worker)}, sampling{fleet.io},
-      termination{fleet, {name, born_as, pid, pidfd, device.uuid}, model.deadlines.kill, std::move(noted),
+      termination{fleet,
+                  {name, born_as, pid, pidfd, device.uuid},
+                  model.deadlines.kill,
+                  std::move(noted),
                   std::move(given_up)} {
     watch = HangWatch{{spec.deadlines.request + limits::hang_grace, spec.watchdog,
                        answer_budget(spec.deadlines.request, limits::answer_deadline)}};
@@ -180,7 +183,7 @@ void WorkerProcess::sample_memory(std::function<void()> sampled) {
         std::optional<GpuShare> gpu;
     };
     if (pid == 0) return sampled();
-    context.off_loop.run(
+    context.blocking.run(
         "reading the memory of " + name.text(),
         [pid = pid, marker = context.launch.marker(born_as), uuid = device.uuid, &gpus = context.gpus] {
             const auto gpu = uuid.empty() ? std::nullopt : gpus.read(uuid);

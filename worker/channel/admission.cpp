@@ -39,14 +39,14 @@ bool collide(const wire::LeaseRef& a, const wire::LeaseRef& b) { return overlap(
 
 /// `before`: the tensors of the same request that were checked already.
 Result<> check_overlap(const channel::Tensor& tensor, std::span<const channel::Tensor> before,
-                       std::span<const Request* const> in_flight) {
+                       std::span<const PendingRequest* const> in_flight) {
     for (const channel::Tensor& other : before)
         if (collide(tensor.lease, other.lease))
             return Error{
                 ErrorCode::protocol_violation,
                 fmt::format("tensor \"{}\" overlaps tensor \"{}\" of the same request", tensor.name, other.name),
                 "give each tensor bytes of its own, or let two of them name the very same lease"};
-    for (const Request* other : in_flight) {
+    for (const PendingRequest* other : in_flight) {
         // For its client, a request that was answered early is over.
         if (other->answered) continue;
         for (const channel::Tensor& theirs : other->tensors)
@@ -63,7 +63,7 @@ Result<> check_overlap(const channel::Tensor& tensor, std::span<const channel::T
 
 Result<> admit(channel::Infer& message, const Model& model, const generation::Method* generate,
                std::chrono::milliseconds request_deadline, const ChannelSlabs& slabs,
-               std::span<const Request* const> in_flight, Request& request) {
+               std::span<const PendingRequest* const> in_flight, PendingRequest& request) {
     request.received = Clock::now();
     request.id = message.request_id;
     const bool own_deadline = message.deadline.count() > 0 && message.deadline < request_deadline;

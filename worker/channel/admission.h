@@ -14,12 +14,12 @@ namespace bulkhead::worker {
 /// same lease. Leases that overlap in any other way mean that the client allocated bytes twice.
 ///
 /// `generate`: the method of a generating model; null for any other. Its requests get
-/// `Request::generate` and only their own deadline.
+/// `PendingRequest::generate` and only their own deadline.
 ///
 /// Errors  method_unknown naming the known ones, input_invalid, dtype_unsupported, shape_mismatch;
 ///         protocol_violation: a lease out of bounds, not in an input slab, or overlapping
 [[nodiscard]] Result<> admit(channel::Infer& message, const Model& model, const generation::Method* generate,
                              std::chrono::milliseconds request_deadline, const ChannelSlabs& slabs,
-                             std::span<const Request* const> in_flight, Request& request);
+                             std::span<const PendingRequest* const> in_flight, PendingRequest& request);
 
 }  // namespace bulkhead::worker

@@ -287,8 +287,9 @@ void ChannelSession::on_message(const channel::SlabReturn& message) {
     if (!agreed(is_loan ? wire::feature_lending : wire::feature_returning)) return not_agreed();
     if (const Result<> taken = slabs_->give_back(message.slab_id); !taken) return count_violation(0, taken.error());
     drop_returned_slabs();
-    if (state_ == State::draining) host_.flushed();  // this may be the last one that a
-                                                     // drain waits for
+    if (state_ == State::draining)
+        host_.flushed();  // this may be the last one that a
+                          // drain waits for
 }
 
 /// Drops returned slabs that no request reads and no result lies in. Waits for an empty outbox,
@@ -296,7 +297,7 @@ void ChannelSession::on_message(const channel::SlabReturn& message) {
 void ChannelSession::drop_returned_slabs() {
     if (!is_open() || !stream_->outbox_empty()) return;
     const auto is_read = [this](std::uint32_t id) {
-        return std::ranges::any_of(in_flight_, [id](const Request* request) {
+        return std::ranges::any_of(in_flight_, [id](const PendingRequest* request) {
             return std::ranges::any_of(request->tensors,
                                        [id](const channel::Tensor& tensor) { return tensor.lease.slab_id == id; });
         });
@@ -331,7 +332,7 @@ void ChannelSession::not_agreed() {
 
 void ChannelSession::on_message(channel::Infer& message) {
     const std::uint64_t request_id = message.request_id;
-    const auto has_it = [=](const Request* request) { return request->id == request_id && !request->answered; };
+    const auto has_it = [=](const PendingRequest* request) { return request->id == request_id && !request->answered; };
     if (std::ranges::any_of(in_flight_, has_it))
         // Not as an answer to that number: the client would take it for the first request's answer.
         return count_violation(0, violation(fmt::format("request number {} is in flight already", request_id),
@@ -354,7 +355,7 @@ Result<> ChannelSession::try_submit(channel::Infer& message) {
         if (adjusted) send(channel::encode(channel::InferResult{message.request_id, false, {}}).value());
         return adjusted;
     }
-    auto request = std::make_unique<Request>();
+    auto request = std::make_unique<PendingRequest>();
     if (Result<> fit = admit(message, context_.model, steps == nullptr ? nullptr : &steps->method(),
                              context_.spec.deadlines.request, *slabs_, in_flight_, *request);
         !fit)
@@ -382,7 +383,7 @@ void ChannelSession::on_message(const channel::Release& message) {
     watch_idle_slabs();
 }
 
-void ChannelSession::part(const Request& request, std::span<const std::int32_t> tokens) {
+void ChannelSession::part(const PendingRequest& request, std::span<const std::int32_t> tokens) {
     if (is_closed()) return;
     token_streams_.add(request.id, context_.dispatcher.steps()->method().shape.codebooks, tokens);
     send_parts();
@@ -412,7 +413,7 @@ std::optional<Clock::time_point> ChannelSession::end_unread_streams() {
     return since ? std::optional{*since + context_.unread_stream} : std::nullopt;
 }
 
-void ChannelSession::completed(const Request& request, Completion completion) {
+void ChannelSession::completed(const PendingRequest& request, Completion completion) {
     if (is_closed()) return;
     // Whether the client reads or not.
     while (auto rest = token_streams_.take_part(request.id)) send_part(*rest);
@@ -426,12 +427,12 @@ void ChannelSession::completed(const Request& request, Completion completion) {
     if (is_open()) completion.outputs.hand_over();
 }
 
-void ChannelSession::failed(const Request& request, const Error& error) {
+void ChannelSession::failed(const PendingRequest& request, const Error& error) {
     token_streams_.end(request.id);
     fail(request.id, error);
 }
 
-void ChannelSession::let_go(const Request& request) {
+void ChannelSession::let_go(const PendingRequest& request) {
     std::erase(in_flight_, &request);
     drop_returned_slabs();
     withdraw_gpu_slabs();
@@ -441,7 +442,7 @@ void ChannelSession::let_go(const Request& request) {
 
 std::size_t ChannelSession::unanswered() const {
     return static_cast<std::size_t>(
-        std::ranges::count_if(in_flight_, [](const Request* request) { return !request->answered; }));
+        std::ranges::count_if(in_flight_, [](const PendingRequest* request) { return !request->answered; }));
 }
 
 void ChannelSession::send_offers() {

@@ -108,10 +108,10 @@ public:
     /// Gives up the slabs to reclaim the session. The last owner frees the memory.
     [[nodiscard]] std::shared_ptr<ChannelSlabs> give_up_slabs() noexcept { return std::move(slabs_); }
 
-    void part(const Request& request, std::span<const std::int32_t> tokens) override;
-    void completed(const Request& request, Completion completion) override;
-    void failed(const Request& request, const Error& error) override;
-    void let_go(const Request& request) override;
+    void part(const PendingRequest& request, std::span<const std::int32_t> tokens) override;
+    void completed(const PendingRequest& request, Completion completion) override;
+    void failed(const PendingRequest& request, const Error& error) override;
+    void let_go(const PendingRequest& request) override;
 
 private:
     void on_packet(Packet& packet);
@@ -164,8 +164,8 @@ private:
     std::shared_ptr<PacketStream> stream_;
     std::shared_ptr<ChannelSlabs> slabs_;
     TokenStreams token_streams_;
-    std::vector<const Request*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
-    std::size_t slabs_pending_ = 0;          ///< being made on the executor
+    std::vector<const PendingRequest*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
+    std::size_t slabs_pending_ = 0;                 ///< being made on the executor
     std::uint32_t violations_ = 0;
     Alarm hello_deadline_;
     Alarm idle_slabs_;

@@ -16,7 +16,7 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
 /// "forward(input_ids int64[1,16], attention_mask int64[1,16])"
-std::string describe(const Request& request) {
+std::string describe(const PendingRequest& request) {
     std::vector<std::string> inputs;
     for (const TensorView& input : request.inputs)
         inputs.push_back(fmt::format("{} {}[{}]", input.name, to_string(input.dtype), fmt::join(input.dims, ",")));
@@ -24,7 +24,7 @@ std::string describe(const Request& request) {
 }
 
 /// Runs a request. An exception that the model did not translate ends the request, not the process.
-Result<> run_guarded(Model& model, StatusPage* page, Request& request) {
+Result<> run_guarded(Model& model, StatusPage* page, PendingRequest& request) {
     try {
         request.outputs.emplace(request.slabs, model, request.tensors);
         const RunningMark mark{page, request.started, describe(request)};
@@ -45,7 +45,7 @@ Result<> run_guarded(Model& model, StatusPage* page, Request& request) {
     }
 }
 
-Error deadline_passed(const Request& request, bool running, Clock::time_point now) {
+Error deadline_passed(const PendingRequest& request, bool running, Clock::time_point now) {
     const auto budget = duration_cast<milliseconds>(request.deadline - request.received);
     const auto spent = duration_cast<milliseconds>(now - request.received);
     return Error{ErrorCode::deadline_exceeded,
@@ -112,7 +112,7 @@ void Dispatcher::start_next() {
 }
 
 void Dispatcher::run() {
-    Request& request = *running_;
+    PendingRequest& request = *running_;
     request.started = Clock::now();
     request.result = run_guarded(*model_, page_, request);
     if (!request.result) request.outputs.reset();

@@ -4,16 +4,17 @@
 
 namespace bulkhead::worker {
 
-bool Request::ran_out_of_memory() {
+bool PendingRequest::ran_out_of_memory() {
     if (result || result.error().code != ErrorCode::out_of_memory) return false;
     Error error = result.error();
-    error.remedy = "send it again: on a device under `limits` the daemon makes more room for this model; if that fails, " +
-                   error.remedy;
+    error.remedy =
+        "send it again: on a device under `limits` the daemon makes more room for this model; if that fails, " +
+        error.remedy;
     result = std::move(error);
     return true;
 }
 
-bool Request::complete(boost::json::object values) {
+bool PendingRequest::complete(boost::json::object values) {
     using std::chrono::duration_cast, std::chrono::microseconds;
     if (answered) return true;
     if (result)
@@ -24,12 +25,12 @@ bool Request::complete(boost::json::object values) {
     return result.has_value();
 }
 
-void Request::fail(const Error& error) {
+void PendingRequest::fail(const Error& error) {
     answered = true;
     requester->failed(*this, error);
 }
 
-void Request::let_go() {
+void PendingRequest::let_go() {
     outputs.reset();  // takes back outputs that the client did not get
     slabs.reset();
     requester->let_go(*this);

@@ -20,7 +20,7 @@
 namespace bulkhead::worker {
 
 class ChannelSlabs;
-struct Request;
+struct PendingRequest;
 
 struct Completion {
     std::chrono::microseconds queued{};
@@ -34,18 +34,18 @@ class Requester {
 public:
     virtual ~Requester() = default;
     /// Receives a streaming request's tokens since the last part. Comes before the answer.
-    virtual void part(const Request& /*request*/, std::span<const std::int32_t> /*tokens*/) {}
+    virtual void part(const PendingRequest& /*request*/, std::span<const std::int32_t> /*tokens*/) {}
     /// Exactly one of `completed` and `failed` is called, unless the requester
     /// dropped its requests.
-    virtual void completed(const Request& request, Completion completion) = 0;
-    virtual void failed(const Request& request, const Error& error) = 0;
+    virtual void completed(const PendingRequest& request, Completion completion) = 0;
+    virtual void failed(const PendingRequest& request, const Error& error) = 0;
     /// Called last: the model no longer reads the inputs, and `request` holds nothing of the
-    /// channel. See `Request::let_go`.
-    virtual void let_go(const Request& request) = 0;
+    /// channel. See `PendingRequest::let_go`.
+    virtual void let_go(const PendingRequest& request) = 0;
 };
 
 /// One inference that passed every check.
-struct Request {
+struct PendingRequest {
     std::shared_ptr<Requester> requester;  ///< lives until the model no longer reads its slabs
     std::shared_ptr<ChannelSlabs> slabs;
     std::uint64_t channel = 0;
@@ -80,6 +80,6 @@ struct Request {
     void let_go();
 };
 
-using RequestPtr = std::unique_ptr<Request>;
+using RequestPtr = std::unique_ptr<PendingRequest>;
 
 }  // namespace bulkhead::worker

@@ -45,17 +45,17 @@ std::vector<RequestPtr> Scheduler::take(const Matches& matches) {
 }
 
 RequestPtr Scheduler::remove(std::uint64_t channel, std::uint64_t id) {
-    auto taken = take([&](const Request& request) { return request.channel == channel && request.id == id; });
+    auto taken = take([&](const PendingRequest& request) { return request.channel == channel && request.id == id; });
     return taken.empty() ? nullptr : std::move(taken.front());
 }
 std::vector<RequestPtr> Scheduler::remove_channel(std::uint64_t channel) {
-    return take([channel](const Request& request) { return request.channel == channel; });
+    return take([channel](const PendingRequest& request) { return request.channel == channel; });
 }
 std::vector<RequestPtr> Scheduler::remove_all() {
-    return take([](const Request&) { return true; });
+    return take([](const PendingRequest&) { return true; });
 }
 std::vector<RequestPtr> Scheduler::remove_expired(Clock::time_point now) {
-    return take([now](const Request& request) { return request.deadline <= now; });
+    return take([now](const PendingRequest& request) { return request.deadline <= now; });
 }
 
 std::optional<Clock::time_point> Scheduler::earliest_deadline() const {

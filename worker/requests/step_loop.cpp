@@ -13,7 +13,7 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-Error deadline_passed(const Request& request, std::string_view where, Clock::time_point now) {
+Error deadline_passed(const PendingRequest& request, std::string_view where, Clock::time_point now) {
     return {ErrorCode::deadline_exceeded,
             fmt::format("request {} of method \"{}\" {} after {} ms, its deadline is {} ms", request.id, method_name,
                         where, duration_cast<milliseconds>(now - request.received).count(),
@@ -22,7 +22,7 @@ Error deadline_passed(const Request& request, std::string_view where, Clock::tim
 }
 
 /// The last result's values besides the tokens.
-boost::json::object values_of(const Ending& ending, const Request& request) {
+boost::json::object values_of(const Ending& ending, const PendingRequest& request) {
     const auto to_first = std::chrono::duration<double, std::milli>{ending.first - request.received};
     boost::json::object values{{"finish", ending.finish},
                                {"prompt_tokens", ending.prompt_tokens},
@@ -52,7 +52,7 @@ void StepLoop::start_more() {
     while (flights_.size() < method_.shape.slots) {
         RequestPtr request = scheduler_.next();
         if (!request) return;
-        Request* const begins = request.get();
+        PendingRequest* const begins = request.get();
         const Sampling sampling = begins->generate->sampling;
         flights_.emplace(++last_, Flight{std::move(request), sampling});
         tell({last_, begins});
@@ -82,7 +82,7 @@ bool StepLoop::end(std::uint64_t channel, std::uint64_t id, const Error& error) 
 Result<> StepLoop::adjust(std::uint64_t channel, const boost::json::object& parameters) {
     const auto find = [&](std::uint64_t id) {
         return std::ranges::find_if(flights_, [&](const auto& entry) {
-            const Request& request = *entry.second.request;
+            const PendingRequest& request = *entry.second.request;
             return request.channel == channel && request.id == id && !request.answered;
         });
     };
@@ -114,7 +114,7 @@ void StepLoop::fail_all(const Error& error) {
         if (!flight.request->answered) answer_early(number, *flight.request, error);
 }
 
-void StepLoop::answer_early(Number number, Request& request, const Error& error) {
+void StepLoop::answer_early(Number number, PendingRequest& request, const Error& error) {
     ++errors_;
     tell({number});  // first: after the answer at most one more step begins, whose
                      // tokens are dropped
@@ -138,7 +138,7 @@ std::optional<Clock::time_point> StepLoop::enforce_deadlines(Clock::time_point n
         if (!due || other < *due) due = other;
     };
     for (auto& [number, flight] : flights_) {
-        Request& request = *flight.request;
+        PendingRequest& request = *flight.request;
         if (request.answered) continue;
         if (request.deadline <= now)
             answer_early(number, request, deadline_passed(request, "is not complete", now));
@@ -226,7 +226,7 @@ Executor::Then StepLoop::run() {
 
 void StepLoop::obey(const Command& command) {
     if (command.begins != nullptr) {
-        Request& request = *command.begins;
+        PendingRequest& request = *command.begins;
         request.started = Clock::now();
         request.slabs->register_with(model_);
         sequences_.emplace(command.number, &request);
@@ -266,12 +266,12 @@ void StepLoop::gave(Number number, std::span<const std::int32_t> tokens) {
 }
 
 void StepLoop::ended(Number number, Ending ending) {
-    Request& request = *sequences_.extract(number).mapped();
+    PendingRequest& request = *sequences_.extract(number).mapped();
     request.result = ending.result ? write_tokens(request, ending) : ending.result;
     saying_.ends.push_back({number, std::move(ending)});
 }
 
-Result<> StepLoop::write_tokens(Request& request, const Ending& ending) {
+Result<> StepLoop::write_tokens(PendingRequest& request, const Ending& ending) {
     request.outputs.emplace(request.slabs, model_, wire::SlabKind::host_memfd);
     std::vector<std::int64_t> dims{ending.new_tokens};
     if (method_.shape.codebooks > 1) dims.push_back(method_.shape.codebooks);

@@ -65,7 +65,7 @@ private:
     /// To the executor.
     struct Command {
         Number number = 0;
-        Request* begins = nullptr;           ///< null: change `sampling`, or remove it
+        PendingRequest* begins = nullptr;    ///< null: change `sampling`, or remove it
         std::optional<Sampling> sampling{};  ///< none: remove it
     };
     struct Flight {
@@ -95,7 +95,7 @@ private:
     void tell(Command command);
     void deliver();
     void ended(Said::End& end);
-    void answer_early(Number number, Request& request, const Error& error);
+    void answer_early(Number number, PendingRequest& request, const Error& error);
     void end_queued(RequestPtr request, const Error& error);
 
     // The executor.
@@ -104,7 +104,7 @@ private:
     void turn();
     void gave(Number number, std::span<const std::int32_t> tokens) override;
     void ended(Number number, Ending ending) override;
-    [[nodiscard]] Result<> write_tokens(Request& request, const Ending& ending);
+    [[nodiscard]] Result<> write_tokens(PendingRequest& request, const Ending& ending);
 
     Executor& executor_;
     StatusPage* page_;
@@ -127,9 +127,9 @@ private:
 
     std::atomic<Clock::rep> turn_began_{0};  ///< 0: no turn runs
     Statistics statistics_;
-    Batcher batcher_;                       ///< the executor's, as are the next three
-    std::map<Number, Request*> sequences_;  ///< in the batcher
-    std::vector<Command> obeyed_;           ///< kept to reuse its capacity
+    Batcher batcher_;                              ///< the executor's, as are the next three
+    std::map<Number, PendingRequest*> sequences_;  ///< in the batcher
+    std::vector<Command> obeyed_;                  ///< kept to reuse its capacity
     Said saying_;
 };
 

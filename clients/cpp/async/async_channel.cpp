@@ -16,18 +16,19 @@ asio::awaitable<Result<AsyncChannel>> open(std::shared_ptr<AsyncControlState> co
                                            ChannelOptions options) {
     auto channel = std::make_unique<ReconnectingChannel>(control->path(), std::move(model), options);
     ReconnectingChannel::Introduction asked = channel->introduction(options.deadline, 1);
-    Result<std::shared_ptr<WorkerSession>> session = co_await connect_session(control, *channel, asked);
-    if (!session) co_return std::move(session).error();
-    channel->replace_session(std::move(*session));
+    Result<std::shared_ptr<WorkerConnection>> connection = co_await connect_connection(control, *channel, asked);
+    if (!connection) co_return std::move(connection).error();
+    channel->replace_connection(std::move(*connection));
     co_return AsyncChannelState::make(control->executor(), control, std::move(channel));
 }
 
 asio::awaitable<Result<AsyncChannel>> adopt(asio::any_io_executor executor, std::shared_ptr<UniqueFd> socket,
                                             ChannelOptions options) {
     auto channel = std::make_unique<ReconnectingChannel>();
-    Result<std::shared_ptr<WorkerSession>> session = co_await open_session(*socket, channel->number(), options);
-    if (!session) co_return std::move(session).error();
-    channel->replace_session(std::move(*session));
+    Result<std::shared_ptr<WorkerConnection>> connection =
+        co_await open_connection(*socket, channel->number(), options);
+    if (!connection) co_return std::move(connection).error();
+    channel->replace_connection(std::move(*connection));
     co_return AsyncChannelState::make(executor, nullptr, std::move(channel));
 }
 
@@ -46,13 +47,13 @@ AsyncChannel::~AsyncChannel() {
 }
 
 const boost::json::object& AsyncChannel::methods() const noexcept {
-    return state_->channel().session().welcome().methods;
+    return state_->channel().connection().welcome().methods;
 }
-std::string_view AsyncChannel::model() const noexcept { return state_->channel().session().welcome().model; }
-std::uint64_t AsyncChannel::generation() const noexcept { return state_->channel().session().welcome().generation; }
-std::uint32_t AsyncChannel::replica() const noexcept { return state_->channel().session().welcome().replica; }
+std::string_view AsyncChannel::model() const noexcept { return state_->channel().connection().welcome().model; }
+std::uint64_t AsyncChannel::generation() const noexcept { return state_->channel().connection().welcome().generation; }
+std::uint32_t AsyncChannel::replica() const noexcept { return state_->channel().connection().welcome().replica; }
 std::uint64_t AsyncChannel::replays() const noexcept { return state_->channel().replays(); }
-std::optional<Error> AsyncChannel::why_no_gpu() const { return state_->channel().session().why_no_gpu(); }
+std::optional<Error> AsyncChannel::why_no_gpu() const { return state_->channel().connection().why_no_gpu(); }
 asio::any_io_executor AsyncChannel::get_executor() const noexcept { return state_->executor(); }
 
 void AsyncChannel::start_open(Completion<AsyncChannel> handler, ControlState control, std::string model,

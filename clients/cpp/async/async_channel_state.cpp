@@ -120,16 +120,18 @@ void AsyncChannelState::allocate(wire::DType dtype, std::vector<std::int64_t> di
 
 void AsyncChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes, Completing<void> completing) {
     add_slab_wait<void>(
-        [this, size_bytes](bool& asked) { return channel_->session().keep_outputs_on_gpu_or_ask(size_bytes, asked); },
+        [this, size_bytes](bool& asked) {
+            return channel_->connection().keep_outputs_on_gpu_or_ask(size_bytes, asked);
+        },
         [] { return Result<>{}; }, std::move(completing));
 }
 
 void AsyncChannelState::reopen(std::optional<milliseconds> deadline, Completing<void> completing) {
     // Notices an end that is still unread.
-    static_cast<void>(channel_->session().receive_available());
+    static_cast<void>(channel_->connection().receive_available());
     pump_soon();
     if (phase_ == Phase::serving) {
-        if (!channel_->session().ended() && !channel_->session().closing())
+        if (!channel_->connection().ended() && !channel_->connection().closing())
             return complete<void>(std::move(completing), {});
         // Returns why not.
         if (!control_) return complete<void>(std::move(completing), channel_->reopen(deadline));
@@ -205,7 +207,7 @@ bool AsyncChannelState::advance(Operations::iterator operation, Inference& infer
     if (const auto* flight = inference.in_flight()) {
         const auto state = channel_->state_of(flight->request_id);
         if (state == ReconnectingChannel::RequestState::lost) return true;
-        if (!inference.completing) return false;  // a stream: the session keeps its parts
+        if (!inference.completing) return false;  // a stream: the connection keeps its parts
         if (state == ReconnectingChannel::RequestState::answered || now > until)
             finish(operation, inference, channel_->take_now(flight->request_id, inference.request.in_parts));
         return false;
@@ -260,41 +262,42 @@ void AsyncChannelState::end(Operations::iterator operation, const Error& reason)
 void AsyncChannelState::start_reopening(std::optional<milliseconds> deadline, std::uint64_t hasty) {
     if (phase_ != Phase::serving) return;
     phase_ = Phase::reopening;
-    asio::co_spawn(executor_, reopen_session(shared_from_this(), deadline, hasty), asio::detached);
+    asio::co_spawn(executor_, reopen_connection(shared_from_this(), deadline, hasty), asio::detached);
 }
 
-AsyncChannelState::Awaitable<void> AsyncChannelState::reopen_session(std::shared_ptr<AsyncChannelState> self,
-                                                                     std::optional<milliseconds> deadline,
-                                                                     std::uint64_t hasty) {
+AsyncChannelState::Awaitable<void> AsyncChannelState::reopen_connection(std::shared_ptr<AsyncChannelState> self,
+                                                                        std::optional<milliseconds> deadline,
+                                                                        std::uint64_t hasty) {
     ReconnectingChannel::Introduction asked = self->channel_->introduction(deadline, limits::reopen_tries);
-    Result<std::shared_ptr<WorkerSession>> session = co_await connect_session(self->control_, *self->channel_, asked);
-    self->reopened(std::move(session), deadline ? hasty : 0);
+    Result<std::shared_ptr<WorkerConnection>> connection =
+        co_await connect_connection(self->control_, *self->channel_, asked);
+    self->reopened(std::move(connection), deadline ? hasty : 0);
 }
 
-void AsyncChannelState::reopened(Result<std::shared_ptr<WorkerSession>> session, std::uint64_t hasty) {
+void AsyncChannelState::reopened(Result<std::shared_ptr<WorkerConnection>> connection, std::uint64_t hasty) {
     if (phase_ == Phase::closed) return;
     phase_ = Phase::serving;
-    if (session) channel_->replace_session(std::move(*session));
-    if (!session && hasty != 0 && session.error().code == ErrorCode::deadline_exceeded) {
+    if (connection) channel_->replace_connection(std::move(*connection));
+    if (!connection && hasty != 0 && connection.error().code == ErrorCode::deadline_exceeded) {
         if (const auto operation = operations_.find(hasty); operation != operations_.end())
-            end(operation, session.error());
+            end(operation, connection.error());
         poll_idle();
         return pump();  // asks again for the others
     }
     for (auto next = operations_.begin(); next != operations_.end();) {
         const auto operation = next++;
         if (auto* wait = std::get_if<SlabWait>(&operation->second.kind)) {
-            if (session) wait->asked = false;  // the session that it asked is gone
+            if (connection) wait->asked = false;  // the connection that it asked is gone
         } else if (auto* reopening = std::get_if<Reopening>(&operation->second.kind)) {
-            complete<void>(std::move(reopening->completing), session ? Result<>{} : Result<>{session.error()});
+            complete<void>(std::move(reopening->completing), connection ? Result<>{} : Result<>{connection.error()});
             operations_.erase(operation);
-        } else if (auto& inference = std::get<Inference>(operation->second.kind); !session) {
+        } else if (auto& inference = std::get<Inference>(operation->second.kind); !connection) {
             const auto* flight = inference.in_flight();
             if (std::holds_alternative<Inference::Queued>(inference.state))
-                finish(operation, inference, channel_->not_reopened(session.error()));
+                finish(operation, inference, channel_->not_reopened(connection.error()));
             else if (flight != nullptr &&
                      channel_->state_of(flight->request_id) == ReconnectingChannel::RequestState::lost)
-                finish(operation, inference, channel_->give_up(flight->request_id, session.error()));
+                finish(operation, inference, channel_->give_up(flight->request_id, connection.error()));
         }
     }
     poll_idle();
@@ -306,23 +309,22 @@ void AsyncChannelState::watch() {
     for (const auto& [number, operation] : operations_) {
         if (const auto* inference = std::get_if<Inference>(&operation.kind)) {
             const auto* flight = inference->in_flight();
-            if (flight != nullptr && inference->completing) watch(channel_->session_of(flight->request_id));
+            if (flight != nullptr && inference->completing) watch(channel_->connection_of(flight->request_id));
         } else if (std::holds_alternative<SlabWait>(operation.kind)) {
-            watch(channel_->present_session());
+            watch(channel_->present_connection());
         }
     }
     std::erase_if(watches_, [this](const auto& watched) {
         if (watched->is_needed) return false;
         watched->io.cancel();  // an idle channel must not keep a loop running
-        return watched->session->ended() || watched->session != channel_->present_session();
+        return watched->connection->ended() || watched->connection != channel_->present_connection();
     });
 }
 
-void AsyncChannelState::watch(const std::shared_ptr<WorkerSession>& session) {
-    if (session->ended()) return;
-    auto found = std::ranges::find(watches_, session, [](const auto& watched) { return watched->session; });
-    if (found == watches_.end())
-        found = watches_.insert(found, std::make_shared<Watch>(executor_, session));
+void AsyncChannelState::watch(const std::shared_ptr<WorkerConnection>& connection) {
+    if (connection->ended()) return;
+    auto found = std::ranges::find(watches_, connection, [](const auto& watched) { return watched->connection; });
+    if (found == watches_.end()) found = watches_.insert(found, std::make_shared<Watch>(executor_, connection));
     Watch& watched = **found;
     watched.is_needed = true;
     if (std::exchange(watched.waits, true)) return;
@@ -330,7 +332,7 @@ void AsyncChannelState::watch(const std::shared_ptr<WorkerSession>& session) {
                           [self = shared_from_this(), watched = *found](boost::system::error_code) {
                               watched->waits = false;
                               if (self->phase_ == Phase::closed) return;
-                              static_cast<void>(watched->session->receive_available());
+                              static_cast<void>(watched->connection->receive_available());
                               self->pump();
                           });
 }
@@ -356,18 +358,18 @@ void AsyncChannelState::set_alarm() {
 /// unused slabs. A stream with untaken parts is not at rest: reading ahead would collect them here.
 void AsyncChannelState::poll_idle() {
     if (phase_ != Phase::serving) return;
-    WorkerSession& session = channel_->session();
+    WorkerConnection& connection = channel_->connection();
     rests_ = std::exchange(last_operation_polled_, last_operation_) == last_operation_ &&
              std::ranges::all_of(operations_, [](const auto& each) {
                  const auto* inference = std::get_if<Inference>(&each.second.kind);
                  return inference != nullptr && inference->in_flight() == nullptr;
              });
-    if (rests_) static_cast<void>(session.receive_available());
-    const Clock::time_point next = session.settle();
-    if (session.ended())
+    if (rests_) static_cast<void>(connection.receive_available());
+    const Clock::time_point next = connection.settle();
+    if (connection.ended())
         idle_poller_->leave();
     else
-        idle_poller_->wait(rests_ ? session.fd() : -1, rests_ ? next : Clock::now() + limits::rest);
+        idle_poller_->wait(rests_ ? connection.fd() : -1, rests_ ? next : Clock::now() + limits::rest);
 }
 
 void AsyncChannelState::close() {

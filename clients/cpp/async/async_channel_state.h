@@ -27,7 +27,7 @@ public:
     template <typename T>
     using Awaitable = boost::asio::awaitable<T>;
 
-    /// `control` is null for an adopted channel; `channel` already has its first session.
+    /// `control` is null for an adopted channel; `channel` already has its first connection.
     static Result<AsyncChannel> make(boost::asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
                                      std::unique_ptr<ReconnectingChannel> channel);
     void infer(Request request, Completing<Reply> completing);
@@ -70,13 +70,13 @@ private:
     struct Reopening {
         Completing<void> completing;
     };
-    /// Waits on a session's descriptor and keeps the session. Does not own the descriptor.
+    /// Waits on a connection's descriptor and keeps the connection. Does not own the descriptor.
     struct Watch {
-        Watch(const boost::asio::any_io_executor& executor, std::shared_ptr<WorkerSession> of)
-            : session{std::move(of)}, io{executor, session->fd()} {}
+        Watch(const boost::asio::any_io_executor& executor, std::shared_ptr<WorkerConnection> of)
+            : connection{std::move(of)}, io{executor, connection->fd()} {}
         ~Watch() { io.release(); }
 
-        std::shared_ptr<WorkerSession> session;
+        std::shared_ptr<WorkerConnection> connection;
         boost::asio::posix::stream_descriptor io;
         bool waits = false;
         bool is_needed = false;  ///< an operation waits for this worker's messages
@@ -102,7 +102,7 @@ private:
     /// after every change.
     void pump();
     void pump_soon();
-    /// True if the operation needs a session with the next worker.
+    /// True if the operation needs a connection with the next worker.
     bool advance(Operations::iterator operation);
     bool advance(Operations::iterator operation, Inference& inference);
     void advance(Operations::iterator operation, SlabWait& wait);
@@ -114,13 +114,13 @@ private:
 
     /// `deadline` belongs to operation `hasty`, the only one that ends when it passes.
     void start_reopening(std::optional<std::chrono::milliseconds> deadline, std::uint64_t hasty = 0);
-    static Awaitable<void> reopen_session(std::shared_ptr<AsyncChannelState> self,
-                                          std::optional<std::chrono::milliseconds> deadline, std::uint64_t hasty);
-    void reopened(Result<std::shared_ptr<WorkerSession>> session, std::uint64_t hasty);
+    static Awaitable<void> reopen_connection(std::shared_ptr<AsyncChannelState> self,
+                                             std::optional<std::chrono::milliseconds> deadline, std::uint64_t hasty);
+    void reopened(Result<std::shared_ptr<WorkerConnection>> connection, std::uint64_t hasty);
 
     /// Waits for workers' messages while an operation needs them.
     void watch();
-    void watch(const std::shared_ptr<WorkerSession>& session);
+    void watch(const std::shared_ptr<WorkerConnection>& connection);
     void set_alarm();
     void poll_idle();
 
@@ -137,13 +137,13 @@ private:
     Operations operations_;
     std::uint64_t last_operation_ = 0;
 
-    /// Watches for the present session, and for draining ones that still owe answers.
+    /// Watches for the present connection, and for draining ones that still owe answers.
     std::vector<std::shared_ptr<Watch>> watches_;
     boost::asio::steady_timer alarm_;  ///< set to the earliest `until`
     std::shared_ptr<IdlePoller> idle_poller_;
     std::uint64_t last_operation_polled_ = 0;  ///< at the last run of `poll_idle`
     bool rests_ = false;                       ///< no operation since then; `idle_poller_`
-                                               ///< watches the session
+                                               ///< watches the connection
 };
 
 template <typename T>

@@ -16,7 +16,7 @@ namespace asio = boost::asio;
 namespace {
 
 /// Unmaps on another thread: unmapping GPU memory waits for the GPU, which may wait for the loop.
-WorkerSession::Unmapping unmapping_beside(asio::any_io_executor loop) {
+WorkerConnection::Unmapping unmapping_beside(asio::any_io_executor loop) {
     return [loop = std::move(loop)](SlabMemory memory, std::function<void()> then) {
         auto unmap = [loop, memory = std::move(memory), then = std::move(then)]() mutable {
             { const SlabMemory gone{std::move(memory)}; }
@@ -28,28 +28,29 @@ WorkerSession::Unmapping unmapping_beside(asio::any_io_executor loop) {
 
 }  // namespace
 
-asio::awaitable<Result<std::shared_ptr<WorkerSession>>> open_session(UniqueFd& socket, std::uint64_t channel,
-                                                                     const ChannelOptions& options) {
+asio::awaitable<Result<std::shared_ptr<WorkerConnection>>> open_connection(UniqueFd& socket, std::uint64_t channel,
+                                                                           const ChannelOptions& options) {
     const asio::any_io_executor loop = co_await asio::this_coro::executor;
-    const auto opening = [&]() -> asio::awaitable<Result<std::shared_ptr<WorkerSession>>> {
-        Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(socket), channel, options);
-        if (session) (*session)->unmap_gpu_by(unmapping_beside(loop));
-        co_return session;
+    const auto opening = [&]() -> asio::awaitable<Result<std::shared_ptr<WorkerConnection>>> {
+        Result<std::shared_ptr<WorkerConnection>> connection =
+            WorkerConnection::open(std::move(socket), channel, options);
+        if (connection) (*connection)->unmap_gpu_by(unmapping_beside(loop));
+        co_return connection;
     };
     co_return co_await asio::co_spawn(BlockingThreads::of(loop), opening, asio::use_awaitable);
 }
 
-asio::awaitable<Result<std::shared_ptr<WorkerSession>>> connect_session(std::shared_ptr<AsyncControlState> control,
-                                                                        ReconnectingChannel& channel,
-                                                                        ReconnectingChannel::Introduction& asked) {
+asio::awaitable<Result<std::shared_ptr<WorkerConnection>>>
+connect_connection(std::shared_ptr<AsyncControlState> control, ReconnectingChannel& channel,
+                   ReconnectingChannel::Introduction& asked) {
     for (;;) {
         Result<Answer> answer =
             co_await control->call("channel.open", asked.params, deadline_in(asked.patience.value_or(limits::call)));
         Result<UniqueFd> socket = channel.introduced(asked, std::move(answer));
         if (!socket) co_return std::move(socket).error();
-        Result<std::shared_ptr<WorkerSession>> session =
-            co_await open_session(*socket, channel.number(), asked.options);
-        if (session || !channel.ask_again(asked, session.error())) co_return session;
+        Result<std::shared_ptr<WorkerConnection>> connection =
+            co_await open_connection(*socket, channel.number(), asked.options);
+        if (connection || !channel.ask_again(asked, connection.error())) co_return connection;
     }
 }
 

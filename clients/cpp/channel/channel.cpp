@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "clients/cpp/channel/reconnecting_channel.h"
-#include "clients/cpp/channel/worker_session.h"
+#include "clients/cpp/channel/worker_connection.h"
 
 namespace bulkhead {
 
@@ -42,23 +42,24 @@ Result<Channel> Channel::open(ControlClient& control, std::string_view model, co
 
 Result<Channel> Channel::adopt(UniqueFd socket, const ChannelOptions& options) {
     auto channel = std::make_unique<ReconnectingChannel>();
-    Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(socket), channel->number(), options);
-    if (!session) return std::move(session).error();
-    channel->replace_session(std::move(*session));
+    Result<std::shared_ptr<WorkerConnection>> connection =
+        WorkerConnection::open(std::move(socket), channel->number(), options);
+    if (!connection) return std::move(connection).error();
+    channel->replace_connection(std::move(*connection));
     return Channel{std::move(channel)};
 }
 
 Result<> Channel::reopen(std::optional<std::chrono::milliseconds> deadline) { return channel_->reopen(deadline); }
 
-const boost::json::object& Channel::methods() const noexcept { return channel_->session().welcome().methods; }
-std::string_view Channel::model() const noexcept { return channel_->session().welcome().model; }
-std::uint64_t Channel::generation() const noexcept { return channel_->session().welcome().generation; }
-std::uint32_t Channel::replica() const noexcept { return channel_->session().welcome().replica; }
+const boost::json::object& Channel::methods() const noexcept { return channel_->connection().welcome().methods; }
+std::string_view Channel::model() const noexcept { return channel_->connection().welcome().model; }
+std::uint64_t Channel::generation() const noexcept { return channel_->connection().welcome().generation; }
+std::uint32_t Channel::replica() const noexcept { return channel_->connection().welcome().replica; }
 std::uint64_t Channel::replays() const noexcept { return channel_->replays(); }
-int Channel::fd() { return channel_->session().fd(); }
+int Channel::fd() { return channel_->connection().fd(); }
 Result<> Channel::receive() {
-    Result<> heard = channel_->session().receive_available();
-    channel_->session().settle();
+    Result<> heard = channel_->connection().receive_available();
+    channel_->connection().settle();
     return heard;
 }
 
@@ -69,11 +70,11 @@ Result<Input> Channel::allocate_on_gpu(wire::DType dtype, std::span<const std::i
     return channel_->allocate(dtype, dims, true);
 }
 Result<> Channel::keep_outputs_on_gpu(std::uint64_t size_bytes) {
-    return channel_->session().keep_outputs_on_gpu(size_bytes);
+    return channel_->connection().keep_outputs_on_gpu(size_bytes);
 }
 
-std::optional<Error> Channel::why_no_gpu() const { return channel_->session().why_no_gpu(); }
-std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return channel_->session().gpu(); }
+std::optional<Error> Channel::why_no_gpu() const { return channel_->connection().why_no_gpu(); }
+std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return channel_->connection().gpu(); }
 bool Channel::owns(const Input& input) const noexcept { return channel_->owns(input); }
 
 Result<Reply> Channel::infer(const Request& request) {

@@ -7,7 +7,7 @@
 
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/base/protocol_violation.h"
-#include "clients/cpp/channel/worker_session.h"
+#include "clients/cpp/channel/worker_connection.h"
 
 namespace bulkhead {
 Input::Lease::~Lease() {
@@ -17,8 +17,8 @@ Input::Lease::~Lease() {
 }
 
 Output::Lease::~Lease() {
-    const std::shared_ptr<WorkerSession> session = channel.lock();
-    if (!session) return;
+    const std::shared_ptr<WorkerConnection> connection = channel.lock();
+    if (!connection) return;
     if (events && !readers.empty()) {
         const Result<std::uint32_t> event = events->record({readers.data(), readers.size()});
         if (event)
@@ -26,7 +26,7 @@ Output::Lease::~Lease() {
         else
             events->gpu()->synchronize();  // without an event there is no order, so wait
     }
-    session->give_back(tensor.lease);
+    connection->give_back(tensor.lease);
 }
 
 Result<> Output::Lease::read_on(void* stream) {
@@ -37,14 +37,14 @@ Result<> Output::Lease::read_on(void* stream) {
 }
 
 ClientSlab::~ClientSlab() {
-    if (const std::shared_ptr<WorkerSession> session = session_.lock())
-        session->unmap(std::move(memory_), returned_at_end_ ? std::optional{id_} : std::nullopt);
+    if (const std::shared_ptr<WorkerConnection> connection = connection_.lock())
+        connection->unmap(std::move(memory_), returned_at_end_ ? std::optional{id_} : std::nullopt);
 }
 
 void OutputSlab::retire() {
     if (std::exchange(retired_, true)) return;
-    for (const std::weak_ptr<WorkerSession>& borrower : std::exchange(borrowers_, {}))
-        if (const std::shared_ptr<WorkerSession> session = borrower.lock()) session->return_loans();
+    for (const std::weak_ptr<WorkerConnection>& borrower : std::exchange(borrowers_, {}))
+        if (const std::shared_ptr<WorkerConnection> connection = borrower.lock()) connection->return_loans();
 }
 
 Result<> ClientSlabs::check(const channel::SlabOffer& offer) const {
@@ -59,14 +59,14 @@ Result<> ClientSlabs::check(const channel::SlabOffer& offer) const {
     return {};
 }
 
-void ClientSlabs::take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<WorkerSession> session) {
+void ClientSlabs::take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<WorkerConnection> connection) {
     ++count_;
     bytes_ += offer.size_bytes;
     if (offer.direction == wire::SlabDirection::output)
         outputs_.emplace(offer.slab_id,
-                         std::make_shared<OutputSlab>(offer.slab_id, std::move(memory), std::move(session)));
+                         std::make_shared<OutputSlab>(offer.slab_id, std::move(memory), std::move(connection)));
     else
-        inputs_.push_back(std::make_shared<InputSlab>(offer.slab_id, std::move(memory), std::move(session), channel_,
+        inputs_.push_back(std::make_shared<InputSlab>(offer.slab_id, std::move(memory), std::move(connection), channel_,
                                                       inputs_.empty()));
 }
 

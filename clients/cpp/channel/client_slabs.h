@@ -1,6 +1,6 @@
 #pragma once
 
-/// The client's view of one session's slabs, and the leases in them.
+/// The client's view of one connection's slabs, and the leases in them.
 
 #include <chrono>
 #include <cstdint>
@@ -29,8 +29,8 @@ namespace bulkhead {
 /// Thread  its channel's
 class ClientSlab {
 public:
-    ClientSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerSession> session)
-        : id_{id}, memory_{std::move(memory)}, session_{std::move(session)} {}
+    ClientSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerConnection> connection)
+        : id_{id}, memory_{std::move(memory)}, connection_{std::move(connection)} {}
     ~ClientSlab();
     ClientSlab(const ClientSlab&) = delete;
     ClientSlab& operator=(const ClientSlab&) = delete;
@@ -48,7 +48,7 @@ public:
 private:
     const std::uint32_t id_;
     SlabMemory memory_;
-    const std::weak_ptr<WorkerSession> session_;
+    const std::weak_ptr<WorkerConnection> connection_;
     bool returned_at_end_ = false;
 };
 
@@ -59,9 +59,9 @@ struct InputSlab : ClientSlab {
     bool is_first;                                ///< kept until the channel ends
     Clock::time_point idle_since = Clock::now();  ///< of an added slab without leases
 
-    InputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerSession> session, std::uint64_t number,
+    InputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerConnection> connection, std::uint64_t number,
               bool first)
-        : ClientSlab{id, std::move(memory), std::move(session)}, channel{number}, is_first{first} {}
+        : ClientSlab{id, std::move(memory), std::move(connection)}, channel{number}, is_first{first} {}
 };
 
 /// Shared by the channel, its outputs, and its loans to other channels, which are on
@@ -73,20 +73,20 @@ public:
     /// No new result will lie in it: it was withdrawn, or its worker accepts no more requests.
     [[nodiscard]] bool is_retired() const noexcept { return retired_; }
 
-    void lent_to(std::weak_ptr<WorkerSession> borrower) { borrowers_.push_back(std::move(borrower)); }
+    void lent_to(std::weak_ptr<WorkerConnection> borrower) { borrowers_.push_back(std::move(borrower)); }
     /// Makes each borrower return it as soon as none of its requests uses it.
     void retire();
 
 private:
-    std::vector<std::weak_ptr<WorkerSession>> borrowers_;
+    std::vector<std::weak_ptr<WorkerConnection>> borrowers_;
     bool retired_ = false;
 };
 
-/// Another channel's output slab that this session's worker may read; in use while a
+/// Another channel's output slab that this connection's worker may read; in use while a
 /// request shares it.
 struct Loan {
     std::shared_ptr<OutputSlab> slab;
-    std::uint32_t id;  ///< in this session
+    std::uint32_t id;  ///< in this connection
 };
 
 struct Input::Lease {
@@ -110,15 +110,15 @@ struct Input::Lease {
 struct Output::Lease {
     channel::Tensor tensor;
     std::shared_ptr<OutputSlab> slab;
-    std::weak_ptr<WorkerSession> channel;                ///< expired: the worker has already taken
+    std::weak_ptr<WorkerConnection> channel;             ///< expired: the worker has already taken
                                                          ///< everything back
     std::shared_ptr<GpuEvents> events;                   ///< if the output is on the GPU
     boost::container::small_vector<void*, 1> readers{};  ///< streams that may still read it
                                                          ///< when it is dropped
 
-    Lease(const channel::Tensor& described, std::shared_ptr<OutputSlab> owner, std::weak_ptr<WorkerSession> session,
-          std::shared_ptr<GpuEvents> gpu_events)
-        : tensor{described}, slab{std::move(owner)}, channel{std::move(session)}, events{std::move(gpu_events)} {}
+    Lease(const channel::Tensor& described, std::shared_ptr<OutputSlab> owner,
+          std::weak_ptr<WorkerConnection> connection, std::shared_ptr<GpuEvents> gpu_events)
+        : tensor{described}, slab{std::move(owner)}, channel{std::move(connection)}, events{std::move(gpu_events)} {}
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     ~Lease();
@@ -147,9 +147,9 @@ public:
 
     /// Checks an offer before it is mapped. Errors  protocol_violation
     Result<> check(const channel::SlabOffer& offer) const;
-    void take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<WorkerSession> session);
+    void take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<WorkerConnection> connection);
     /// Returns the slab at once, or when nothing uses it.
-    /// Errors  protocol_violation: not a slab of this session
+    /// Errors  protocol_violation: not a slab of this connection
     Result<> withdraw(std::uint32_t id);
     /// Notes a slab that is returned unasked: its worker may ask for it at the same time.
     void returning(std::uint32_t id) { returned_unasked_.insert(id); }

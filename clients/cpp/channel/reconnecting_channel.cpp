@@ -72,30 +72,30 @@ Result<> ReconnectingChannel::connect(ControlClient& control, Introduction asked
     for (;;) {
         Result<UniqueFd> socket = introduced(asked, control.call("channel.open", asked.params, asked.patience));
         if (!socket) return std::move(socket).error();
-        Result<std::shared_ptr<WorkerSession>> session =
-            WorkerSession::open(std::move(*socket), number_, asked.options);
-        if (session) {
-            replace_session(std::move(*session));
+        Result<std::shared_ptr<WorkerConnection>> connection =
+            WorkerConnection::open(std::move(*socket), number_, asked.options);
+        if (connection) {
+            replace_connection(std::move(*connection));
             return {};
         }
-        if (!ask_again(asked, session.error())) return std::move(session).error();
+        if (!ask_again(asked, connection.error())) return std::move(connection).error();
     }
 }
 
-void ReconnectingChannel::replace_session(std::shared_ptr<WorkerSession> session) {
-    const std::shared_ptr<WorkerSession> dead = std::exchange(session_, std::move(session));
+void ReconnectingChannel::replace_connection(std::shared_ptr<WorkerConnection> connection) {
+    const std::shared_ptr<WorkerConnection> dead = std::exchange(connection_, std::move(connection));
     for (auto& [id, flight] : in_flight_)
-        if (flight.session == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
+        if (flight.connection == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
             if (auto request = dead->take_lost(flight.request_id)) send_again(flight, std::move(*request));
     if (dead && dead->ended()) dead->let_go();
 }
 
 Result<> ReconnectingChannel::reopen(std::optional<milliseconds> deadline) {
-    if (!session_->ended() && !session_->closing()) return {};
+    if (!connection_->ended() && !connection_->closing()) return {};
     if (!origin_)
         return Error{ErrorCode::worker_lost,
                      fmt::format("opening a channel to {} again: it came as a descriptor, from where is not known here",
-                                 session_->welcome().model),
+                                 connection_->welcome().model),
                      "open a new channel"};
     Introduction asked = introduction(deadline, limits::reopen_tries);
     Result<ControlClient> control = ControlClient::connect(origin_->socket);
@@ -103,19 +103,19 @@ Result<> ReconnectingChannel::reopen(std::optional<milliseconds> deadline) {
     return connect(*control, std::move(asked));
 }
 
-void ReconnectingChannel::send_again(InFlight& flight, WorkerSession::Sending request) {
-    flight.lost_with = flight.session->welcome().generation;
-    flight.session = session_;
+void ReconnectingChannel::send_again(InFlight& flight, WorkerConnection::Sending request) {
+    flight.lost_with = flight.connection->welcome().generation;
+    flight.connection = connection_;
     const auto sent = [&]() -> Result<std::uint64_t> {
         if (flight.until && Clock::now() >= *flight.until)
             return Error{ErrorCode::deadline_exceeded, "its deadline passed meanwhile", "allow more time"};
         if (flight.until) request.deadline = left_until(*flight.until);
         for (auto& input : request.inputs) {
-            Result<WorkerSession::Sending::Tensor> moved = here(input, request.stream);
+            Result<WorkerConnection::Sending::Tensor> moved = here(input, request.stream);
             if (!moved) return Error{moved.error()}.during(fmt::format("input \"{}\"", input.name));
             input = std::move(*moved);
         }
-        return session_->submit(std::move(request));
+        return connection_->submit(std::move(request));
     }();
     if (sent)
         flight.request_id = *sent, ++replays_;
@@ -123,10 +123,10 @@ void ReconnectingChannel::send_again(InFlight& flight, WorkerSession::Sending re
         flight.refused = sent.error();
 }
 
-/// Returns the same bytes in a slab of the present session. Copies an input from an earlier
+/// Returns the same bytes in a slab of the present connection. Copies an input from an earlier
 /// worker's slab at each use, because the caller may still write to it.
 Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::placed(std::shared_ptr<const Input::Lease> lease) {
-    if (session_->owns(*lease)) return lease;
+    if (connection_->owns(*lease)) return lease;
     if (lease->slab->gpu())
         return Error{ErrorCode::input_invalid, "an input that lies in the GPU memory of a worker that has ended",
                      "allocate it again: only the GPU could copy it"};
@@ -135,7 +135,7 @@ Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::placed(std::sha
 
 Result<std::shared_ptr<const Input::Lease>>
 ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dims, std::span<const std::byte> bytes) {
-    Result<std::shared_ptr<Input::Lease>> copy = session_->allocate(dtype, dims);
+    Result<std::shared_ptr<Input::Lease>> copy = connection_->allocate(dtype, dims);
     if (!copy) return std::move(copy).error();
     std::ranges::copy(bytes, (*copy)->bytes().begin());
     return std::move(*copy);
@@ -143,48 +143,49 @@ ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dim
 
 /// Forwards an output in place, as a loan. Forwards a copy if the worker takes no loans or has no
 /// room for one more, and always for a GPU output.
-Result<WorkerSession::Sending::Tensor>
+Result<WorkerConnection::Sending::Tensor>
 ReconnectingChannel::forwarded(const std::string& name, std::shared_ptr<Output::Lease> lease, void* stream) {
     if (lease->slab->gpu()) {
-        Result<std::shared_ptr<const Input::Lease>> copy = session_->copy_on_gpu(*lease, stream);
+        Result<std::shared_ptr<const Input::Lease>> copy = connection_->copy_on_gpu(*lease, stream);
         if (!copy) return std::move(copy).error();
-        return WorkerSession::Sending::Tensor{name, std::move(*copy)};
+        return WorkerConnection::Sending::Tensor{name, std::move(*copy)};
     }
-    if (session_->lends()) {
-        Result<std::shared_ptr<const Loan>> loan = session_->borrow(lease->slab);
-        if (loan) return WorkerSession::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
+    if (connection_->lends()) {
+        Result<std::shared_ptr<const Loan>> loan = connection_->borrow(lease->slab);
+        if (loan) return WorkerConnection::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
         if (loan.error().code != ErrorCode::resources_exhausted) return std::move(loan).error();
     }
     Result<std::shared_ptr<const Input::Lease>> copy = copied(lease->tensor.dtype, lease->tensor.dims, lease->bytes());
     if (!copy) return std::move(copy).error();
     // Keeps the output: if the request is sent again, the next worker may take loans.
-    return WorkerSession::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
+    return WorkerConnection::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
 }
 
-/// Returns the same tensor for the present session.
-Result<WorkerSession::Sending::Tensor> ReconnectingChannel::here(WorkerSession::Sending::Tensor tensor, void* stream) {
+/// Returns the same tensor for the present connection.
+Result<WorkerConnection::Sending::Tensor> ReconnectingChannel::here(WorkerConnection::Sending::Tensor tensor,
+                                                                    void* stream) {
     if (tensor.forwarded) return forwarded(tensor.name, std::move(tensor.forwarded), stream);
     Result<std::shared_ptr<const Input::Lease>> lease = placed(std::move(tensor.lease));
     if (!lease) return std::move(lease).error();
-    return WorkerSession::Sending::Tensor{tensor.name, std::move(*lease)};
+    return WorkerConnection::Sending::Tensor{tensor.name, std::move(*lease)};
 }
 
 Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::optional<Clock::time_point> until,
                                                 bool awaited) {
     // Before any copy.
-    if (std::optional<Error> why = session_->why_not_now()) return *std::move(why);
-    WorkerSession::Sending sending{std::string{request.method},
-                                   {},
-                                   request.parameters,
-                                   request.deadline,
-                                   request.retry_safe,
-                                   request.in_parts,
-                                   request.stream,
-                                   awaited};
+    if (std::optional<Error> why = connection_->why_not_now()) return *std::move(why);
+    WorkerConnection::Sending sending{std::string{request.method},
+                                      {},
+                                      request.parameters,
+                                      request.deadline,
+                                      request.retry_safe,
+                                      request.in_parts,
+                                      request.stream,
+                                      awaited};
     bool copied = false;
     // Its GPU copies may still be queued, into room that is free for others from now on.
     const auto not_sent = [&](Error reason) {
-        if (copied) session_->gpu()->synchronize();
+        if (copied) connection_->gpu()->synchronize();
         return reason;
     };
     for (const NamedInput& named : request.inputs) {
@@ -194,7 +195,7 @@ Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::opt
             return not_sent({ErrorCode::input_invalid,
                              fmt::format("input \"{}\" was not allocated on this channel", named.name),
                              "allocate inputs on the channel they are sent on, or forward an output"});
-        Result<WorkerSession::Sending::Tensor> tensor =
+        Result<WorkerConnection::Sending::Tensor> tensor =
             here({std::string{named.name}, is_own ? named.input->lease_ : nullptr,
                   is_own ? nullptr : named.output->lease_, nullptr},
                  request.stream);
@@ -203,7 +204,7 @@ Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::opt
         sending.inputs.push_back(std::move(*tensor));
     }
     if (until) sending.deadline = left_until(*until);
-    Result<std::uint64_t> sent = session_->submit(std::move(sending));
+    Result<std::uint64_t> sent = connection_->submit(std::move(sending));
     if (!sent) return not_sent(std::move(sent).error());
     return sent;
 }
@@ -219,7 +220,7 @@ Result<std::uint64_t> ReconnectingChannel::submit(const Request& request, bool a
 }
 
 Result<std::uint64_t> ReconnectingChannel::submit_now(const Request& request, Clock::time_point asked, bool awaited) {
-    InFlight flight{session_, 0, {}, false, {}, {}};
+    InFlight flight{connection_, 0, {}, false, {}, {}};
     if (request.deadline.count() > 0) flight.until = asked + request.deadline;
     const Result<std::uint64_t> sent = send(request, flight.until, awaited);
     if (!sent) return sent.error();
@@ -235,7 +236,7 @@ bool ReconnectingChannel::may_retry(const Request& request, const Error& refusal
 Error ReconnectingChannel::not_reopened(const Error& reason) const {
     return Error{reason}.during(
         fmt::format("sending a request to {}: generation {} has died, and opening the channel again",
-                    session_->welcome().model, session_->welcome().generation));
+                    connection_->welcome().model, connection_->welcome().generation));
 }
 
 Result<Reply> ReconnectingChannel::take(std::uint64_t request_id, bool in_parts) {
@@ -268,7 +269,8 @@ ReconnectingChannel::RequestState ReconnectingChannel::state_of(std::uint64_t re
     const auto found = in_flight_.find(request_id);
     if (found == in_flight_.end() || found->second.refused) return RequestState::answered;
     if (is_lost(found->second)) return RequestState::lost;
-    return found->second.session->answered(found->second.request_id) ? RequestState::answered : RequestState::in_flight;
+    return found->second.connection->answered(found->second.request_id) ? RequestState::answered
+                                                                        : RequestState::in_flight;
 }
 
 Result<Reply> ReconnectingChannel::give_up(std::uint64_t request_id, const Error& reason) {
@@ -287,29 +289,29 @@ Result<Reply> ReconnectingChannel::completed(Requests::iterator found, Result<Re
     if (outcome || !flight.lost_with) return outcome;
     return std::move(outcome).error().during(
         fmt::format("request {} of {}, lost with generation {} and sent once more to generation {}", request_id,
-                    flight.session->welcome().model, *flight.lost_with, flight.session->welcome().generation));
+                    flight.connection->welcome().model, *flight.lost_with, flight.connection->welcome().generation));
 }
 
 Result<Reply> ReconnectingChannel::outcome_of(InFlight& flight, bool in_parts, Clock::time_point until) {
     if (flight.refused) return *flight.refused;
-    return flight.session->wait(flight.request_id, in_parts, until);
+    return flight.connection->wait(flight.request_id, in_parts, until);
 }
 
 /// Whether the request died with its worker and may be sent once more.
 bool ReconnectingChannel::is_lost(const InFlight& flight) const {
-    return flight.session == session_ && !flight.lost_with && !flight.cancelled && can_reopen() &&
-           session_->has_lost(flight.request_id);
+    return flight.connection == connection_ && !flight.lost_with && !flight.cancelled && can_reopen() &&
+           connection_->has_lost(flight.request_id);
 }
 
 Result<Input> ReconnectingChannel::allocate(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu) {
-    Result<std::shared_ptr<Input::Lease>> lease = session_->allocate(dtype, dims, on_gpu);
+    Result<std::shared_ptr<Input::Lease>> lease = connection_->allocate(dtype, dims, on_gpu);
     if (!lease) return std::move(lease).error();
     return Input{std::move(*lease)};
 }
 
 Result<std::optional<Input>> ReconnectingChannel::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
                                                                   bool on_gpu, bool& asked) {
-    Result<std::shared_ptr<Input::Lease>> lease = session_->allocate_or_ask(dtype, dims, on_gpu, asked);
+    Result<std::shared_ptr<Input::Lease>> lease = connection_->allocate_or_ask(dtype, dims, on_gpu, asked);
     if (!lease) return std::move(lease).error();
     if (*lease == nullptr) return std::optional<Input>{};
     return std::optional<Input>{Input{std::move(*lease)}};
@@ -320,12 +322,12 @@ Result<> ReconnectingChannel::cancel(std::uint64_t request_id) {
     if (found == in_flight_.end()) return {};
     found->second.cancelled = true;
     if (found->second.refused) return {};
-    return found->second.session->cancel(found->second.request_id);
+    return found->second.connection->cancel(found->second.request_id);
 }
 
 void ReconnectingChannel::abandon(std::uint64_t request_id) {
     const auto found = in_flight_.extract(request_id);
-    if (!found.empty() && !found.mapped().refused) found.mapped().session->abandon(found.mapped().request_id);
+    if (!found.empty() && !found.mapped().refused) found.mapped().connection->abandon(found.mapped().request_id);
 }
 
 }  // namespace bulkhead

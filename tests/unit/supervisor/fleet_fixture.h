@@ -36,10 +36,10 @@ protected:
     boost::asio::io_context io_;
     Gpus gpus_;
     EventBus events_;
-    OffLoop off_loop_{io_};
+    BlockingQueue blocking_{io_};
     FakeKeeper keeper_{io_};
     FleetContext context_{
-        io_, keeper_, off_loop_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
+        io_, keeper_, blocking_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
     config::Fleet declared_;
     std::optional<Fleet> fleet_;
 };

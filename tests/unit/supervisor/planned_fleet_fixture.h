@@ -57,7 +57,7 @@ protected:
     /// And off it.
     void settle() {
         for (int i = 0; i < 3; ++i) {
-            EXPECT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+            EXPECT_TRUE(wait([&] { return blocking_.waiting() == 0; }));
             turn();
         }
     }

@@ -17,10 +17,10 @@ using namespace std::chrono_literals;
 /// A replica against a worker end that the test plays, with a keeper that starts no process.
 class ReplicaTest : public testing::Test {
 protected:
-    ReplicaTest() : ReplicaTest{limits::off_loop_job_deadline, limits::off_loop_stuck_max} {}
+    ReplicaTest() : ReplicaTest{limits::blocking_job_deadline, limits::blocking_stuck_max} {}
     /// With these bounds of what is done off the loop.
     ReplicaTest(Deadline::Clock::duration job_deadline, std::size_t stuck_max)
-        : off_loop_{io_, job_deadline, stuck_max} {
+        : blocking_{io_, job_deadline, stuck_max} {
         spec_.name = "m";
         spec_.device = "cpu";
         spec_.deadlines = {.load = 20s, .request = 1s, .drain = 20s, .kill = 20s};
@@ -78,10 +78,10 @@ protected:
     boost::asio::io_context io_;
     Gpus gpus_;
     EventBus events_;
-    OffLoop off_loop_;
+    BlockingQueue blocking_;
     FakeKeeper keeper_{io_};
     FleetContext context_{
-        io_, keeper_, off_loop_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
+        io_, keeper_, blocking_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
     config::ModelSpec spec_;
     ModelLog log_{"m", std::nullopt};
     std::unique_ptr<Replica> replica_;

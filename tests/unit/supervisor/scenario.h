@@ -162,7 +162,7 @@ private:
     }
     /// What it does off the loop waits until `go_on`.
     void hold() {
-        off_loop_.run(
+        blocking_.run(
             "waiting", [go = held_.emplace().get_future().share()] { return go.wait(), true; },
             [](const Result<bool>&) {});
     }
@@ -333,7 +333,7 @@ private:
                 {"reports", [=, this] { return context_.crash_reports->list("", 100).size() == count; }},
                 {"hung_up", [this] { return at_end_of_file(opened_.back().client_end); }},
                 {"overdue", [this] { return replica().process()->drain_deadline_passed(); }},
-                {"settled", [this] { return off_loop_.waiting() == 0; }},
+                {"settled", [this] { return blocking_.waiting() == 0; }},
                 {"declared", [this] { return !replica().declaration().empty() && replica().process()->pid != 0; }}};
     }
     void check(const Words& words, const std::string& first, const std::string& second, std::size_t count) {

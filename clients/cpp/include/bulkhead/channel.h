@@ -24,9 +24,9 @@ namespace cuda {
 class Gpu;  // ipc/cuda/gpu.h
 }
 
-class ReconnectingChannel;  // sessions with one worker after another
-class WorkerSession;        // one session: the socket, and the tables of slabs and requests
-class ClientSlabs;          // the slabs of one session
+class ReconnectingChannel;  // connections with one worker after another
+class WorkerConnection;     // one connection: the socket, and the tables of slabs and requests
+class ClientSlabs;          // the slabs of one connection
 
 /// Bytes in the input slab, leased by this client. Allocate, fill, submit; nothing is copied.
 ///
@@ -54,7 +54,7 @@ public:
 private:
     friend class Channel;
     friend class ReconnectingChannel;
-    friend class WorkerSession;
+    friend class WorkerConnection;
     friend class ClientSlabs;
     struct Lease;
     explicit Input(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
@@ -90,7 +90,7 @@ public:
 
 private:
     friend class ReconnectingChannel;
-    friend class WorkerSession;
+    friend class WorkerConnection;
     struct Lease;
     explicit Output(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
     std::shared_ptr<Lease> lease_;  ///< shared with the requests that forward it

@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "clients/cpp/channel/worker_session.h"
+#include "clients/cpp/channel/worker_connection.h"
 #include "tests/support/clients/channel_calls.h"
 #include "tests/support/clients/fake_worker.h"
 #include "tests/support/mappings.h"
@@ -104,7 +104,7 @@ TEST(ChannelFaults, ARefusalThatComesAfterItsCallFailsNoOtherCall) {
         w.send(channel::encode(channel::Failure{w.expect<channel::SlabRequest>().request_id, full}));
     }};
     const ChannelOptions options{.client = "test", .deadline = 10s};
-    const auto state = WorkerSession::open(worker.client_end(), 1, options).value();
+    const auto state = WorkerConnection::open(worker.client_end(), 1, options).value();
     const std::array<std::int64_t, 1> dims{large / 4 + 1};
     bool asked = false;
     ASSERT_EQ(state->allocate_or_ask(wire::DType::float32, dims, false, asked).value(), nullptr);

@@ -77,10 +77,10 @@ protected:
     boost::asio::io_context io_{1};
     Gpus gpus_;
     EventBus events_;
-    OffLoop off_loop_{io_};
+    BlockingQueue blocking_{io_};
     test::FakeKeeper keeper_{io_};
     FleetContext context_{
-        io_, keeper_, off_loop_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
+        io_, keeper_, blocking_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
     Fleet fleet_{context_, two_models(), std::nullopt};
     Daemon daemon_{fleet_,
                    {"0.1.0", hello_of(10), 11, "/run/s", "/fleet.yaml", "process group and marker"},

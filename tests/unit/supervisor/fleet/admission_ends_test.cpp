@@ -308,7 +308,7 @@ TEST_F(AdmissionEndsTest, TenThousandClientsThatOpenAndLeaveWhileALoadWaitsLeave
     }
     settle();
     EXPECT_EQ(waiting(), 1U);
-    EXPECT_EQ(off_loop_.waiting(), 0U);
+    EXPECT_EQ(blocking_.waiting(), 0U);
     answer_drain(first);
     (void)ready(2);
     EXPECT_TRUE(loaded);

@@ -211,13 +211,13 @@ TEST_F(AdmissionTest, AChannelToAModelThatServesIsOpenedWithoutALookAtTheDevices
     load("a");
     (void)ready(1);
     std::promise<void> go;
-    off_loop_.run(
+    blocking_.run(
         "a driver that hangs", [waits = go.get_future().share()] { return waits.wait(), true; },
         [](const Result<bool>&) {});
     for (int i = 0; i < 100; ++i) (void)open("a");
     turn();
     EXPECT_TRUE(std::ranges::all_of(opened_, [](const auto& one) { return one.has_value(); }));
-    EXPECT_EQ(off_loop_.waiting(), 1U) << "the one that hangs";
+    EXPECT_EQ(blocking_.waiting(), 1U) << "the one that hangs";
     go.set_value();
 }
 
@@ -225,11 +225,11 @@ TEST_F(AdmissionTest, AllWhoAskAtOnceShareALook) {
     begin({on("cuda:0", "a", 2 * gb)});
     settle();
     std::promise<void> go;
-    off_loop_.run(
+    blocking_.run(
         "a driver that is slow", [waits = go.get_future().share()] { return waits.wait(), true; },
         [](const Result<bool>&) {});
     for (int i = 0; i < 10; ++i) (void)open("a");
-    EXPECT_EQ(off_loop_.waiting(), 2U);
+    EXPECT_EQ(blocking_.waiting(), 2U);
     go.set_value();
     (void)ready(1);
     EXPECT_TRUE(

@@ -277,7 +277,7 @@ protected:
     /// by then waits.
     void settle() {
         bool done = false;
-        off_loop_.run("letting the jobs before pass", [] { return true; }, [&](const auto&) { done = true; });
+        blocking_.run("letting the jobs before pass", [] { return true; }, [&](const auto&) { done = true; });
         ASSERT_TRUE(wait([&] { return done; }));
         io_.restart();
         io_.poll();

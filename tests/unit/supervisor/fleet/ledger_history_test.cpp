@@ -18,16 +18,16 @@ using test::FakeWorker;
 class LedgerHistory : public test::LedgerTest {
 protected:
     /// Keeps what is asked of it from being done, while it lives.
-    class OffLoopBlock {
+    class BlockingQueueBlock {
     public:
-        explicit OffLoopBlock(OffLoop& off_loop) {
-            off_loop.run(
+        explicit BlockingQueueBlock(BlockingQueue& blocking) {
+            blocking.run(
                 "a slow disk", [waits = go_.get_future().share()] { return waits.wait(), true; },
                 [](const Result<bool>&) {});
         }
-        ~OffLoopBlock() { go_.set_value(); }
-        OffLoopBlock(const OffLoopBlock&) = delete;
-        OffLoopBlock& operator=(const OffLoopBlock&) = delete;
+        ~BlockingQueueBlock() { go_.set_value(); }
+        BlockingQueueBlock(const BlockingQueueBlock&) = delete;
+        BlockingQueueBlock& operator=(const BlockingQueueBlock&) = delete;
 
     private:
         std::promise<void> go_;
@@ -224,14 +224,14 @@ TEST_F(LedgerHistory, EachSupervisorHasTheLedgerOfTheOneBefore) {
         settle();
         ASSERT_TRUE(wait([&] { return is_quiet(); }));
         const auto others = foreign();
-        std::optional<OffLoopBlock> block{std::in_place, off_loop_};
+        std::optional<BlockingQueueBlock> block{std::in_place, blocking_};
         turn();
         tell_receipts();
         const json::array before = ledger();
         if (!is_spawned(before)) continue;
         for (const std::string& one : holders(before)) ++seen[one];
         block.reset();
-        supervise_anew([&] { block.emplace(off_loop_); });
+        supervise_anew([&] { block.emplace(blocking_); });
         ASSERT_EQ(json::serialize(ledger()), json::serialize(before)) << "step " << i;
         block.reset();
         ASSERT_EQ(foreign(), others) << "step " << i << " " << json::serialize(before);

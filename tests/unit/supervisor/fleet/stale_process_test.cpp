@@ -100,9 +100,9 @@ protected:
     boost::asio::io_context io_;
     Gpus gpus_;
     EventBus events_;
-    OffLoop off_loop_{io_};
+    BlockingQueue blocking_{io_};
     test::FakeKeeper keeper_{io_};
-    FleetContext context_{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr};
+    FleetContext context_{io_, keeper_, blocking_, gpus_, events_, {}, nullptr};
     std::list<AsyncMutex::Lock> gpu_locks_;
     MarkedProcess process_{{}};
     test::FakeGpus fake_{fmt::format("gpu GPU-a 1000 A\ngpu GPU-b 1000 B\nprocess 1 {} 400 ghost\n", process_.pid())};
@@ -111,7 +111,7 @@ protected:
 TEST_F(StaleProcessWatchTest, WithoutLeftoversNobodyAsksTheDriver) {
     fake_.set("driver hangs\n");
     start({}, 10s);
-    EXPECT_EQ(off_loop_.waiting(), 0U);
+    EXPECT_EQ(blocking_.waiting(), 0U);
 }
 
 TEST_F(StaleProcessWatchTest, HoldsBackOnlyTheGpuThatItUsesUntilItsMemoryIsBack) {
@@ -129,7 +129,7 @@ TEST_F(StaleProcessWatchTest, HoldsBackOnlyTheGpuThatItUsesUntilItsMemoryIsBack)
                           // nothing is granted
     for (int looks = 0; looks < 3; ++looks) {
         ran_on = false;
-        off_loop_.run(
+        blocking_.run(
             "x", [] { return true; }, [&](const Result<bool>&) { ran_on = true; });
         ASSERT_TRUE(wait([&] { return ran_on; }));
     }

@@ -44,7 +44,7 @@ protected:
         worker_.wait();
     }
     void start() {
-        Reclamation::start(io_, off_loop_, gpus_, trace_, true,
+        Reclamation::start(io_, blocking_, gpus_, trace_, true,
                            [this](Reclaimed reclaimed) { done_ = std::move(reclaimed); });
     }
     /// What a worker of this machine leaves.
@@ -60,7 +60,7 @@ protected:
             bool over = false;
             Deadline next{io_};
             next.arm(limits::settle_poll, [&] {
-                off_loop_.run(
+                blocking_.run(
                     "x", [] { return true; }, [&](const Result<bool>&) { over = true; });
             });
             ASSERT_TRUE(test::run_until(io_, [&] { return over; }));
@@ -75,7 +75,7 @@ protected:
     test::FakeGpus fake_{gpu_line};
     boost::asio::io_context io_;
     Gpus gpus_;
-    OffLoop off_loop_{io_};
+    BlockingQueue blocking_{io_};
     const std::string marker_ = fmt::format("gpu{}:m/0#7", ::getpid());
     MarkedProcess worker_{{"BULKHEAD_WORKER=" + marker_}};
     Trace trace_{{"m", 0, 7}, worker_.pid(), true, marker_, "bulkhead:none:", "GPU-a", {}, false};

@@ -25,10 +25,10 @@ using testing::HasSubstr;
 using testing::Not;
 
 /// While it lives nothing that is done off the loop gets done.
-class OffLoopHeldUp {
+class BlockingQueueHeldUp {
 public:
-    explicit OffLoopHeldUp(OffLoop& off_loop) {
-        off_loop.run(
+    explicit BlockingQueueHeldUp(BlockingQueue& blocking) {
+        blocking.run(
             "waiting",
             [go = go_.get_future().share()] {
                 go.wait();
@@ -36,7 +36,7 @@ public:
             },
             [](const Result<bool>&) {});
     }
-    ~OffLoopHeldUp() { go_.set_value(); }
+    ~BlockingQueueHeldUp() { go_.set_value(); }
 
 private:
     std::promise<void> go_;
@@ -136,7 +136,7 @@ TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
     worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
     worker.say({{"type", "progress"}, {"phase", "loading"}});
     ASSERT_TRUE(wait([&] { return replica().process()->progress.phase == "loading"; }));
-    const OffLoopHeldUp held{off_loop_};
+    const BlockingQueueHeldUp held{blocking_};
     keeper_.exit(worker, {true, SIGSEGV, true});
     FakeWorker& next = successor();
     next.say({{"type", "progress"}, {"phase", "loading"}});

@@ -145,12 +145,12 @@ TEST_F(GpuHang, WhoHasBeenReadyWaitsForItsQuarantinedGpuAndStartsWhenThatIsLifte
     EXPECT_THAT(refused->attempt, HasSubstr("it fell off the bus"));
     EXPECT_EQ(keeper_.workers.size(), 1U);
 
-    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    ASSERT_TRUE(wait([&] { return blocking_.waiting() == 0; }));
     std::promise<void> seen;
-    off_loop_.run(
+    blocking_.run(
         "waiting", [seen = seen.get_future().share()] { return seen.wait(), true; }, [](const Result<bool>&) {});
     context_.gpu_quarantine.lift("GPU-a");
-    EXPECT_EQ(off_loop_.waiting(), 2U) << "it looks at once, not when its time has come";
+    EXPECT_EQ(blocking_.waiting(), 2U) << "it looks at once, not when its time has come";
     seen.set_value();
     loading(2).ready();
     wait_for(WorkerState::ready);
@@ -169,7 +169,7 @@ TEST_F(GpuHang, WaitingForAGpuThatIsNotLiftedStaysQuietAndEndsByAnUnload) {
     for (int i = 0; i < 3; ++i) {
         context_.gpu_quarantine.add("GPU-z", "another");
         context_.gpu_quarantine.lift("GPU-z");
-        ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+        ASSERT_TRUE(wait([&] { return blocking_.waiting() == 0; }));
         left = left || replica().state() != WorkerState::backoff;
     }
     EXPECT_FALSE(left);
@@ -177,7 +177,7 @@ TEST_F(GpuHang, WaitingForAGpuThatIsNotLiftedStaysQuietAndEndsByAnUnload) {
     context_.gpu_quarantine.lift("GPU-a");
     unload();  // while the look is under way
     EXPECT_EQ(replica().state(), WorkerState::stopped);
-    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    ASSERT_TRUE(wait([&] { return blocking_.waiting() == 0; }));
     io_.restart();
     io_.poll();
     EXPECT_EQ(replica().state(), WorkerState::stopped);
@@ -192,9 +192,9 @@ TEST_F(GpuHang, AFirstLoadThatItsGpuRefusesIsAnsweredAndStaysStopped) {
     EXPECT_EQ(loads_[0].error().code, ErrorCode::resources_exhausted);
     wait_for(WorkerState::stopped);
     // A job answers a moment before it ends.
-    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    ASSERT_TRUE(wait([&] { return blocking_.waiting() == 0; }));
     context_.gpu_quarantine.lift("GPU-a");
-    EXPECT_EQ(off_loop_.waiting(), 0U) << "nobody waits for it";
+    EXPECT_EQ(blocking_.waiting(), 0U) << "nobody waits for it";
     EXPECT_EQ(replica().state(), WorkerState::stopped);
 }
 
@@ -206,7 +206,7 @@ TEST_F(GpuHang, AGpuThatIsLostAsWellIsWaitedForUntilItIsFoundAgain) {
     ASSERT_TRUE(wait([&] { return replica().sentence().find("waits for its GPU") != std::string::npos; }));
     fake_.set("gpu GPU-a 10000000000 Fake\ndevice 0 lost\n");
     context_.gpu_quarantine.lift("GPU-a");
-    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    ASSERT_TRUE(wait([&] { return blocking_.waiting() == 0; }));
     io_.restart();
     io_.poll();
     EXPECT_EQ(replica().state(), WorkerState::backoff) << "it is not there, whatever a person says";

@@ -44,7 +44,7 @@ TEST_F(ReplicaTest, TheStartUnderWayOfAReplicaThatIsGoneKeepsNothingOfIt) {
     const std::weak_ptr process = replica().process();
     replica_.reset();
     EXPECT_TRUE(process.expired());
-    EXPECT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    EXPECT_TRUE(wait([&] { return blocking_.waiting() == 0; }));
 }
 
 TEST_F(ReplicaTest, ItsWorkerIsToldNothingOfHowModelsArePlaced) {

@@ -11,7 +11,7 @@ constexpr Clock::time_point start{};
 
 Result<> push(Scheduler& scheduler, std::uint64_t channel, std::uint64_t id, Clock::time_point deadline = start + 1h,
               std::size_t running = 0) {
-    RequestPtr request = std::make_unique<Request>();
+    RequestPtr request = std::make_unique<PendingRequest>();
     request->channel = channel;
     request->id = id;
     request->deadline = deadline;

@@ -189,17 +189,17 @@ TEST(OutputSlab, IsIdleFromTheReleaseOfItsLastResultOn) {
 class LastHolder final : public Requester {
 public:
     explicit LastHolder(std::weak_ptr<ChannelSlabs> slabs) : slabs_{std::move(slabs)} {}
-    void completed(const Request& /*request*/, Completion /*completion*/) override {}
-    void failed(const Request& /*request*/, const Error& /*error*/) override {}
-    void let_go(const Request& /*request*/) override { held_when_let_go = slabs_.lock() != nullptr; }
+    void completed(const PendingRequest& /*request*/, Completion /*completion*/) override {}
+    void failed(const PendingRequest& /*request*/, const Error& /*error*/) override {}
+    void let_go(const PendingRequest& /*request*/) override { held_when_let_go = slabs_.lock() != nullptr; }
     std::optional<bool> held_when_let_go;
 
 private:
     std::weak_ptr<ChannelSlabs> slabs_;
 };
 
-TEST(Request, HoldsNoSlabsWhenItsRequesterHearsThatItGoes) {
-    Request request;
+TEST(PendingRequest, HoldsNoSlabsWhenItsRequesterHearsThatItGoes) {
+    PendingRequest request;
     request.slabs = std::make_shared<ChannelSlabs>("test", config::ChannelLimits{},
                                                    std::make_shared<SlabBudget>(std::uint64_t{1} << 20));
     const auto holder = std::make_shared<LastHolder>(request.slabs);

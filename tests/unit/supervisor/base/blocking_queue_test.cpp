@@ -1,6 +1,6 @@
 /// What the kernel does not answer holds up nobody but who asked, and that one not for ever.
 
-#include "supervisor/base/off_loop.h"
+#include "supervisor/base/blocking_queue.h"
 
 #include <signal.h>
 
@@ -49,7 +49,7 @@ private:
     std::shared_ptr<std::atomic<int>> running_ = std::make_shared<std::atomic<int>>(0);
 };
 
-class OffLoopTest : public testing::Test {
+class BlockingQueueTest : public testing::Test {
 protected:
     bool wait(const std::function<bool()>& done) { return test::run_until(io_, done); }
     auto note(int number) {
@@ -60,28 +60,28 @@ protected:
     std::vector<int> answers_;
 };
 
-TEST_F(OffLoopTest, JobsRunInOrderAndAnswerLater) {
-    OffLoop off_loop{io_};
+TEST_F(BlockingQueueTest, JobsRunInOrderAndAnswerLater) {
+    BlockingQueue blocking{io_};
     std::vector<int> ran;  // on one thread alone
     for (const int number : {1, 2, 3})
-        off_loop.run(
+        blocking.run(
             "counting", [&ran, number] { return ran.push_back(number), number; }, note(number));
     EXPECT_THAT(answers_, ElementsAre());
     ASSERT_TRUE(wait([&] { return answers_.size() == 3; }));
     EXPECT_THAT(answers_, ElementsAre(1, 2, 3));
     EXPECT_THAT(ran, ElementsAre(1, 2, 3));
-    EXPECT_TRUE(off_loop.end());
+    EXPECT_TRUE(blocking.end());
 }
 
-TEST_F(OffLoopTest, AStuckJobIsANamedErrorAndThoseBehindItRun) {
+TEST_F(BlockingQueueTest, AStuckJobIsANamedErrorAndThoseBehindItRun) {
     JobGate gate;
-    OffLoop off_loop{io_, deadline};
+    BlockingQueue blocking{io_, deadline};
     std::optional<Error> error;
-    off_loop.run("reading the disk", gate.job(), [&](const Result<int>& result) {
+    blocking.run("reading the disk", gate.job(), [&](const Result<int>& result) {
         ASSERT_FALSE(result);
         error = result.error();
     });
-    off_loop.run(
+    blocking.run(
         "counting", [] { return 2; }, note(2));
     ASSERT_TRUE(wait([&] { return !answers_.empty(); }));
 
@@ -90,35 +90,35 @@ TEST_F(OffLoopTest, AStuckJobIsANamedErrorAndThoseBehindItRun) {
     EXPECT_EQ(error->attempt, "reading the disk: no end within 500 ms");
     EXPECT_THAT(error->remedy, AllOf(HasSubstr("/proc/"), HasSubstr("/stack")));
     EXPECT_THAT(answers_, ElementsAre(2));
-    EXPECT_FALSE(off_loop.end()) << "its thread has not come back";
+    EXPECT_FALSE(blocking.end()) << "its thread has not come back";
 }
 
-TEST_F(OffLoopTest, WhatComesBackTooLateAnswersNobodyAgain) {
+TEST_F(BlockingQueueTest, WhatComesBackTooLateAnswersNobodyAgain) {
     JobGate gate;
-    OffLoop off_loop{io_, deadline};
+    BlockingQueue blocking{io_, deadline};
     int answered = 0;
     const auto captured = std::make_shared<int>(0);
-    off_loop.run(
+    blocking.run(
         "reading the disk", [job = gate.job(), captured] { return job(); }, [&](const Result<int>&) { ++answered; });
     ASSERT_TRUE(wait([&] { return answered == 1; }));
     EXPECT_GT(captured.use_count(), 1) << "its job still uses it";
 
     gate.open();
     ASSERT_TRUE(wait([&] { return captured.use_count() == 1; }));
-    off_loop.run(
+    blocking.run(
         "counting", [] { return 2; }, note(2));
     ASSERT_TRUE(wait([&] { return !answers_.empty(); }));
     EXPECT_EQ(answered, 1);
-    EXPECT_TRUE(wait([&] { return off_loop.end(); }));
+    EXPECT_TRUE(wait([&] { return blocking.end(); }));
 }
 
-TEST_F(OffLoopTest, StuckThreadsAreBoundedAndOneThatComesBackMakesRoom) {
+TEST_F(BlockingQueueTest, StuckThreadsAreBoundedAndOneThatComesBackMakesRoom) {
     JobGate gate;
     constexpr int max = 3;
-    OffLoop off_loop{io_, deadline, max};
-    for (int number = 1; number <= max; ++number) off_loop.run("reading the disk", gate.job(), note(number));
+    BlockingQueue blocking{io_, deadline, max};
+    for (int number = 1; number <= max; ++number) blocking.run("reading the disk", gate.job(), note(number));
     std::optional<Error> waited;
-    off_loop.run(
+    blocking.run(
         "counting", [] { return 1; }, [&](const Result<int>& result) { waited = result.error(); });
     ASSERT_TRUE(wait([&] { return waited.has_value(); }));
     EXPECT_EQ(gate.running(), max);
@@ -127,48 +127,48 @@ TEST_F(OffLoopTest, StuckThreadsAreBoundedAndOneThatComesBackMakesRoom) {
     EXPECT_EQ(answers_.size(), static_cast<std::size_t>(max));
 
     std::optional<Error> refused;
-    off_loop.run(
+    blocking.run(
         "counting", [] { return 1; }, [&](const Result<int>& result) { refused = result.error(); });
     EXPECT_FALSE(refused) << "answered later, as all others are";
     ASSERT_TRUE(wait([&] { return refused.has_value(); }));
     EXPECT_EQ(refused->code, ErrorCode::resources_exhausted);
-    EXPECT_EQ(off_loop.waiting(), 0U);
+    EXPECT_EQ(blocking.waiting(), 0U);
 
     gate.open();
     answers_.clear();
     const auto counts = [&] {
-        if (off_loop.waiting() == 0)
-            off_loop.run(
+        if (blocking.waiting() == 0)
+            blocking.run(
                 "counting", [] { return 1; }, note(1));
         return std::ranges::find(answers_, 1) != answers_.end();
     };
     EXPECT_TRUE(wait(counts));
 }
 
-TEST_F(OffLoopTest, ItsEndDropsWhatWaitsAndDoesNotWaitForEver) {
+TEST_F(BlockingQueueTest, ItsEndDropsWhatWaitsAndDoesNotWaitForEver) {
     JobGate gate;
     const auto captured = std::make_shared<int>(0);
     {
-        OffLoop off_loop{io_, deadline};
-        off_loop.run("reading the disk", gate.job(), note(1));
-        off_loop.run(
+        BlockingQueue blocking{io_, deadline};
+        blocking.run("reading the disk", gate.job(), note(1));
+        blocking.run(
             "counting", [captured] { return 2; }, note(2));
         ASSERT_TRUE(wait([&] { return gate.running() == 1; }));
-        EXPECT_FALSE(off_loop.end());
+        EXPECT_FALSE(blocking.end());
     }
     EXPECT_THAT(answers_, testing::Not(testing::Contains(2)));
     gate.open();
     EXPECT_TRUE(wait([&] { return gate.running() == 0; }));
 }
 
-TEST_F(OffLoopTest, ItsEndWaitsNoLongerThanWhoEndsItWants) {
+TEST_F(BlockingQueueTest, ItsEndWaitsNoLongerThanWhoEndsItWants) {
     JobGate gate;
-    OffLoop off_loop{io_, 1h};
-    off_loop.run("reading ahead", gate.job(), note(1));
+    BlockingQueue blocking{io_, 1h};
+    blocking.run("reading ahead", gate.job(), note(1));
     ASSERT_TRUE(wait([&] { return gate.running() == 1; }));
-    EXPECT_FALSE(off_loop.end(1ms));
+    EXPECT_FALSE(blocking.end(1ms));
     gate.open();
-    EXPECT_TRUE(wait([&] { return off_loop.end(); }));
+    EXPECT_TRUE(wait([&] { return blocking.end(); }));
 }
 
 /// A replica whose every look at a disk or at /proc is refused, once `stuck` was called.
@@ -177,12 +177,12 @@ protected:
     StuckReplicaTest() : ReplicaTest{3s, 1} {}
     void stuck() {
         bool given_up = false;
-        off_loop_.run("reading the disk", gate_.job(), [&](const Result<int>&) { given_up = true; });
+        blocking_.run("reading the disk", gate_.job(), [&](const Result<int>&) { given_up = true; });
         ASSERT_TRUE(wait([&] { return given_up; }));
     }
     ~StuckReplicaTest() override {
         gate_.open();
-        EXPECT_TRUE(wait([&] { return off_loop_.end(); })) << "what the job was given lives until it is back";
+        EXPECT_TRUE(wait([&] { return blocking_.end(); })) << "what the job was given lives until it is back";
     }
     JobGate gate_;
 };
@@ -212,7 +212,7 @@ TEST_F(StuckReplicaTest, AReceiptComesAndClaimsNothing) {
 
 TEST(ProcessBeingRead, IsLeftOutByOthersAndAReceiptIsThenNotVerified) {
     Gpus gpus;
-    const Trace trace{{"m", 0, 1}, 5'000'000, true, "off_loop_test:none", "bulkhead:none:", "", {}, false};
+    const Trace trace{{"m", 0, 1}, 5'000'000, true, "blocking_queue_test:none", "bulkhead:none:", "", {}, false};
     EXPECT_TRUE(look_for_remains(trace, gpus).saw_all);
     {
         const ProcessBeingRead stuck{::getpid()};

@@ -7,7 +7,7 @@
 
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/base/protocol_violation.h"
-#include "clients/cpp/channel/worker_session.h"
+#include "clients/cpp/channel/worker_connection.h"
 #include "clients/cpp/control/control_rules.h"
 #include "ipc/channel/tensor_layout.h"
 
@@ -22,7 +22,7 @@ std::string came(std::uint64_t parts, std::uint64_t tokens) {
 
 }  // namespace
 
-Result<> WorkerSession::receive_one(Clock::time_point until) {
+Result<> WorkerConnection::receive_one(Clock::time_point until) {
     if (ended_) return ended_->reason;
     Packet packet;
     const Result<ReceiveOutcome> outcome = transport_.receive(packet, until);
@@ -32,7 +32,7 @@ Result<> WorkerSession::receive_one(Clock::time_point until) {
     return *outcome == ReceiveOutcome::closed ? closed() : handle(packet);
 }
 
-Result<> WorkerSession::receive_available() {
+Result<> WorkerConnection::receive_available() {
     while (!ended_) {
         Packet packet;
         const Result<ReceiveOutcome> outcome = transport_.receive_now(packet);
@@ -44,17 +44,17 @@ Result<> WorkerSession::receive_available() {
     return ended_->reason;
 }
 
-bool WorkerSession::answered(std::uint64_t request_id) const {
+bool WorkerConnection::answered(std::uint64_t request_id) const {
     const auto request = pending_.find(request_id);
     return request == pending_.end() || request->second.outcome.has_value() || !request->second.parts.empty();
 }
 
-Error WorkerSession::closed() {
+Error WorkerConnection::closed() {
     if (channel_error_) return end(*channel_error_);
     return closing_ ? end(lost("it was unloaded")) : end(lost("its process has ended"), true);
 }
 
-Result<> WorkerSession::handle(Packet& packet) {
+Result<> WorkerConnection::handle(Packet& packet) {
     channel_error_.reset();
     Result<channel::WorkerMessage> message = channel::parse_from_worker(packet.bytes);
     if (!message) return end(std::move(message).error());
@@ -80,7 +80,7 @@ Result<> WorkerSession::handle(Packet& packet) {
     return {};
 }
 
-Result<> WorkerSession::handle(channel::Welcome&& message, std::vector<UniqueFd>&&) {
+Result<> WorkerConnection::handle(channel::Welcome&& message, std::vector<UniqueFd>&&) {
     if (welcome_) return protocol_violation("a second welcome");
     if (message.slab_count > limits::slabs_max)
         return protocol_violation(fmt::format("a welcome with {} slabs", message.slab_count));
@@ -93,7 +93,7 @@ Result<> WorkerSession::handle(channel::Welcome&& message, std::vector<UniqueFd>
     return {};
 }
 
-Result<> WorkerSession::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&& fds) {
+Result<> WorkerConnection::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&& fds) {
     const std::string what = fmt::format("slab {} of {} bytes", offer.slab_id, offer.size_bytes);
     if (offer.request_id != 0 && (growing() == nullptr || growing()->request_id != offer.request_id))
         return protocol_violation(fmt::format("{} answers request {}, which asked for none", what, offer.request_id));
@@ -116,13 +116,13 @@ Result<> WorkerSession::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>
     return {};
 }
 
-Result<> WorkerSession::handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&&) {
+Result<> WorkerConnection::handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&&) {
     if ((welcome_->features & wire::feature_returning) == 0)
         return protocol_violation("a slab_withdraw that was not agreed");
     return slabs_.withdraw(message.slab_id);
 }
 
-Result<> WorkerSession::handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&&) {
+Result<> WorkerConnection::handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&&) {
     const auto* const lent = std::get_if<Lending>(&lending_);
     if (lent == nullptr || lent->request_id != message.request_id || lent->loan->id != message.slab_id)
         return protocol_violation(fmt::format("slab {} is accepted, which was not lent", message.slab_id));
@@ -130,7 +130,7 @@ Result<> WorkerSession::handle(channel::SlabAccepted&& message, std::vector<Uniq
     return {};
 }
 
-Result<> WorkerSession::handle(channel::InferResult&& result, std::vector<UniqueFd>&&) {
+Result<> WorkerConnection::handle(channel::InferResult&& result, std::vector<UniqueFd>&&) {
     const auto request = pending_.find(result.request_id);
     if (request == pending_.end() || request->second.outcome)
         return protocol_violation(fmt::format("a result for request {}, which is not in flight", result.request_id));
@@ -173,7 +173,7 @@ Result<> WorkerSession::handle(channel::InferResult&& result, std::vector<Unique
     return {};
 }
 
-Result<> WorkerSession::handle(channel::Failure&& failure, std::vector<UniqueFd>&&) {
+Result<> WorkerConnection::handle(channel::Failure&& failure, std::vector<UniqueFd>&&) {
     if (failure.request_id == 0) {
         channel_error_ = std::move(failure.error);
         return {};
@@ -201,18 +201,18 @@ Result<> WorkerSession::handle(channel::Failure&& failure, std::vector<UniqueFd>
     return {};
 }
 
-Result<> WorkerSession::handle(channel::Closing&& message, std::vector<UniqueFd>&&) {
+Result<> WorkerConnection::handle(channel::Closing&& message, std::vector<UniqueFd>&&) {
     closing_ = message;
     slabs_.retire_outputs();
     return {};
 }
 
-Result<> WorkerSession::handle(channel::RingOffer&& offer, std::vector<UniqueFd>&& fds) {
+Result<> WorkerConnection::handle(channel::RingOffer&& offer, std::vector<UniqueFd>&& fds) {
     return transport_.use_rings(offer, std::move(fds));
 }
 
 /// Keeps the part for `next`. Drops a part that was not asked for, with its outputs.
-void WorkerSession::take_part(Requests::iterator request, Reply part) {
+void WorkerConnection::take_part(Requests::iterator request, Reply part) {
     Pending& pending = request->second;
     ++pending.parts_came;
     if (const auto* const tokens = part.values.if_contains("tokens"); tokens != nullptr && tokens->is_array())
@@ -228,14 +228,14 @@ void WorkerSession::take_part(Requests::iterator request, Reply part) {
 
 /// Cancels a request that can no longer succeed. The parts that arrived are still delivered,
 /// then the reason.
-void WorkerSession::spoil(Requests::iterator request, Error reason) {
+void WorkerConnection::spoil(Requests::iterator request, Error reason) {
     if (request->second.spoilt || request->second.abandoned) return;
     request->second.spoilt = std::move(reason);
     static_cast<void>(cancel(request->first));
 }
 
 /// Ends a request: the worker no longer borrows its inputs.
-void WorkerSession::answer(Requests::iterator request, Result<Reply> outcome) {
+void WorkerConnection::answer(Requests::iterator request, Result<Reply> outcome) {
     if (request->second.abandoned) {
         pending_.erase(request);
     } else {
@@ -246,22 +246,22 @@ void WorkerSession::answer(Requests::iterator request, Result<Reply> outcome) {
     return_loans();
 }
 
-Error WorkerSession::lost(std::string_view what) const {
+Error WorkerConnection::lost(std::string_view what) const {
     const std::string model = welcome_ ? welcome_->model : "the worker";
     return {ErrorCode::worker_lost, fmt::format("{} is gone: {}", model, what),
             "`bulkhead why` tells the reason; reopen this channel, or open a new one, to load it again"};
 }
 
-/// Ends the session: unanswered requests get the reason. Earlier answers remain.
-Error WorkerSession::end(Error reason, bool died) {
+/// Ends the connection: unanswered requests get the reason. Earlier answers remain.
+Error WorkerConnection::end(Error reason, bool died) {
     if (ended_) return ended_->reason;
     ended_ = End{std::move(reason), died};
     transport_.hang_up();  // tells a worker that broke the protocol
     for (auto request = pending_.begin(); request != pending_.end();) {
         const auto current = request++;
         if (current->second.outcome) continue;
-        Error error =
-            Error{ended_->reason}.during(fmt::format("request {} ({})", current->first, current->second.request.method));
+        Error error = Error{ended_->reason}.during(
+            fmt::format("request {} ({})", current->first, current->second.request.method));
         const std::uint64_t parts = current->second.parts_came;
         if (parts > 0)
             error.attempt += fmt::format(", after {} of the answer", came(parts, current->second.tokens_came));

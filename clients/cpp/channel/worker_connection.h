@@ -22,7 +22,7 @@
 
 namespace bulkhead {
 
-class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
+class WorkerConnection : public std::enable_shared_from_this<WorkerConnection> {
 public:
     /// One request: what to send, and what is needed to send it once more.
     struct Sending {
@@ -44,8 +44,8 @@ public:
     };
 
     /// `channel` is unique in this process.
-    static Result<std::shared_ptr<WorkerSession>> open(UniqueFd socket, std::uint64_t channel,
-                                                       const ChannelOptions& options);
+    static Result<std::shared_ptr<WorkerConnection>> open(UniqueFd socket, std::uint64_t channel,
+                                                          const ChannelOptions& options);
 
     [[nodiscard]] const channel::Welcome& welcome() const noexcept { return *welcome_; }
     /// Readable when `receive_available` has something to do.
@@ -68,17 +68,17 @@ public:
     Result<bool> keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked);
     /// Copies any channel's GPU output to an input on the same GPU; the copy is queued
     /// on the stream.
-    /// Errors  input_invalid: this session shares no memory on that GPU; those of `allocate`
+    /// Errors  input_invalid: this connection shares no memory on that GPU; those of `allocate`
     Result<std::shared_ptr<const Input::Lease>> copy_on_gpu(Output::Lease& output, void* stream);
     [[nodiscard]] std::optional<Error> why_no_gpu() const;
     /// Why `submit` would refuse any request now.
     [[nodiscard]] std::optional<Error> why_not_now() const;
     [[nodiscard]] std::shared_ptr<const cuda::Gpu> gpu() const noexcept { return events_ ? events_->gpu() : nullptr; }
-    /// Lends the slab to this session's worker, which maps it once.
+    /// Lends the slab to this connection's worker, which maps it once.
     /// Errors  resources_exhausted: too many slabs; the worker's own error
     Result<std::shared_ptr<const Loan>> borrow(const std::shared_ptr<OutputSlab>& slab);
     [[nodiscard]] bool lends() const noexcept { return (welcome_->features & wire::feature_lending) != 0; }
-    /// All inputs must be in this session's slabs (`owns`) or loans to it.
+    /// All inputs must be in this connection's slabs (`owns`) or loans to it.
     Result<std::uint64_t> submit(Sending request);
     /// See Channel; `Channel::next` if `in_parts`. Waits until the request's own deadline, or
     /// `until` if that is earlier.
@@ -109,7 +109,7 @@ public:
     void unmap_gpu_by(Unmapping unmapping) { unmapping_ = std::move(unmapping); }
     /// Unmaps a slab that nothing uses. `returned` is its number if the worker must be told.
     void unmap(SlabMemory memory, std::optional<std::uint32_t> returned);
-    /// Call it once the session has ended and another one has replaced it.
+    /// Call it once the connection has ended and another one has replaced it.
     void let_go() noexcept { slabs_.let_go(); }
     /// Returns loans of retired slabs that no request uses.
     void return_loans();
@@ -127,7 +127,7 @@ private:
     };
     using Requests = std::map<std::uint64_t, Pending>;
 
-    WorkerSession(Transport transport, std::uint64_t channel) : transport_{std::move(transport)}, slabs_{channel} {}
+    WorkerConnection(Transport transport, std::uint64_t channel) : transport_{std::move(transport)}, slabs_{channel} {}
 
     Result<> await_welcome(Clock::time_point until, const ChannelOptions& options);
     Result<std::shared_ptr<Input::Lease>> allocate_on_host_or_ask(std::uint64_t size_bytes, wire::DType dtype,
@@ -214,7 +214,7 @@ private:
     bool rests_ = false;                  ///< no operation since `settle`
     std::uint64_t last_request_id_ = 0;
     using Growth = std::variant<std::monostate, channel::SlabRequest, Error>;
-    Growth growth_;  ///< asked for and not yet answered; or refused, until somebody who asked looks
+    Growth growth_;                      ///< asked for and not yet answered; or refused, until somebody who asked looks
     std::shared_ptr<GpuEvents> events_;  ///< set if the caller named a GPU
     wire::SlabKind gpu_kind_ = wire::SlabKind::cuda_vmm;
     std::optional<Error> gpu_refused_;  ///< why nothing is shared on the GPU although it was agreed

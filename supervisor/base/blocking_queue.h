@@ -19,17 +19,17 @@ namespace bulkhead::supervisor {
 
 /// A thread for slow work: reading /proc (23 ms for the memory of a 4 GiB process), NVML, disks.
 ///
-/// A job that exceeds `off_loop_job_deadline` is stuck in the kernel: its caller gets an error, its
+/// A job that exceeds `blocking_job_deadline` is stuck in the kernel: its caller gets an error, its
 /// thread is detached and ends when the kernel lets it, and later jobs run on a new thread. With
-/// `off_loop_stuck_max` stuck threads, every job is refused until one returns.
+/// `blocking_stuck_max` stuck threads, every job is refused until one returns.
 ///
 /// Thread  call `run` on the loop. Jobs run on the other thread, in order; `done` runs on the loop,
 ///         in the same order, after `run` has returned
 /// Owns    captures of a job live as long as its thread, perhaps longer than this
 /// Errors  deadline_exceeded, resources_exhausted, and those of the job itself
 /// Bound   each worker has at most a few jobs; jobs for clients are refused at
-///         `off_loop_requests_max`
-class OffLoop {
+///         `blocking_requests_max`
+class BlockingQueue {
     template <typename Value>
     struct AnswerOf {
         using type = Result<Value>;
@@ -40,12 +40,13 @@ class OffLoop {
     };
 
 public:
-    explicit OffLoop(boost::asio::io_context& io, Deadline::Clock::duration deadline = limits::off_loop_job_deadline,
-                     std::size_t stuck_max = limits::off_loop_stuck_max);
-    OffLoop(const OffLoop&) = delete;
-    OffLoop& operator=(const OffLoop&) = delete;
+    explicit BlockingQueue(boost::asio::io_context& io,
+                           Deadline::Clock::duration deadline = limits::blocking_job_deadline,
+                           std::size_t stuck_max = limits::blocking_stuck_max);
+    BlockingQueue(const BlockingQueue&) = delete;
+    BlockingQueue& operator=(const BlockingQueue&) = delete;
     /// Calls `end`.
-    ~OffLoop();
+    ~BlockingQueue();
 
     /// `what`  describes the job, for errors
     /// `done`  receives the job's Result, or a Result of its value
@@ -61,10 +62,10 @@ public:
             });
     }
 
-    /// As `run`, for a client. Errors  queue_full: `off_loop_requests_max` jobs wait
+    /// As `run`, for a client. Errors  queue_full: `blocking_requests_max` jobs wait
     template <typename Job, typename Done>
     void run_for_client(const std::string& what, Job job, Done done) {
-        if (waiting() >= limits::off_loop_requests_max)
+        if (waiting() >= limits::blocking_requests_max)
             return done(Error{ErrorCode::queue_full, what + ": too many wait for that", "ask again later"});
         run(what, std::move(job), std::move(done));
     }

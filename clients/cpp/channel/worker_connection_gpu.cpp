@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/base/protocol_violation.h"
-#include "clients/cpp/channel/worker_session.h"
+#include "clients/cpp/channel/worker_connection.h"
 #include "ipc/channel/tensor_layout.h"
 #include "ipc/cuda/gpu.h"
 
@@ -18,7 +18,7 @@ constexpr std::uint64_t gpu_features = wire::feature_cuda_vmm | wire::feature_cu
 }  // namespace
 
 /// The kind to ask for: the caller's preferred one if both were agreed.
-std::optional<wire::SlabKind> WorkerSession::gpu_kind() const {
+std::optional<wire::SlabKind> WorkerConnection::gpu_kind() const {
     if (gpu_refused_ || !events_) return std::nullopt;
     const std::uint64_t both = welcome_->features & gpu_features;
     if (both == gpu_features) return gpu_kind_;
@@ -27,7 +27,7 @@ std::optional<wire::SlabKind> WorkerSession::gpu_kind() const {
     return std::nullopt;
 }
 
-std::optional<Error> WorkerSession::why_no_gpu() const {
+std::optional<Error> WorkerConnection::why_no_gpu() const {
     if (gpu_refused_) return gpu_refused_;
     if (gpu_kind()) return std::nullopt;
     if (!events_)
@@ -39,7 +39,7 @@ std::optional<Error> WorkerSession::why_no_gpu() const {
 }
 
 Result<std::shared_ptr<Input::Lease>>
-WorkerSession::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu, bool& asked) {
+WorkerConnection::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu, bool& asked) {
     const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
     if (!bytes) return bytes.error();
     for (std::optional<wire::SlabKind> kind; on_gpu && (kind = gpu_kind());) {
@@ -51,7 +51,7 @@ WorkerSession::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> 
     return allocate_on_host_or_ask(*bytes, dtype, dims, asked);
 }
 
-Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::Lease& output, void* stream) {
+Result<std::shared_ptr<const Input::Lease>> WorkerConnection::copy_on_gpu(Output::Lease& output, void* stream) {
     const int device = output.slab->gpu().value();
     const auto not_shared = [&](const std::string& why, std::string remedy) {
         return Error{ErrorCode::input_invalid,
@@ -77,12 +77,12 @@ Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::L
     return std::move(*copy);
 }
 
-Result<> WorkerSession::keep_outputs_on_gpu(std::uint64_t size_bytes) {
+Result<> WorkerConnection::keep_outputs_on_gpu(std::uint64_t size_bytes) {
     const Result<bool> kept = until_done([&](bool& asked) { return keep_outputs_on_gpu_or_ask(size_bytes, asked); });
     return kept ? Result<>{} : Result<>{kept.error()};
 }
 
-Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked) {
+Result<bool> WorkerConnection::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked) {
     if (const std::optional<wire::SlabKind> kind = gpu_kind())
         return grow_on_gpu_or_ask(wire::SlabDirection::output, size_bytes, *kind, asked);
     // Events that cannot be opened come before the slab that was asked for. It is returned once it
@@ -92,8 +92,8 @@ Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes,
 
 /// Adds one slab; false while it is on its way. Failing to share it is not an error: `gpu_refused_`
 /// then has the reason.
-Result<bool> WorkerSession::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
-                                               wire::SlabKind kind, bool& asked) {
+Result<bool> WorkerConnection::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
+                                                  wire::SlabKind kind, bool& asked) {
     // A slab too late for an earlier call may still be on its way; a refusal that late is ignored.
     if (growing() != nullptr) return false;
     if (!std::exchange(asked, false)) {
@@ -108,7 +108,7 @@ Result<bool> WorkerSession::grow_on_gpu_or_ask(wire::SlabDirection direction, st
     return true;
 }
 
-Result<> WorkerSession::handle(channel::EventOffer&& offer, std::vector<UniqueFd>&&) {
+Result<> WorkerConnection::handle(channel::EventOffer&& offer, std::vector<UniqueFd>&&) {
     if (!events_ || (welcome_->features & gpu_features) == 0)
         return protocol_violation("an event_offer that was not agreed");
     Result<> taken = events_->take(offer);
@@ -120,7 +120,7 @@ Result<> WorkerSession::handle(channel::EventOffer&& offer, std::vector<UniqueFd
 /// Returns a slab that cannot be imported here; host memory replaces it. Until the worker has read
 /// that, results may still lie in it: their requests fail. A slab that the worker added by itself
 /// is returned when it is withdrawn, unless one was refused before.
-Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
+Result<> WorkerConnection::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
     const bool is_output = offer.direction == wire::SlabDirection::output;
     if (is_output) slabs_.take(offer, SlabMemory::unusable(offer, reason), weak_from_this());
     if (offer.request_id == 0 && !gpu_refused_) return {};
@@ -135,7 +135,7 @@ Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error
 
 /// Fails a request because an output lies where this process cannot read it, and returns its room
 /// at once. A part whose parts were not asked for is dropped instead.
-void WorkerSession::lose_result(Requests::iterator request, const channel::InferResult& result, Error reason) {
+void WorkerConnection::lose_result(Requests::iterator request, const channel::InferResult& result, Error reason) {
     for (const channel::Tensor& tensor : result.tensors) give_back(tensor.lease);
     flush_releases();
     if (!result.more) return answer(request, std::move(reason));
@@ -143,7 +143,7 @@ void WorkerSession::lose_result(Requests::iterator request, const channel::Infer
 }
 
 /// Sets, in each GPU tensor of the message, one event behind the work that the caller has queued.
-Result<> WorkerSession::order_inputs(const Sending& request, channel::Infer& message) {
+Result<> WorkerConnection::order_inputs(const Sending& request, channel::Infer& message) {
     std::uint32_t event = 0;
     for (std::size_t i = 0; i < request.inputs.size(); ++i) {
         const auto& lease = request.inputs[i].lease;
@@ -158,7 +158,7 @@ Result<> WorkerSession::order_inputs(const Sending& request, channel::Infer& mes
     return {};
 }
 
-bool WorkerSession::lies_on_gpu(const Sending& request) {
+bool WorkerConnection::lies_on_gpu(const Sending& request) {
     return std::ranges::any_of(request.inputs,
                                [](const auto& input) { return input.lease && input.lease->slab->gpu(); });
 }

@@ -1,4 +1,4 @@
-#include "clients/cpp/channel/worker_session.h"
+#include "clients/cpp/channel/worker_connection.h"
 
 #include <algorithm>
 #include <array>
@@ -14,19 +14,19 @@
 
 namespace bulkhead {
 
-Result<std::shared_ptr<WorkerSession>> WorkerSession::open(UniqueFd socket, std::uint64_t channel,
-                                                           const ChannelOptions& options) {
+Result<std::shared_ptr<WorkerConnection>> WorkerConnection::open(UniqueFd socket, std::uint64_t channel,
+                                                                 const ChannelOptions& options) {
     const auto until = deadline_in(options.deadline.value_or(limits::hello));
     Result<Transport> transport = Transport::make(std::move(socket));
     if (!transport) return std::move(transport).error();
-    std::shared_ptr<WorkerSession> state{new WorkerSession{std::move(*transport), channel}};
+    std::shared_ptr<WorkerConnection> state{new WorkerConnection{std::move(*transport), channel}};
     if (const Result<> opened = state->await_welcome(until, options); !opened)
         return Error{opened.error()}.during("opening a channel");
     return state;
 }
 
 /// Handles messages from hello to the last slab that welcome announced.
-Result<> WorkerSession::await_welcome(Clock::time_point until, const ChannelOptions& options) {
+Result<> WorkerConnection::await_welcome(Clock::time_point until, const ChannelOptions& options) {
     const char* rings = std::getenv("BULKHEAD_RINGS");
     if (options.rings && (rings == nullptr || std::string_view{rings} != "0")) features_ |= wire::feature_rings;
     features_ |= wire::feature_streaming | wire::feature_lending | wire::feature_returning | wire::feature_packing;
@@ -51,18 +51,19 @@ Result<> WorkerSession::await_welcome(Clock::time_point until, const ChannelOpti
     return {};
 }
 
-Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate(wire::DType dtype, std::span<const std::int64_t> dims,
-                                                              bool on_gpu) {
+Result<std::shared_ptr<Input::Lease>> WorkerConnection::allocate(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                                 bool on_gpu) {
     return until_done([&](bool& asked) { return allocate_or_ask(dtype, dims, on_gpu, asked); });
 }
 
-Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_host_or_ask(std::uint64_t size_bytes,
-                                                                             wire::DType dtype,
-                                                                             std::span<const std::int64_t> dims,
-                                                                             bool& asked) {
+Result<std::shared_ptr<Input::Lease>> WorkerConnection::allocate_on_host_or_ask(std::uint64_t size_bytes,
+                                                                                wire::DType dtype,
+                                                                                std::span<const std::int64_t> dims,
+                                                                                bool& asked) {
     if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(size_bytes, dtype, dims, false)) return lease;
-    if (growing() != nullptr) return nullptr;  // a slab on its way for an earlier
-                                               // call may have room
+    if (growing() != nullptr)
+        return nullptr;  // a slab on its way for an earlier
+                         // call may have room
     if (auto refused = asked ? refusal_of(growth_) : std::nullopt) return *std::move(refused);
     if (ended_) return ended_->reason;
     // If the slab arrived, other leases have already filled it.
@@ -71,7 +72,7 @@ Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_host_or_ask(std
     return nullptr;
 }
 
-Result<> WorkerSession::ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction, wire::SlabKind kind) {
+Result<> WorkerConnection::ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction, wire::SlabKind kind) {
     const Result<std::uint64_t> growth = slabs_.growth(size_bytes);
     if (!growth) return growth.error();
     const channel::SlabRequest request{++last_request_id_, direction, kind, *growth};
@@ -80,7 +81,7 @@ Result<> WorkerSession::ask_for_slab(std::uint64_t size_bytes, wire::SlabDirecti
     return {};
 }
 
-Result<> WorkerSession::await_slab() {
+Result<> WorkerConnection::await_slab() {
     const auto until = deadline_in(limits::slab);
     while (growing() != nullptr)
         if (const Result<> received = receive_one(until); !received)
@@ -88,7 +89,7 @@ Result<> WorkerSession::await_slab() {
     return {};
 }
 
-Result<std::shared_ptr<const Loan>> WorkerSession::borrow(const std::shared_ptr<OutputSlab>& slab) {
+Result<std::shared_ptr<const Loan>> WorkerConnection::borrow(const std::shared_ptr<OutputSlab>& slab) {
     // A loan accepted too late for an earlier call may be this one; a refusal that late is ignored.
     if (const Result<> answered = await_loan(); !answered) return answered.error();
     if (auto loan = slabs_.loan_of(*slab)) return loan;
@@ -115,7 +116,7 @@ Result<std::shared_ptr<const Loan>> WorkerSession::borrow(const std::shared_ptr<
     return slabs_.loan_of(*slab);
 }
 
-Result<> WorkerSession::await_loan() {
+Result<> WorkerConnection::await_loan() {
     const auto until = deadline_in(limits::slab);
     while (std::holds_alternative<Lending>(lending_))
         if (const Result<> received = receive_one(until); !received)
@@ -123,23 +124,23 @@ Result<> WorkerSession::await_loan() {
     return {};
 }
 
-void WorkerSession::unmap(SlabMemory memory, std::optional<std::uint32_t> returned) {
-    auto then = [session = weak_from_this(), returned, size_bytes = memory.size_bytes] {
-        if (const auto self = session.lock(); self && returned) self->return_slab(*returned, size_bytes);
+void WorkerConnection::unmap(SlabMemory memory, std::optional<std::uint32_t> returned) {
+    auto then = [connection = weak_from_this(), returned, size_bytes = memory.size_bytes] {
+        if (const auto self = connection.lock(); self && returned) self->return_slab(*returned, size_bytes);
     };
     if (unmapping_ && memory.gpu) return unmapping_(std::move(memory), std::move(then));
     { const SlabMemory gone{std::move(memory)}; }
     then();
 }
 
-void WorkerSession::return_slab(std::uint32_t id, std::uint64_t size_bytes) {
+void WorkerConnection::return_slab(std::uint32_t id, std::uint64_t size_bytes) {
     if (ended_) return;
     slabs_.returned(size_bytes);
     returns_.push_back(id);
     flush_releases();
 }
 
-void WorkerSession::return_loans() {
+void WorkerConnection::return_loans() {
     if (ended_) return;
     const std::vector<std::shared_ptr<Loan>> loans = slabs_.end_loans(true);
     if (loans.empty()) return;
@@ -147,11 +148,11 @@ void WorkerSession::return_loans() {
     flush_releases();
 }
 
-void WorkerSession::return_idle_inputs() {
+void WorkerConnection::return_idle_inputs() {
     if (returns_inputs()) slabs_.drop_idle_inputs(Clock::now(), slab_idle_);
 }
 
-Clock::time_point WorkerSession::settle() {
+Clock::time_point WorkerConnection::settle() {
     return_idle_inputs();
     flush_releases();
     rests_ = pending_.empty();
@@ -160,7 +161,7 @@ Clock::time_point WorkerSession::settle() {
     return returns_inputs() ? slabs_.next_idle_input(Clock::now(), slab_idle_) : deadline_in(limits::call);
 }
 
-std::optional<Error> WorkerSession::why_not_now() const {
+std::optional<Error> WorkerConnection::why_not_now() const {
     if (ended_) return ended_->reason;
     if (closing_)
         return Error{closing_->code, fmt::format("sending a request to {}: it accepts no more", welcome_->model),
@@ -172,7 +173,7 @@ std::optional<Error> WorkerSession::why_not_now() const {
     return std::nullopt;
 }
 
-Result<std::uint64_t> WorkerSession::submit(Sending request) {
+Result<std::uint64_t> WorkerConnection::submit(Sending request) {
     if (std::optional<Error> why = why_not_now()) return *std::move(why);
     channel::Infer message{last_request_id_ + 1, request.method, request.deadline, request.retry_safe, {},
                            request.parameters};
@@ -212,13 +213,13 @@ Result<std::uint64_t> WorkerSession::submit(Sending request) {
     return request_id;
 }
 
-std::optional<WorkerSession::Sending> WorkerSession::take_lost(std::uint64_t request_id) {
+std::optional<WorkerConnection::Sending> WorkerConnection::take_lost(std::uint64_t request_id) {
     auto lost = lost_.extract(request_id);
     if (lost.empty()) return std::nullopt;
     return std::move(lost.mapped());
 }
 
-Result<Reply> WorkerSession::wait(std::uint64_t request_id, bool in_parts, Clock::time_point until) {
+Result<Reply> WorkerConnection::wait(std::uint64_t request_id, bool in_parts, Clock::time_point until) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end() || request->second.abandoned)
         return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
@@ -248,13 +249,13 @@ Result<Reply> WorkerSession::wait(std::uint64_t request_id, bool in_parts, Clock
     return outcome;
 }
 
-Result<> WorkerSession::cancel(std::uint64_t request_id) {
+Result<> WorkerConnection::cancel(std::uint64_t request_id) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end() || request->second.outcome) return {};
     return send(channel::encode(channel::Cancel{request_id}));
 }
 
-void WorkerSession::abandon(std::uint64_t request_id) {
+void WorkerConnection::abandon(std::uint64_t request_id) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end()) return;
     if (request->second.outcome) {
@@ -266,7 +267,7 @@ void WorkerSession::abandon(std::uint64_t request_id) {
     static_cast<void>(cancel(request_id));
 }
 
-void WorkerSession::give_back(const wire::LeaseRef& lease) {
+void WorkerConnection::give_back(const wire::LeaseRef& lease) {
     if (ended_) return;
     releases_.push_back(lease);
     if (rests_ || releases_.size() >= limits::release_batch) flush_releases();
@@ -274,7 +275,7 @@ void WorkerSession::give_back(const wire::LeaseRef& lease) {
 
 /// Packs releases before a request, into its packet: on a socket each packet costs both sides a
 /// call. Returns them.
-std::vector<wire::LeaseRef> WorkerSession::pack_releases(std::vector<std::byte>& request) {
+std::vector<wire::LeaseRef> WorkerConnection::pack_releases(std::vector<std::byte>& request) {
     const bool packs = (welcome_->features & wire::feature_packing) != 0 && !transport_.has_rings();
     if (!packs || releases_.empty() || releases_.size() > limits::release_batch) return {};
     const std::vector<std::byte> release = channel::encode(channel::Release{releases_});
@@ -283,7 +284,7 @@ std::vector<wire::LeaseRef> WorkerSession::pack_releases(std::vector<std::byte>&
 }
 
 /// Never blocks: what a full socket does not take stays queued.
-void WorkerSession::flush_releases(PacketTransport::Wake wake) {
+void WorkerConnection::flush_releases(PacketTransport::Wake wake) {
     while (!releases_.empty() && !ended_) {
         const auto end =
             releases_.begin() + static_cast<std::ptrdiff_t>(std::min(releases_.size(), channel::release_leases_max));
@@ -297,8 +298,8 @@ void WorkerSession::flush_releases(PacketTransport::Wake wake) {
     }
 }
 
-Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const int> fds,
-                             PacketTransport::Sleeper worker) {
+Result<> WorkerConnection::send(std::span<const std::byte> packet, std::span<const int> fds,
+                                PacketTransport::Sleeper worker) {
     const auto until = deadline_in(limits::send);
     for (;;) {
         if (ended_) return ended_->reason;

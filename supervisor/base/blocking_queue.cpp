@@ -1,4 +1,4 @@
-#include "supervisor/base/off_loop.h"
+#include "supervisor/base/blocking_queue.h"
 
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ namespace bulkhead::supervisor {
 
 using Clock = Deadline::Clock;
 
-struct OffLoop::Job {
+struct BlockingQueue::Job {
     std::string what;
     std::function<void()> work;              ///< used and destroyed on the thread
     std::function<void(const Error*)> tell;  ///< used and destroyed on the loop; null: answered
@@ -29,7 +29,7 @@ struct OffLoop::Job {
 };
 
 /// Shared with threads that may outlive their owner.
-struct OffLoop::State {
+struct BlockingQueue::State {
     mutable std::mutex mutex;
     std::condition_variable changed;
     std::deque<JobPointer> waiting;
@@ -46,12 +46,12 @@ struct OffLoop::State {
     }
 };
 
-OffLoop::OffLoop(boost::asio::io_context& io, Clock::duration deadline, std::size_t stuck_max)
+BlockingQueue::BlockingQueue(boost::asio::io_context& io, Clock::duration deadline, std::size_t stuck_max)
     : io_{io}, deadline_{deadline}, stuck_max_{stuck_max}, state_{std::make_shared<State>()}, watch_{io} {}
 
-OffLoop::~OffLoop() { (void)end(); }
+BlockingQueue::~BlockingQueue() { (void)end(); }
 
-bool OffLoop::end(Clock::duration patience) {
+bool BlockingQueue::end(Clock::duration patience) {
     std::unique_lock lock{state_->mutex};
     state_->ending = true;
     state_->changed.notify_all();
@@ -68,19 +68,19 @@ bool OffLoop::end(Clock::duration patience) {
 }
 
 /// Call with the lock held. Gives up the present thread and its job.
-OffLoop::JobPointer OffLoop::abandon() {
+BlockingQueue::JobPointer BlockingQueue::abandon() {
     ++state_->number;
     ++state_->stuck;
     thread_.detach();
     return std::exchange(state_->running, nullptr);
 }
 
-std::size_t OffLoop::waiting() const {
+std::size_t BlockingQueue::waiting() const {
     const std::lock_guard lock{state_->mutex};
     return state_->waiting.size() + (state_->running ? 1 : 0);
 }
 
-void OffLoop::add(std::string what, std::function<void()> work, std::function<void(const Error*)> tell) {
+void BlockingQueue::add(std::string what, std::function<void()> work, std::function<void(const Error*)> tell) {
     const auto job = std::make_shared<Job>(Job{std::move(what), std::move(work), std::move(tell)});
     {
         const std::lock_guard lock{state_->mutex};
@@ -96,7 +96,7 @@ void OffLoop::add(std::string what, std::function<void()> work, std::function<vo
 }
 
 /// Returns false if the system cannot create another thread.
-bool OffLoop::start_thread() {
+bool BlockingQueue::start_thread() {
     try {
         thread_ = std::thread{[this, state = state_, number = state_->number] { work(state, number); }};
         return true;
@@ -107,7 +107,7 @@ bool OffLoop::start_thread() {
 }
 
 /// `this` exists as long as `number` is the present thread's.
-void OffLoop::work(const std::shared_ptr<State>& state, std::uint64_t number) {
+void BlockingQueue::work(const std::shared_ptr<State>& state, std::uint64_t number) {
     std::unique_lock lock{state->mutex};
     state->tid = ::gettid();
     while (true) {
@@ -135,14 +135,14 @@ void OffLoop::work(const std::shared_ptr<State>& state, std::uint64_t number) {
 }
 
 /// Arms the deadline of the running job, or of the one about to run.
-void OffLoop::watch() {
+void BlockingQueue::watch() {
     const std::lock_guard lock{state_->mutex};
     if (!state_->running && state_->waiting.empty()) return watch_.cancel();
     const auto since = state_->running ? state_->since : Clock::now();
     watch_.arm_until(since + deadline_, [this] { look(); });
 }
 
-void OffLoop::look() {
+void BlockingQueue::look() {
     JobPointer job;
     std::deque<JobPointer> refused;
     pid_t tid = 0;
@@ -170,7 +170,7 @@ void OffLoop::look() {
 }
 
 /// Answers later, as for all other jobs.
-void OffLoop::refuse(const JobPointer& job) {
+void BlockingQueue::refuse(const JobPointer& job) {
     boost::asio::post(io_, [job] {
         const Error error{ErrorCode::resources_exhausted,
                           fmt::format("{}: there is no thread for it, others wait in the kernel", job->what),

@@ -15,6 +15,13 @@ function(bulkhead_room target folder)
     bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE} ${room_INCLUDE})
 endfunction()
 
+# Targets that no request runs through are small: -Os takes two thirds of the time of -O2 to compile.
+function(bulkhead_small)
+    foreach(target ${ARGN})
+        target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Os>)
+    endforeach()
+endfunction()
+
 # Writes what SCRIPT DATA prints to HEADER at configure time, and again when SCRIPT or DATA has
 # changed: C++ made from a file that other languages read too. HEADER lies under build/generated/;
 # an unchanged one keeps its time.

@@ -82,14 +82,14 @@ int supervise(const Arguments& arguments, const std::optional<supervisor::LogSto
     if (read.ok()) {
         if (logs) {
             logs->writer->save("last good fleet",
-                               [file = supervisor::LastGoodFleet{logs->folder}, read] { file.save(read); });
+                               [folder = logs->folder, read] { supervisor::save_last_good_fleet(folder, read); });
             (void)logs->writer->flush();  // the next supervisor needs the file, so write it
                                           // before anything else
         }
     } else {
         // Not the first supervisor of this keeper: workers may run, and a typing error
         // must not end them.
-        auto last_good = logs ? supervisor::LastGoodFleet{logs->folder}.load() : std::nullopt;
+        auto last_good = logs ? supervisor::load_last_good_fleet(logs->folder) : std::nullopt;
         if (!last_good) return exit_config_invalid;
         fleet_error = read.diagnostics.front().text();
         read.fleet = std::move(*last_good);

@@ -56,11 +56,17 @@ Admission::~Admission() { context_.gate = nullptr; }
 
 memory::ReplicaId Admission::id_of(const Replica& replica) { return {replica.spec().name, replica.index()}; }
 
-const memory::Footprint* Admission::footprint_of(const std::string& model, const memory::DeviceId& device) const {
+Admission::Told& Admission::told_of(const Replica& replica) {
+    Told& told = told_[id_of(replica)];
+    const std::uint64_t generation = replica.process()->name.generation;
+    if (told.generation != generation) told = {generation};
+    return told;
+}
+
+const memory::Footprint& Admission::footprint_of(const std::string& model, const memory::DeviceId& device) const {
     const auto known = devices_.find(device);
-    return known == devices_.end()
-               ? nullptr
-               : policy_->footprints().find(memory::footprint_key(key_of(model), known->second.kind));
+    return policy_->footprints().find(
+        memory::footprint_key(key_of(model), known == devices_.end() ? "" : known->second.kind));
 }
 
 std::string Admission::key_of(const std::string& model) const {
@@ -85,9 +91,10 @@ void Admission::begin(const config::Fleet& fleet, std::optional<LogStore> logs, 
     keys_ = std::move(known.keys);
     fleet_ = &fleet;
     no_gpus_ = std::move(known.no_gpus);
-    KnownDevice& on_host = devices_[std::string{memory::host}];
-    on_host = {"cpu", read_machine_memory().total, fleet.limits.contains("cpu")};
-    on_host.kind = memory::kind_of_host;
+    devices_[std::string{memory::host}] = {.text = "cpu",
+                                           .total = read_machine_memory().total,
+                                           .limited = fleet.limits.contains("cpu"),
+                                           .kind = std::string{memory::kind_of_host}};
     (void)learn(known.gpus);
     declare();
     if (planned_.empty()) return;
@@ -152,7 +159,7 @@ void Admission::declare() {
 
 bool Admission::has_process(const config::ModelSpec& spec) const {
     for (std::uint32_t i = 0; i < spec.replicas; ++i)
-        if (const Replica* replica = find_(spec.name, i); replica != nullptr && replica->process()) return true;
+        if (const Replica* replica = find_({spec.name, i}); replica != nullptr && replica->process()) return true;
     return false;
 }
 
@@ -206,12 +213,13 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
     holding.device = record && !record->gpu_uuid.empty() ? record->gpu_uuid : std::string{memory::host};
     // One that the driver did not list at this start.
     devices_.try_emplace(holding.device, KnownDevice{holding.device});
+    Told& told = told_[holding.who] = {found.name.generation, was_ready};
     if (held) {
         holding.device_bytes = held->device;
         holding.host_bytes = held->host;
         holding.mapped_bytes = held->mapped;
+        told.ran_out = held->ran_out;
         holding.ran_out = held->ran_out > 0;
-        told_out_[holding.who] = {found.name.generation, held->ran_out};
     } else {
         const memory::Need need = policy_->need(found.name.model, holding.device);
         holding.device_bytes = need.device;
@@ -221,7 +229,6 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
         return memory::Millis{std::max<std::int64_t>(unix_ms() - noted_ms, 0)};
     };
     if (was_ready) {
-        told_ready_[holding.who].generation = found.name.generation;
         adopted.ready_for = since(record->ready_unix_ms);
         if (record->used_unix_ms != 0) adopted.idle_for = since(record->used_unix_ms);
     }
@@ -265,7 +272,7 @@ Admission::Ticket Admission::ask(const std::string& model, memory::Asker asker, 
 
 bool Admission::serves(const std::string& model) const {
     for (std::uint32_t i = 0; i < planned_.at(model)->replicas; ++i)
-        if (const Replica* replica = find_(model, i);
+        if (const Replica* replica = find_({model, i});
             replica != nullptr && is_serving(replica->state()) && !is_evicting(*replica))
             return true;
     return false;
@@ -277,10 +284,17 @@ void Admission::leave(Ticket ticket) {
     if (!waiter.empty() || room_waiters_.erase(ticket) > 0) tell(event::Left{ticket});
 }
 
-void Admission::tell_it_left(Ticket ticket, const Waiter& waiter, std::string_view how) {
-    if (!waiter.was_queued) return;
-    context_.events.publish("queued", {waiter.model, 0, 0},
-                            {{"ticket", ticket}, {"position", 0}, {"expected_ms", nullptr}, {"reason", how}});
+void Admission::publish_queued(const std::string& model, const action::Queued& queued) {
+    context_.events.publish(
+        "queued", {model, 0, 0},
+        {{"ticket", queued.ticket},
+         {"position", queued.position},
+         {"expected_ms", queued.expected ? json::value(queued.expected->count()) : json::value(nullptr)},
+         {"reason", queued.why}});
+}
+
+void Admission::tell_it_left(Ticket ticket, const Waiter& waiter, std::string how) {
+    if (waiter.was_queued) publish_queued(waiter.model, {ticket, 0, {}, std::move(how)});
 }
 
 void Admission::refuse(const std::string& model, const Error& error) {
@@ -303,12 +317,12 @@ void Admission::refuse_if_quarantined(const std::string& model) {
     if (serves(model)) return;
     const config::ModelSpec& spec = *planned_.at(model);
     for (std::uint32_t i = 0; i < spec.replicas_min; ++i)
-        if (const Replica* replica = find_(model, i);
+        if (const Replica* replica = find_({model, i});
             replica == nullptr || replica->state() != WorkerState::quarantined)
             return;
-    const Error error = find_(model, 0)->quarantine_error();
+    const Error error = find_({model, 0})->quarantine_error();
     for (std::uint32_t i = spec.replicas_min; i < spec.replicas; ++i)
-        if (restarts_.contains({model, i})) find_(model, i)->not_needed(error.text());
+        if (restarts_.contains({model, i})) find_({model, i})->not_needed(error.text());
     refuse(model, error);
 }
 
@@ -373,17 +387,17 @@ void Admission::work() {
 }
 
 void Admission::note(const memory::ReplicaId& who) {
-    if (Replica* replica = find_(who.model, who.replica)) replica->books_changed();
+    if (Replica* replica = find_(who)) replica->books_changed();
 }
 
 void Admission::fit_blanks() {
     if (!blanks_.are_wanted() || planned_.empty()) return;
     for (const memory::DeviceLedger& one : policy_->ledger())
-        if (one.id == memory::host || devices_.at(one.id).was_seen) blanks_.fit(one.id, one.lost ? -1 : one.free());
+        if (one.id == memory::host || devices_.at(one.id).seen_at) blanks_.fit(one.id, one.lost ? -1 : one.free());
 }
 
 void Admission::act(const action::Grant& grant) {
-    Replica* replica = find_(grant.who.model, grant.who.replica);
+    Replica* replica = find_(grant.who);
     if (replica == nullptr) return could_not_start(grant.who, {});
     if (replica->state() == WorkerState::quarantined) return could_not_start(grant.who, replica->quarantine_error());
     spdlog::info("worker={} gets {} on {} ({})", grant.who.text(), bytes_text(grant.device_bytes),
@@ -407,7 +421,7 @@ void Admission::could_not_start(const memory::ReplicaId& who, const Error& error
 }
 
 void Admission::act(const action::Evict& evict) {
-    Replica* replica = find_(evict.who.model, evict.who.replica);
+    Replica* replica = find_(evict.who);
     if (replica == nullptr) return;
     spdlog::info("worker={} is unloaded ({}{}{}): {}", evict.who.text(), memory::to_string(evict.cause),
                  evict.for_whom.empty() ? "" : " for ", evict.for_whom, evict.why);
@@ -426,7 +440,7 @@ void Admission::act(const action::Serve& serve) {
     tell_it_left(serve.ticket, waiter.mapped(), "served");
     if (Replica* surplus = take_restart(serve.ticket); surplus != nullptr && id_of(*surplus) != serve.who)
         surplus->not_needed(fmt::format("its restart was not needed: {} serves", serve.who.text()));
-    Replica* replica = find_(serve.who.model, serve.who.replica);
+    Replica* replica = find_(serve.who);
     if (replica == nullptr) return waiter.mapped().served(Error{ErrorCode::internal, "serving: no such replica", {}});
     waiter.mapped().served(replica);
 }
@@ -452,19 +466,14 @@ Replica* Admission::take_restart(Ticket ticket) {
     if (found == restarts_.end()) return nullptr;
     const memory::ReplicaId who = found->first;
     restarts_.erase(found);
-    return find_(who.model, who.replica);
+    return find_(who);
 }
 
 void Admission::act(const action::Queued& queued) {
     const auto waiter = waiters_.find(queued.ticket);
     if (waiter == waiters_.end()) return;
     waiter->second.was_queued = true;
-    context_.events.publish(
-        "queued", {waiter->second.model, 0, 0},
-        {{"ticket", queued.ticket},
-         {"position", queued.position},
-         {"expected_ms", queued.expected ? json::value(queued.expected->count()) : json::value(nullptr)},
-         {"reason", queued.why}});
+    publish_queued(waiter->second.model, queued);
 }
 
 void Admission::act(const action::Reclaimed& reclaimed) {

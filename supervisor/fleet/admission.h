@@ -30,7 +30,7 @@ class Admission final : public MemoryGate {
 public:
     using Ticket = memory::Ticket;
     using OnServed = std::function<void(Result<Replica*>)>;
-    using FindReplica = std::function<Replica*(const std::string& model, std::uint32_t replica)>;
+    using FindReplica = std::function<Replica*(const memory::ReplicaId&)>;
     /// The answer to a client that asked for room.
     struct MadeRoom {
         std::uint64_t freed = 0;
@@ -114,23 +114,26 @@ private:
         bool was_queued = false;  ///< its place in the queue was published
     };
     struct KnownDevice {
-        std::string text;  ///< "cpu", "cuda:0"
+        std::string text{};  ///< "cpu", "cuda:0"
         std::uint64_t total = 0;
         bool limited = false;
-        bool was_seen = false;  ///< what other programs use of it is known
-        memory::Time seen_at{};
+        std::optional<memory::Time> seen_at{};  ///< when it was known what other programs use of it
         std::string trouble{};  ///< why its figures are old; empty: they are as of the last look
         std::string kind{memory::unnamed_gpu};  ///< of its footprints
     };
-    /// What the allocator of a worker on a GPU said when it became ready.
-    struct ToldReady {
+    /// What the policy was told of a process.
+    struct Told {
         std::uint64_t generation = 0;
+        bool ready = false;
+        std::uint64_t ran_out = 0;  ///< requests that ran out of memory
+        // What the allocator of a worker on a GPU said when it became ready.
         std::uint64_t beside = 0;  ///< memory of the process outside its allocator
         /// Not known of an adopted process.
         std::uint64_t peak = std::numeric_limits<std::uint64_t>::max();
     };
 
     [[nodiscard]] static memory::ReplicaId id_of(const Replica& replica);
+    [[nodiscard]] Told& told_of(const Replica& replica);
     /// Enters GPUs that are not known yet. Returns whether there are any.
     bool learn(const std::vector<Gpu>& gpus);
     /// Tells the policy the fleet, on the devices that are known.
@@ -140,11 +143,12 @@ private:
     [[nodiscard]] bool has_process(const config::ModelSpec& spec) const;
     [[nodiscard]] std::vector<memory::DeviceId> devices_of(const config::ModelSpec& spec) const;
     [[nodiscard]] std::string key_of(const std::string& model) const;
-    /// Null: never measured on a device of this kind.
-    [[nodiscard]] const memory::Footprint* footprint_of(const std::string& model, const memory::DeviceId& device) const;
+    /// Empty: never measured on a device of this kind.
+    [[nodiscard]] const memory::Footprint& footprint_of(const std::string& model, const memory::DeviceId& device) const;
     [[nodiscard]] bool serves(const std::string& model) const;
+    void publish_queued(const std::string& model, const memory::action::Queued& queued);
     /// Publishes that the waiter has left the queue, if its place was published.
-    void tell_it_left(Ticket ticket, const Waiter& waiter, std::string_view how);
+    void tell_it_left(Ticket ticket, const Waiter& waiter, std::string how);
     /// Ends the wait of a restart; null if this ticket is not one's.
     Replica* take_restart(Ticket ticket);
     void tell(memory::Event event);
@@ -209,13 +213,7 @@ private:
     std::map<memory::ReplicaId, memory::Time> ended_;        ///< ended, without a receipt yet
     /// Of failed loads whose processes are still ending.
     std::map<memory::ReplicaId, Error> failures_;
-    std::map<memory::ReplicaId, ToldReady> told_ready_;
-    struct ToldOut {
-        std::uint64_t generation = 0;
-        std::uint64_t requests = 0;
-    };
-    std::map<memory::ReplicaId, ToldOut> told_out_;  ///< requests that ran out of memory, as
-                                                     ///< told the policy
+    std::map<memory::ReplicaId, Told> told_;
     memory::Footprints saved_;
     std::shared_ptr<char> alive_ = std::make_shared<char>();
 };

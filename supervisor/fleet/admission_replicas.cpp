@@ -72,8 +72,8 @@ void Admission::measured(Replica& replica) {
     const std::uint64_t peak = std::max(reserved, of_allocator("peak_bytes"));
     const bool is_silent = device.loading() == 0;
     const memory::Usage host = on_gpu ? seen.host_usage : memory::Usage{};
-    ToldReady& told = told_ready_[who];
-    if (told.generation == process->name.generation) {
+    Told& told = told_of(replica);
+    if (std::exchange(told.ready, true)) {
         const std::uint64_t beside = is_silent ? limits::blank_context_bytes : told.beside;
         if (peak > told.peak) device.serving_peak = std::max(device.serving_peak, beside + peak);
         if (is_silent && reserved > 0) device.serving_peak = std::max(device.serving_peak, beside + reserved);
@@ -81,19 +81,17 @@ void Admission::measured(Replica& replica) {
     }
     if (device.at_ready == 0) device.at_ready = device.load_peak;
     if (is_silent && reserved > 0) device.at_ready = reserved + limits::blank_context_bytes;
-    told = {process->name.generation, device.at_ready - std::min(device.at_ready, reserved), peak};
+    told.beside = device.at_ready - std::min(device.at_ready, reserved);
+    told.peak = peak;
     if (device.at_ready == 0) return tell_ready(replica, std::nullopt);
     if (reserved > 0) device.load_peak = std::max(device.load_peak, told.beside + peak);
     memory::Footprint footprint{device, host};
     // It may have served nothing yet.
     footprint.device.serving_peak = footprint.host.serving_peak = 0;
     const memory::DeviceId id = on_gpu ? process->device.uuid : memory::DeviceId{memory::host};
-    const memory::Footprint* known = footprint_of(who.model, id);
-    if (known != nullptr) footprint.load = known->load;  // the start of an adopted
-                                                         // process is unknown
+    footprint.load = footprint_of(who.model, id).load;  // of an adopted process it is unknown
     if (process->spawned_at)
-        footprint.load =
-            std::chrono::duration_cast<std::chrono::milliseconds>(*process->ready_at - *process->spawned_at);
+        footprint.load = std::chrono::duration_cast<memory::Millis>(*process->ready_at - *process->spawned_at);
     footprint.count = 1;
     footprint.measured_ms = unix_ms();
     tell_ready(replica, footprint);
@@ -113,11 +111,11 @@ void Admission::channels_changed(Replica& replica) {
 std::optional<HeldMemory> Admission::held(const Replica& replica) const {
     const auto holding = plans(replica.spec().name) ? policy_->holding(id_of(replica)) : std::nullopt;
     if (!holding) return std::nullopt;
-    const auto told = told_out_.find(id_of(replica));
-    const bool is_of_present = told != told_out_.end() && replica.process() &&
-                               told->second.generation == replica.process()->name.generation;
+    const auto told = told_.find(id_of(replica));
+    const bool is_of_present =
+        told != told_.end() && replica.process() && told->second.generation == replica.process()->name.generation;
     return HeldMemory{holding->holds != memory::Holds::reserved, holding->device_bytes, holding->host_bytes,
-                      holding->mapped_bytes, is_of_present ? told->second.requests : 0};
+                      holding->mapped_bytes, is_of_present ? told->second.ran_out : 0};
 }
 
 std::uint64_t Admission::group(const Replica& replica) const {
@@ -129,15 +127,12 @@ std::uint64_t Admission::group(const Replica& replica) const {
 
 void Admission::counted(Replica& replica) {
     const memory::ReplicaId who = id_of(replica);
-    const auto& process = replica.process();
-    const auto told = told_ready_.find(who);
-    const bool was_told = told != told_ready_.end() && told->second.generation == process->name.generation;
-    if (process->device.is_gpu() && was_told) measured(replica);  // its allocator's peaks have come
     if (!plans(who.model)) return;
+    const auto& process = replica.process();
+    Told& told = told_of(replica);
+    if (process->device.is_gpu() && told.ready) measured(replica);  // its allocator's peaks
     const auto& now = process->statistics;
-    ToldOut& told_out = told_out_[who];
-    if (told_out.generation != process->name.generation) told_out = {process->name.generation, 0};
-    const bool ran_out = now.out_of_memory > std::exchange(told_out.requests, now.out_of_memory);
+    const bool ran_out = now.out_of_memory > std::exchange(told.ran_out, now.out_of_memory);
     if (replica.state() == WorkerState::busy)
         tell(event::InFlight{who, static_cast<std::uint32_t>(std::max<std::uint64_t>(now.in_flight + now.queued, 1))});
     // Behind what is in flight, which may be the very request: the next is awaited from now on.
@@ -170,12 +165,11 @@ void Admission::reclaimed(Replica& replica, const std::optional<Receipt>& receip
 std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
     const config::ModelSpec& spec = replica.spec();
     const memory::DeviceId on_host{memory::host};
-    const memory::Footprint* known = footprint_of(spec.name, on_host);
-    const bool is_measured = known != nullptr && known->count > 0;
+    const memory::Footprint& known = footprint_of(spec.name, on_host);
     std::uint64_t bytes = spec.declared_bytes.value_or(0);
     const auto host = devices_.find(on_host);
     const bool is_limited = host != devices_.end() && host->second.limited;
-    if (is_limited && known != nullptr) bytes = std::max(bytes, policy_->need(spec.name, on_host).device);
+    if (is_limited && known != memory::Footprint{}) bytes = std::max(bytes, policy_->need(spec.name, on_host).device);
     bytes += bytes / 4;
     if (is_limited) {  // at most the device's share, which is also the bound for an unknown size
         const std::uint64_t share = policy_->ledger().front().limit;
@@ -188,7 +182,7 @@ std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
     const auto file = files_.find(spec.name);
     const bool copies = spec.runtime == config::Runtime::torchscript;
     const std::uint64_t may_map = copies || file == files_.end() ? 0 : file->second.bytes;
-    return bytes + limits::memory_bound_margin + (is_measured ? known->device.mapped : may_map);
+    return bytes + limits::memory_bound_margin + (known.count > 0 ? known.device.mapped : may_map);
 }
 
 }  // namespace bulkhead::supervisor

@@ -45,8 +45,8 @@ std::string Admission::old_figures(const config::ModelSpec& spec) const {
     for (const memory::DeviceId& id : devices_of(spec)) {
         const KnownDevice& device = devices_.at(id);
         if (device.trouble.empty()) continue;
-        const std::string age = device.was_seen ? duration_text(Deadline::Clock::now() - device.seen_at) + " old"
-                                                : std::string{"not known"};
+        const std::string age =
+            device.seen_at ? duration_text(Deadline::Clock::now() - *device.seen_at) + " old" : "not known";
         text += fmt::format("; what is used of {} is {}: {}", device.text, age, device.trouble);
     }
     if (lacks_gpu(spec))
@@ -69,15 +69,15 @@ json::object Admission::footprint(const Replica& replica) const {
         result["estimated"] = on_gpu ? file->second.estimate->on_gpu : file->second.estimate->on_host;
     else if (plans(spec.name) && spec.declared_bytes)
         result["estimated"] = *spec.declared_bytes;
-    const memory::Footprint* known = footprint_of(spec.name, device);
-    if (known == nullptr || known->count == 0) return result;
-    result["measured"] = json::object{{"device", json_codec::encode(known->device)},
-                                      {"host", json_codec::encode(known->host)},
-                                      {"load_ms", known->load.count()},
-                                      {"count", known->count},
-                                      {"time", known->measured_ms}};
+    const memory::Footprint& known = footprint_of(spec.name, device);
+    if (known.count == 0) return result;
+    result["measured"] = json::object{{"device", json_codec::encode(known.device)},
+                                      {"host", json_codec::encode(known.host)},
+                                      {"load_ms", known.load.count()},
+                                      {"count", known.count},
+                                      {"time", known.measured_ms}};
     if (!result["estimated"].is_null())
-        result["exceeded"] = known->device.loading() > result["estimated"].to_number<std::uint64_t>();
+        result["exceeded"] = known.device.loading() > result["estimated"].to_number<std::uint64_t>();
     return result;
 }
 
@@ -147,7 +147,7 @@ void Admission::begin_look() {
     };
     std::vector<pid_t> workers;
     for (const auto& holding : policy_->holdings())
-        if (const Replica* replica = find_(holding.who.model, holding.who.replica);
+        if (const Replica* replica = find_(holding.who);
             replica != nullptr && replica->process() && !replica->process()->exit)
             workers.push_back(replica->process()->pid);
     const bool has_gpus = devices_.size() > 1 || searches_gpus_;
@@ -181,7 +181,7 @@ void Admission::begin_look() {
                 }
                 for (const auto& holding : policy_->holdings()) {
                     if (gone.contains(holding.who)) continue;
-                    const Replica* replica = find_(holding.who.model, holding.who.replica);
+                    const Replica* replica = find_(holding.who);
                     const auto& process = replica != nullptr ? replica->process() : nullptr;
                     const bool on_gpu = holding.device != memory::host;
                     if (!process || process->exit) {
@@ -202,7 +202,6 @@ void Admission::begin_look() {
                         std::max(listed, process->memory.gpu_bytes.value_or(is_unknown ? holding.device_bytes : 0));
                 }
                 const auto foreign = [&](const memory::DeviceId& id, std::uint64_t used) {
-                    devices_.at(id).was_seen = true;
                     devices_.at(id).seen_at = memory::Clock::now();
                     tell(memory::event::Foreign{id, used - std::min(used, ours[id])});
                 };
@@ -245,8 +244,7 @@ void Admission::note_gpus(const std::vector<Gpu>& gpus, std::optional<Error> no_
 
 void Admission::lose_workers_on(const Gpu& gpu) {
     for (const auto& holding : policy_->holdings())
-        if (Replica* replica = find_(holding.who.model, holding.who.replica);
-            replica != nullptr && holding.device == gpu.uuid)
+        if (Replica* replica = find_(holding.who); replica != nullptr && holding.device == gpu.uuid)
             replica->gpu_was_lost(gpu.trouble);
 }
 

@@ -61,16 +61,13 @@ Blanks::~Blanks() { context_.take_blank = nullptr; }
 void Blanks::begin(const config::Fleet& fleet, const GpusOf& gpus_of) {
     are_wanted_ = !fleet.blanks.empty();
     std::vector<const config::ModelSpec*> undecided;
-    for (const auto& [name, wanted] : fleet.blanks) {
-        const bool on_cpu = name == "cpu";
+    for (const auto& [name, wanted] : fleet.blanks)
         for (const config::ModelSpec& spec : fleet.models) {
-            if (on_cpu && spec.device == "cpu") add_kind(spec, {}, wanted);
-            if (on_cpu && spec.device == "auto") undecided.push_back(&spec);
-            if (on_cpu) continue;
+            if (name == "cpu" && spec.device == "cpu") add_kind(spec, {}, wanted);
+            if (name == "cpu" && spec.device == "auto") undecided.push_back(&spec);
             for (const Device& gpu : gpus_of(spec))
                 if (name == gpu.text || name == gpu.uuid) add_kind(spec, gpu, wanted);
         }
-    }
     if (undecided.empty()) return;
     context_.blocking.run(
         "looking whether models run on the CPU", [&gpus = context_.gpus] { return place(gpus, "auto"); },
@@ -86,11 +83,7 @@ void Blanks::add_kind(const config::ModelSpec& spec, const Device& device, std::
     if (!request) return;  // a load of the model reports the error
     auto conditions = StartConditions::of(*request);
     if (std::ranges::find(kinds_, conditions, &Kind::conditions) != kinds_.end()) return;
-    Kind& kind = kinds_.emplace_back();
-    kind.spec = &spec;
-    kind.device = device;
-    kind.wanted = wanted;
-    kind.conditions = std::move(conditions);
+    kinds_.push_back({&spec, device, wanted, std::move(conditions)});
     refill_after(limits::blank_pause);
 }
 

@@ -5,6 +5,7 @@
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
+#include "supervisor/memory/limits.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -32,18 +33,17 @@ std::uint64_t bytes_of(const std::filesystem::path& path) {
     return sum;
 }
 
-std::optional<memory::Estimate> estimate_of(const config::ModelSpec& model) {
+std::optional<memory::Estimate> read_estimate(const config::ModelSpec& model) {
     if (model.runtime != config::Runtime::generate) return std::nullopt;
     const std::string text = read_file(model.file / "manifest.json", limits::manifest_bytes_max).value_or("");
     boost::system::error_code wrong;
-    const auto size = package_size(json::parse(text, wrong), model.generate.slots, model.generate.length);
-    return size ? std::optional{size->estimate()} : std::nullopt;
+    return estimate_of(json::parse(text, wrong), model.generate.slots, model.generate.length);
 }
 
 }  // namespace
 
-std::optional<PackageSize> package_size(const json::value& manifest, std::optional<std::uint32_t> slots,
-                                        std::optional<std::uint32_t> length) {
+std::optional<memory::Estimate> estimate_of(const json::value& manifest, std::optional<std::uint32_t> slots,
+                                            std::optional<std::uint32_t> length) {
     constexpr std::uint64_t count_max = std::uint64_t{1} << 20;  // of any one dimension
     const json::object* all = manifest.if_object();
     if (all == nullptr) return std::nullopt;
@@ -60,12 +60,13 @@ std::optional<PackageSize> package_size(const json::value& manifest, std::option
         if (!factor || kv_bytes > memory::limits::bytes_max / *factor) return std::nullopt;
         kv_bytes *= *factor;
     }
-    return PackageSize{*weight_bytes, kv_bytes};
+    const memory::Bytes both = *weight_bytes + kv_bytes;
+    return memory::Estimate{both + memory::limits::workspace_of_gpu, both + memory::limits::workspace_of_host};
 }
 
 std::map<std::string, FileFacts> file_facts(const std::vector<config::ModelSpec>& models) {
     std::map<std::string, FileFacts> facts;
-    for (const auto& model : models) facts[model.name] = {bytes_of(model.file), estimate_of(model)};
+    for (const auto& model : models) facts[model.name] = {bytes_of(model.file), read_estimate(model)};
     return facts;
 }
 

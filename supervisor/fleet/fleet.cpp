@@ -20,7 +20,7 @@ Model::Model(FleetContext& context, config::ModelSpec declared, const std::optio
 
 Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs)
     : context_{context}, declared_{declared}, logs_{logs}, blanks_{context},
-      admission_{context, blanks_, [this](const auto& name, std::uint32_t index) { return replica_of(name, index); }},
+      admission_{context, blanks_, [this](const memory::ReplicaId& who) { return replica_of(who); }},
       near_{context.io, declared_, context.launch.cache, [this] { return near_candidates(); }}, status_deadline_{
                                                                                                     context.io} {
     for (const auto& spec : declared_.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
@@ -33,10 +33,10 @@ Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::op
     };
 }
 
-Replica* Fleet::replica_of(const std::string& name, std::uint32_t replica) const {
+Replica* Fleet::replica_of(const memory::ReplicaId& who) const {
     for (const auto& model : models_)
-        if (model->spec.name == name)
-            return replica < model->replicas.size() ? model->replicas[replica].get() : nullptr;
+        if (model->spec.name == who.model && who.replica < model->replicas.size())
+            return model->replicas[who.replica].get();
     return nullptr;
 }
 
@@ -63,42 +63,39 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
                   FormerLines former_lines) {
     for (const auto& model : models_) model->log.restore(std::move(former_lines[model->spec.name]));
     std::map<Replica*, std::vector<FoundWorker>> by_replica;
-    const auto gpu_of = [](const FoundWorker& worker) {
-        const auto ledger = ReplicaRecord::parse(worker.ledger);
-        return ledger ? ledger->gpu_uuid : std::string{};
-    };
     for (FoundWorker& worker : found) {
-        if (const auto record = ReplicaRecord::parse(worker.ledger); record && record->name) {
+        const auto record = ReplicaRecord::parse(worker.ledger);
+        if (record && record->name) {
             worker.name = *record->name;
             context_.generation_last = std::max(context_.generation_last, worker.name.generation);
         }
-        if (Replica* replica = replica_of(worker.name.model, worker.name.replica)) {
+        const bool is_blank = worker.name.model == Blanks::model;
+        if (Replica* replica = replica_of({worker.name.model, worker.name.replica}))
             by_replica[replica].push_back(std::move(worker));
-        } else {
-            std::string gpu = gpu_of(worker);
-            const bool is_blank = worker.name.model == Blanks::model;
-            OrphanWorker::end(context_, std::move(worker), std::move(gpu),
+        else
+            OrphanWorker::end(context_, std::move(worker), record ? record->gpu_uuid : "",
                               is_blank ? "a former supervisor's blank" : "the fleet has no such replica");
-        }
     }
     for (auto& [replica, workers] : by_replica) {
         std::ranges::sort(workers, {}, [](const FoundWorker& one) { return one.name.generation; });
         FoundWorker newest = std::move(workers.back());
         workers.pop_back();
-        auto ledger = ReplicaRecord::parse(newest.ledger);
+        const auto read = ReplicaRecord::parse(newest.ledger);
+        std::optional<ReplicaRecord> record = read ? std::optional{*read} : std::nullopt;
         for (FoundWorker& older : workers) {
             // The supervisor of the newest process died before it wrote a record: take the
             // replica's part from the record of the process before.
-            if (auto former = ReplicaRecord::parse(older.ledger); former && newest.ledger.empty()) {
-                ledger = ReplicaRecord{};
-                static_cast<ReplicaPart&>(*ledger) = *former;
+            const auto former = ReplicaRecord::parse(older.ledger);
+            if (former && newest.ledger.empty()) {
+                record = ReplicaRecord{};
+                static_cast<ReplicaPart&>(*record) = *former;
             }
-            std::string gpu = gpu_of(older);
-            OrphanWorker::end(context_, std::move(older), std::move(gpu), "a later process has taken its place");
+            OrphanWorker::end(context_, std::move(older), former ? former->gpu_uuid : "",
+                              "a later process has taken its place");
         }
-        admission_.adopt(newest, ledger ? std::optional{*ledger} : std::nullopt);
+        admission_.adopt(newest, record);
         const auto declaration = declarations.find(newest.name.model);
-        replica->adopt(std::move(newest), ledger ? std::optional{*ledger} : std::nullopt,
+        replica->adopt(std::move(newest), std::move(record),
                        declaration == declarations.end() ? "" : declaration->second);
     }
 }
@@ -416,8 +413,7 @@ void Fleet::tell_status() {
         json::object row = replica->row();
         row["memory"] = admission_.footprint(*replica);
         admission_.add_outlook(*replica, row);
-        const auto near = near_.is_near(replica->spec().name);
-        row["near"] = near ? json::value(*near) : json::value(nullptr);
+        row["near"] = json::value_from(near_.is_near(replica->spec().name));
         rows.push_back(std::move(row));
     }
     for (const auto& answered : std::exchange(status_waiters_, {})) answered(rows);
@@ -428,7 +424,7 @@ void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
     admission_.refuse("", {ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"});
     using Maybe = std::optional<Receipt>;
     const auto replicas = replicas_of(all());
-    const auto each = when_all<Maybe>(replicas.size() + 2, OnError::wait_for_all,
+    const auto each = when_all<Maybe>(replicas.size() + 1, OnError::wait_for_all,
                                       [stopped = std::move(stopped)](Result<std::vector<Maybe>> results) {
                                           std::vector<Receipt> receipts;
                                           for (auto& receipt : *results)
@@ -440,8 +436,7 @@ void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
             slot(receipt ? std::move(*receipt) : Maybe{});  // a process that cannot be
                                                             // ended was logged
         });
-    blanks_.stop([slot = each[replicas.size()]] { slot(Maybe{}); });
-    each[replicas.size() + 1](Maybe{});
+    blanks_.stop([slot = each.back()] { slot(Maybe{}); });
 }
 
 }  // namespace bulkhead::supervisor

@@ -97,7 +97,7 @@ public:
 
 private:
     [[nodiscard]] std::vector<Replica*> replicas_of(const Models& models) const;
-    [[nodiscard]] Replica* replica_of(const std::string& name, std::uint32_t replica) const;
+    [[nodiscard]] Replica* replica_of(const memory::ReplicaId& who) const;
     Admission::Ticket load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
                                    OnLoaded loaded, std::uint64_t connection);
     /// Calls `then` when it is loaded, or will not be before its first request.

@@ -2,16 +2,12 @@
 
 namespace bulkhead::supervisor {
 
-LastGoodFleet::LastGoodFleet(const std::filesystem::path& folder)
-    : file_{folder / "last-good-fleet.json",
-            "if the fleet file gets errors, a new supervisor cannot continue without it"} {}
-
-void LastGoodFleet::save(const config::ReadFleet& read) const {
-    file_.save({{"source", read.fleet.source.string()}, {"text", read.text}});
+void save_last_good_fleet(const std::filesystem::path& folder, const config::ReadFleet& read) {
+    last_good_fleet_file(folder).save({{"source", read.fleet.source.string()}, {"text", read.text}});
 }
 
-std::optional<config::Fleet> LastGoodFleet::load() const {
-    const auto content = file_.load();
+std::optional<config::Fleet> load_last_good_fleet(const std::filesystem::path& folder) {
+    const auto content = last_good_fleet_file(folder).load();
     const auto source = content ? member<std::string>(*content, "source") : std::nullopt;
     const auto text = content ? member<std::string>(*content, "text") : std::nullopt;
     if (!source || !text) return std::nullopt;

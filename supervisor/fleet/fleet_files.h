@@ -24,16 +24,11 @@ inline memory::Footprints read_footprints(const std::filesystem::path& folder) {
 /// The fleet that a supervisor last read without errors, its text, in a file beside the logs. If a
 /// supervisor starts while the fleet file has errors, it uses this one: a typing error must not end
 /// running workers.
-class LastGoodFleet {
-public:
-    explicit LastGoodFleet(const std::filesystem::path& folder);
-
-    /// On a full disk, logs a line.
-    void save(const config::ReadFleet& read) const;
-    [[nodiscard]] std::optional<config::Fleet> load() const;
-
-private:
-    KeeperFile file_;
-};
+inline KeeperFile last_good_fleet_file(const std::filesystem::path& folder) {
+    return {folder / "last-good-fleet.json",
+            "if the fleet file gets errors, a new supervisor cannot continue without it"};
+}
+void save_last_good_fleet(const std::filesystem::path& folder, const config::ReadFleet& read);
+[[nodiscard]] std::optional<config::Fleet> load_last_good_fleet(const std::filesystem::path& folder);
 
 }  // namespace bulkhead::supervisor

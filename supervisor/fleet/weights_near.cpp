@@ -15,7 +15,40 @@
 namespace bulkhead::supervisor {
 namespace {
 
-constexpr std::size_t threads_stuck_max = 1;  ///< threads that a hanging disk may block
+namespace fs = std::filesystem;
+
+constexpr std::size_t threads_stuck_max = 1;    ///< threads that a hanging disk may block
+constexpr std::uint64_t slice_bytes = 8 << 20;  ///< requested as a whole if any page
+                                                ///< of it is missing
+
+/// Adds the regular files of a folder; with a recursive iterator, those of its subfolders too.
+template <typename Iterator>
+std::vector<fs::path> files_in(const fs::path& folder) {
+    std::vector<fs::path> files;
+    std::error_code failed;
+    for (Iterator entry{folder, failed}, end; !failed && entry != end && files.size() < limits::package_files_max;
+         entry.increment(failed))
+        if (std::error_code ignored; entry->is_regular_file(ignored)) files.push_back(entry->path());
+    return files;
+}
+
+void read_ahead_file(const fs::path& path, std::uint64_t& read_left, CachedFiles& all) {
+    const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)};
+    struct stat status {};
+    if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    const Mapping file{size, PROT_READ, MAP_SHARED, fd.get()};
+    if (!file) return;
+    for (std::uint64_t at = 0; at < size; at += slice_bytes) {
+        const std::uint64_t bytes = std::min(slice_bytes, size - at);
+        const std::uint64_t cached = cached_bytes(file.bytes().subspan(at, bytes));
+        all.bytes += bytes;
+        all.cached += cached;
+        if (cached == bytes || read_left < bytes) continue;
+        read_left -= bytes;
+        (void)::posix_fadvise(fd.get(), static_cast<off_t>(at), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
+    }
+}
 
 }  // namespace
 
@@ -75,44 +108,6 @@ void WeightsNear::look() {
             next_look_.arm(is_more ? limits::near_look_while_reading : limits::near_look_every, [this] { look(); });
         });
 }
-
-namespace {
-
-namespace fs = std::filesystem;
-
-constexpr std::uint64_t slice_bytes = 8 << 20;  ///< requested as a whole if any page
-                                                ///< of it is missing
-
-/// Adds the regular files of a folder; with a recursive iterator, those of its subfolders too.
-template <typename Iterator>
-std::vector<fs::path> files_in(const fs::path& folder) {
-    std::vector<fs::path> files;
-    std::error_code failed;
-    for (Iterator entry{folder, failed}, end; !failed && entry != end && files.size() < limits::package_files_max;
-         entry.increment(failed))
-        if (std::error_code ignored; entry->is_regular_file(ignored)) files.push_back(entry->path());
-    return files;
-}
-
-void read_ahead_file(const fs::path& path, std::uint64_t& read_left, CachedFiles& all) {
-    const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)};
-    struct stat status {};
-    if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
-    const auto size = static_cast<std::uint64_t>(status.st_size);
-    const Mapping file{size, PROT_READ, MAP_SHARED, fd.get()};
-    if (!file) return;
-    for (std::uint64_t at = 0; at < size; at += slice_bytes) {
-        const std::uint64_t bytes = std::min(slice_bytes, size - at);
-        const std::uint64_t cached = cached_bytes(file.bytes().subspan(at, bytes));
-        all.bytes += bytes;
-        all.cached += cached;
-        if (cached == bytes || read_left < bytes) continue;
-        read_left -= bytes;
-        (void)::posix_fadvise(fd.get(), static_cast<off_t>(at), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
-    }
-}
-
-}  // namespace
 
 std::vector<fs::path> weight_files(const config::ModelSpec& model, const fs::path& package_cache) {
     std::error_code failed;

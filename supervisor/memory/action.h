@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -16,7 +18,10 @@ enum class EvictCause : std::uint8_t {
     pressure,    ///< other programs took the margin, or a limit was lowered
     reclaim,     ///< a client asked for room
 };
-[[nodiscard]] std::string_view to_string(EvictCause cause);
+[[nodiscard]] constexpr std::string_view to_string(EvictCause cause) {
+    constexpr std::array<std::string_view, 6> names{"room", "group", "keep_alive", "surplus", "pressure", "reclaim"};
+    return names[static_cast<std::size_t>(cause)];
+}
 
 namespace action {
 

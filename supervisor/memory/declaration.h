@@ -9,6 +9,10 @@
 namespace bulkhead::supervisor::memory {
 
 using Bytes = std::uint64_t;
+/// Room is signed: negative where more is used than may be. No figure exceeds `limits::bytes_max`.
+[[nodiscard]] constexpr std::int64_t signed_of(Bytes bytes) { return static_cast<std::int64_t>(bytes); }
+/// 0 if it is negative.
+[[nodiscard]] constexpr Bytes bytes_of(std::int64_t room) { return room > 0 ? static_cast<Bytes>(room) : 0; }
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 using Millis = std::chrono::milliseconds;
@@ -37,10 +41,10 @@ struct Estimate {
 /// What the policy knows of one model. A reload may change all of it without a restart
 /// of the worker.
 struct Declaration {
-    std::string model;
-    std::string key;                ///< key of its footprints: a hash of declaration and model file
-    std::vector<DeviceId> devices;  ///< devices it may run on, the preferred one first
-    bool any_device = false;        ///< no preference: take the device with the most room
+    std::string model{};
+    std::string key{};                ///< of its footprints: a hash of declaration and model file
+    std::vector<DeviceId> devices{};  ///< devices it may run on, the preferred one first
+    bool any_device = false;          ///< no preference: take the device with the most room
     std::optional<Estimate> package{};
     std::optional<Bytes> memory{};  ///< as declared
     int priority = 0;               ///< higher goes first

@@ -12,11 +12,11 @@ namespace {
 
 std::string sizes_of(const State& state, std::size_t device) {
     const DeviceLedger& books = state.devices[device].books;
+    if (books.lost) return state.text_of(device) + " cannot be used";
     Bytes pinned = 0;
-    state.each_slot([&](const Slot& slot) {
+    for (const Slot& slot : state.slots())
         if (slot.model->pinned && !slot.is_going()) pinned += slot.bytes_on(device);
-    });
-    std::string text = fmt::format("{} has {}", device_text(books.id), bytes_text(books.total));
+    std::string text = fmt::format("{} has {}", state.text_of(device), bytes_text(books.total));
     if (books.foreign > 0) text += fmt::format(", of which {} are others'", bytes_text(books.foreign));
     if (books.limit < books.total) text += fmt::format(", at most {} are for the fleet", bytes_text(books.limit));
     if (books.margin > 0) text += fmt::format(", {} are kept free", bytes_text(books.margin));
@@ -33,7 +33,7 @@ std::string names_of(const Survey& survey, const std::vector<std::size_t>& candi
 }
 
 std::string state_text(const State& state, const Slot& slot, Time now) {
-    const std::string where = device_text(state.devices[slot.device].books.id) +
+    const std::string where = state.text_of(slot.device) +
                               (slot.placed_why.empty() || slot.is_going() ? "" : fmt::format(" ({})", slot.placed_why));
     const std::string bytes = bytes_text(slot.device_bytes);
     switch (slot.phase) {
@@ -67,16 +67,23 @@ struct Told {
     std::string text;
 };
 template <typename TextOf>
-std::vector<Told> by_device(const State& state, const Declaration& declared, TextOf text_of) {
+std::vector<Told> by_device(const State& state, const Model& model, TextOf text_of) {
     std::vector<Told> all;
     std::vector<Told> on_host;
-    for (const DeviceId& id : declared.devices)
-        if (const auto device = state.device_of(id))
-            (*device == 0 ? on_host : all).push_back({device_text(id), text_of(*device)});
+    for (const std::size_t device : state.devices_of(model))
+        (device == 0 ? on_host : all).push_back({state.text_of(device), text_of(device)});
     if (std::ranges::all_of(all, [&](const Told& one) { return one.text == all.front().text; }) && !all.empty())
         all = {{"a GPU", all.front().text}};
     all.insert(all.end(), on_host.begin(), on_host.end());
     return all;
+}
+
+/// "on a GPU 2.0 GiB; on the host 1.0 GiB"
+std::string each_of(const std::vector<Told>& told) {
+    std::vector<std::string> texts;
+    for (const Told& one : told)
+        if (!one.text.empty()) texts.push_back(fmt::format("on {} {}", one.where, one.text));
+    return fmt::format("{}", fmt::join(texts, "; "));
 }
 
 /// "2.0 GiB (declared)"
@@ -90,8 +97,7 @@ std::string need_text(const Need& need) {
 std::string load_text(const State& state, const Model& model, const Need& need, std::size_t device) {
     const Declaration& declared = model.declared;
     std::string text = need_text(need);
-    const Footprint* known = state.footprint_of(model, device);
-    const Bytes measured = known == nullptr ? 0 : known->device.loading();
+    const Bytes measured = state.footprint_of(model, device).device.loading();
     if (need.basis != Basis::measured && measured > 0) text += fmt::format(", {} were measured", bytes_text(measured));
     std::optional<Bytes> estimate = declared.memory;
     if (declared.package) estimate = device != 0 ? declared.package->on_gpu : declared.package->on_host;
@@ -102,59 +108,52 @@ std::string load_text(const State& state, const Model& model, const Need& need, 
     return text;
 }
 
-/// "a/0 needs 5.0 GiB (declared) on a GPU, 4.0 GiB (declared) on the host"; adds the
-/// devices to `devices`.
-std::string needs_text(const State& state, const Piece& piece, std::vector<std::size_t>& devices) {
-    const Declaration& declared = piece.slot->model->declared;
+/// "a/0 needs 5.0 GiB (declared) on a GPU, 4.0 GiB (declared) on the host, b/0 needs 1.0 GiB
+/// (declared)"; adds the devices to `devices`.
+std::string needs_text(const State& state, const std::vector<Piece>& pieces, std::vector<std::size_t>& devices) {
     const auto add = [&](std::size_t device) {
         if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
     };
-    const auto told = by_device(state, declared, [&](std::size_t device) {
-        const Bytes beside = piece.need(device).host;
-        if (beside > 0) add(0);
-        return need_text(piece.need(device)) +
-               (beside > 0 ? fmt::format(" and {} of the host", bytes_text(beside)) : std::string{});
-    });
-    for (const DeviceId& id : declared.devices)
-        if (const auto device = state.device_of(id)) add(*device);
-    std::vector<std::string> sizes;
-    for (const Told& one : told)
-        sizes.push_back(one.text + (told.size() > 1 ? fmt::format(" on {}", one.where) : std::string{}));
-    return fmt::format("{} needs {}", piece.slot->id().text(),
-                       sizes.empty() ? need_text({}) : fmt::format("{}", fmt::join(sizes, ", ")));
+    std::vector<std::string> needs;
+    for (const Piece& piece : pieces) {
+        const auto told = by_device(state, *piece.slot->model, [&](std::size_t device) {
+            const Bytes beside = piece.need(device).host;
+            if (beside > 0) add(0);
+            return need_text(piece.need(device)) +
+                   (beside > 0 ? fmt::format(" and {} of the host", bytes_text(beside)) : std::string{});
+        });
+        std::ranges::for_each(state.devices_of(*piece.slot->model), add);
+        needs.push_back(piece.slot->id().text() + " needs " + (told.empty() ? need_text({}) : told.front().text));
+        if (told.size() > 1) needs.back() += " on " + told.front().where;
+        for (std::size_t i = 1; i < told.size(); ++i) needs.back() += ", " + told[i].text + " on " + told[i].where;
+    }
+    return fmt::format("{}", fmt::join(needs, ", "));
 }
 
 /// Says what a load takes, for each kind of device that the model may run on.
 std::string loads_text(const State& state, const Model& model) {
-    const auto told = by_device(state, model.declared, [&](std::size_t device) {
+    const auto told = by_device(state, model, [&](std::size_t device) {
         const Need need = state.need_of(model, device);
         return need.basis == Basis::unknown ? "what it needs is not known: its first load gets all that is idle"
                                             : "a load takes " + load_text(state, model, need, device);
     });
     if (told.empty()) return "none of its devices is there";
-    if (told.size() == 1) return told.front().text;
-    std::vector<std::string> texts;
-    for (const Told& one : told) texts.push_back(fmt::format("on {} {}", one.where, one.text));
-    return fmt::format("{}", fmt::join(texts, "; "));
+    return told.size() == 1 ? told.front().text : each_of(told);
 }
 
 /// "on a GPU it held 3.0 GiB when it was ready, at most 3.5 GiB while it loaded"; empty if it was
 /// not measured on one.
 std::string peaks_text(const State& state, const Model& model) {
-    const auto told = by_device(state, model.declared, [&](std::size_t device) -> std::string {
-        const Footprint* known = state.footprint_of(model, device);
-        if (device == 0 || known == nullptr || known->count == 0) return {};
-        const Usage& gpu = known->device;
+    return each_of(by_device(state, model, [&](std::size_t device) -> std::string {
+        const Footprint& known = state.footprint_of(model, device);
+        if (device == 0 || known.count == 0) return {};
+        const Usage& gpu = known.device;
         std::string text = fmt::format("it held {} when it was ready, at most {} while it loaded",
                                        bytes_text(gpu.at_ready), bytes_text(std::max(gpu.load_peak, gpu.at_ready)));
         if (gpu.serving_peak > 0) text += fmt::format(" and {} while it served", bytes_text(gpu.serving_peak));
         if (gpu.graph_pools > 0) text += fmt::format(", {} of it for graphs", bytes_text(gpu.graph_pools));
         return text;
-    });
-    std::vector<std::string> texts;
-    for (const Told& one : told)
-        if (!one.text.empty()) texts.push_back(fmt::format("on {} {}", one.where, one.text));
-    return fmt::format("{}", fmt::join(texts, "; "));
+    }));
 }
 
 /// ", for about 2.4 s"; empty if not known.
@@ -165,41 +164,12 @@ std::string remaining(const Entry& entry, Time now) {
 
 }  // namespace
 
-std::string_view to_string(EvictCause cause) {
-    switch (cause) {
-    case EvictCause::room: return "room";
-    case EvictCause::group: return "group";
-    case EvictCause::keep_alive: return "keep_alive";
-    case EvictCause::surplus: return "surplus";
-    case EvictCause::pressure: return "pressure";
-    case EvictCause::reclaim: break;
-    }
-    return "reclaim";
-}
-
-std::string_view to_string(Plan::Outcome outcome) {
-    switch (outcome) {
-    case Plan::Outcome::serves: return "serves";
-    case Plan::Outcome::loads: return "loads";
-    case Plan::Outcome::fits: return "fits";
-    case Plan::Outcome::evicts: return "evicts";
-    case Plan::Outcome::waits: return "waits";
-    case Plan::Outcome::refused: break;
-    }
-    return "refused";
-}
-
-std::string device_text(const DeviceId& id) { return id == host ? "the host" : id; }
-
 Error never_fits(const State& state, const std::vector<Piece>& pieces) {
-    std::string needs;
     std::vector<std::size_t> devices;
-    for (const Piece& piece : pieces) needs += (needs.empty() ? "" : ", ") + needs_text(state, piece, devices);
+    const std::string needs = needs_text(state, pieces, devices);
+    const std::string& name = pieces.front().slot->model->declared.model;
     std::vector<std::string> sizes;
-    for (const std::size_t device : devices)
-        sizes.push_back(state.devices[device].books.lost
-                            ? fmt::format("{} cannot be used", device_text(state.devices[device].books.id))
-                            : sizes_of(state, device));
+    for (const std::size_t device : devices) sizes.push_back(sizes_of(state, device));
     if (sizes.empty()) sizes.emplace_back("none of its devices is there");
     const auto is_lost = [&](const DeviceId& id) {
         const auto device = state.device_of(id);
@@ -208,36 +178,31 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
     if (std::ranges::any_of(pieces, [&](const Piece& piece) {
             return std::ranges::all_of(piece.slot->model->declared.devices, is_lost);
         }))
-        return {ErrorCode::resources_exhausted,
-                fmt::format("loading {}: {}", pieces.front().slot->model->declared.model, fmt::join(sizes, "; ")),
+        return {ErrorCode::resources_exhausted, fmt::format("loading {}: {}", name, fmt::join(sizes, "; ")),
                 "`bulkhead gpus` says why; a quarantine is lifted by `bulkhead gpus --lift UUID`"};
     const bool is_corrected = std::ranges::any_of(pieces, [](const Piece& piece) {
         return std::ranges::any_of(piece.needs, [](const Need& need) { return need.basis == Basis::corrected; });
     });
     std::string pinned;
-    state.each_slot([&](const Slot& slot) {
+    for (const Slot& slot : state.slots()) {
         const bool in_the_way = slot.model->pinned && std::ranges::find(devices, slot.device) != devices.end();
         if (in_the_way && pinned.empty()) pinned = slot.model->declared.model;
-    });
-    return {
-        ErrorCode::out_of_memory,
-        fmt::format("loading {}: {}; {}", pieces.front().slot->model->declared.model, needs, fmt::join(sizes, "; ")),
-        (is_corrected ? "declare its `memory`, " : "") +
-            (pinned.empty() ? "use a smaller type such as int4, another device, or a larger share in `limits`"
-                            : fmt::format("unpin {}, use a smaller type such as int4, or another device", pinned))};
+    }
+    return {ErrorCode::out_of_memory, fmt::format("loading {}: {}; {}", name, needs, fmt::join(sizes, "; ")),
+            (is_corrected ? "declare its `memory`, " : "") +
+                (pinned.empty() ? "use a smaller type such as int4, another device, or a larger share in `limits`"
+                                : fmt::format("unpin {}, use a smaller type such as int4, or another device", pinned))};
 }
 
 Error not_preloaded(const State& state, const Survey& survey, const std::vector<Piece>& pieces) {
-    std::string needs;
     std::vector<std::size_t> devices;
-    for (const Piece& piece : pieces) needs += (needs.empty() ? "" : ", ") + needs_text(state, piece, devices);
+    const std::string needs = needs_text(state, pieces, devices);
     std::vector<std::string> rooms;
     for (const std::size_t device : devices) {
         const std::int64_t room = std::min(survey.room(device), state.claims[device].value_or(survey.room(device)));
         std::string text = state.devices[device].books.lost
-                               ? fmt::format("{} cannot be used", device_text(state.devices[device].books.id))
-                               : fmt::format("{} has {} free", device_text(state.devices[device].books.id),
-                                             bytes_text(static_cast<Bytes>(std::max<std::int64_t>(room, 0))));
+                               ? sizes_of(state, device)
+                               : fmt::format("{} has {} free", state.text_of(device), bytes_text(bytes_of(room)));
         if (state.claims[device]) text += " beside what others wait for";
         for (const Candidate& one : survey.candidates())
             for (const Slot* slot : one.slots)

@@ -1,6 +1,7 @@
 #include "supervisor/memory/footprint.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ipc/base/json_codec.h"
 #include "supervisor/memory/limits.h"
@@ -36,41 +37,26 @@ void Usage::merge(const Usage& other) {
     mapped = std::max(mapped, other.mapped);
 }
 
-std::string_view to_string(Basis basis) {
-    switch (basis) {
-    case Basis::measured: return "measured";
-    case Basis::package: return "estimated from its package";
-    case Basis::declared: return "declared";
-    case Basis::corrected: return "corrected after memory ran out";
-    case Basis::unknown: break;
-    }
-    return "unknown";
-}
-
 std::string footprint_key(const std::string& declaration, std::string_view kind) {
     return declaration + '@' + std::string{kind};
 }
 
-const Footprint* Footprints::find(const std::string& key) const {
+const Footprint& Footprints::find(const std::string& key) const {
+    static const Footprint none{};
     const auto found = by_key_.find(key);
-    return found == by_key_.end() ? nullptr : &found->second;
+    return found == by_key_.end() ? none : found->second;
 }
 
 void Footprints::loaded(const std::string& key, const Footprint& measured) {
     Footprint& known = entry(key);
-    const Bytes served = known.device.serving_peak;
-    const Bytes served_on_host = known.host.serving_peak;
-    const Millis reclaim = known.reclaim;
-    const std::uint32_t count = known.count;
-    const Correction corrected = known.corrected;
-    known = measured;
-    known.device = bounded(known.device);
-    known.host = bounded(known.host);
-    known.device.serving_peak = std::max(known.device.serving_peak, served);
-    known.host.serving_peak = std::max(known.host.serving_peak, served_on_host);
-    known.reclaim = reclaim;
-    known.count = count + 1;
-    known.corrected = corrected;
+    const Footprint before = std::exchange(known, measured);
+    known.device = bounded(measured.device);
+    known.host = bounded(measured.host);
+    known.device.serving_peak = std::max(known.device.serving_peak, before.device.serving_peak);
+    known.host.serving_peak = std::max(known.host.serving_peak, before.host.serving_peak);
+    known.reclaim = before.reclaim;
+    known.count = before.count + 1;
+    known.corrected = before.corrected;
 }
 
 void Footprints::grew(const std::string& key, const Usage& device, const Usage& host_usage) {

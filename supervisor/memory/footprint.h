@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -81,7 +82,11 @@ struct Footprint {
 
 /// Where a load's figure comes from.
 enum class Basis : std::uint8_t { unknown, measured, package, declared, corrected };
-[[nodiscard]] std::string_view to_string(Basis basis);
+[[nodiscard]] constexpr std::string_view to_string(Basis basis) {
+    constexpr std::array<std::string_view, 5> texts{"unknown", "measured", "estimated from its package", "declared",
+                                                    "corrected after memory ran out"};
+    return texts[static_cast<std::size_t>(basis)];
+}
 
 /// The memory that a load takes.
 struct Need {
@@ -100,7 +105,8 @@ inline constexpr std::string_view unnamed_gpu = "gpu";
 /// All footprints, by `footprint_key`.
 class Footprints {
 public:
-    [[nodiscard]] const Footprint* find(const std::string& key) const;
+    /// Returns an empty one if nothing was measured.
+    [[nodiscard]] const Footprint& find(const std::string& key) const;
     /// Updates for a worker that became ready, served, or ended. Figures only grow, except that a
     /// new load replaces those of the old one, and that a peak before memory ran out is forgotten.
     void loaded(const std::string& key, const Footprint& measured);

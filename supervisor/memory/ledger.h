@@ -1,7 +1,8 @@
 #pragma once
 
+#include <array>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "supervisor/memory/declaration.h"
 
@@ -38,7 +39,9 @@ struct DeviceLedger {
 };
 
 enum class Holds : std::uint8_t { reserved, resident, reclaiming };
-[[nodiscard]] std::string_view to_string(Holds holds);
+[[nodiscard]] constexpr std::string_view to_string(Holds holds) {
+    return std::array<std::string_view, 3>{"reserved", "resident", "reclaiming"}[static_cast<std::size_t>(holds)];
+}
 
 /// One worker's part of the books: all that the next supervisor needs.
 struct Holding {

@@ -1,5 +1,3 @@
-#include "supervisor/memory/out_of_memory.h"
-
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -30,7 +28,7 @@ void process_ran_out(State& state, Slot& slot, const event::Ended& event, Time n
     fail(state, *entry,
          {ErrorCode::out_of_memory,
           fmt::format("loading {} on {}: memory ran out twice, at last with {}", event.who.model,
-                      device_text(state.devices[slot.device].books.id), bytes_text(slot.device_bytes)),
+                      state.text_of(slot.device), bytes_text(slot.device_bytes)),
           "declare its `memory`, use a smaller type such as int4, or choose another device"});
 }
 
@@ -48,7 +46,7 @@ void request_ran_out(State& state, const event::RanOut& event, Time now) {
                            "declare its `memory`)",
                            event.who.text(), bytes_text(slot->device_bytes), bytes_text(figure)),
                now);
-    const auto wanted = static_cast<std::int64_t>(figure) - static_cast<std::int64_t>(slot->device_bytes);
+    const std::int64_t wanted = signed_of(figure) - signed_of(slot->device_bytes);
     if (wanted <= 0) return;
     const Survey survey{state, now};
     claim_for_those_before(state, survey, *slot->model->unit, now);
@@ -61,27 +59,25 @@ void request_ran_out(State& state, const event::RanOut& event, Time now) {
               // The simulation's invariants know it by this sentence.
               fmt::format("a request of {} ran out of memory", event.who.text()), now);
     }
-    slot->grows = static_cast<Bytes>(std::clamp<std::int64_t>(room, 0, wanted));
+    slot->grows = bytes_of(std::min(room, wanted));
 }
 
 void give_growth(State& state, Time now) {
-    for (auto& [name, model] : state.models)
-        for (Slot& slot : model.slots) {
-            if (slot.grows == 0) continue;
-            const Survey survey{state, now};
-            std::int64_t left = survey.room(slot.device);
-            const Bytes taken = std::min(slot.grows, static_cast<Bytes>(std::max<std::int64_t>(-left, 0)));
-            slot.grows -= taken;
-            left += static_cast<std::int64_t>(taken);
-            // A load that has its place is not to wait longer for its grant: only what is free
-            // beside all places counts.
-            state.each_slot([&](const Slot& other) {
-                if (other.is_going()) left -= static_cast<std::int64_t>(other.bytes_on(slot.device));
-            });
-            if (slot.grows == 0 || left < 0) continue;
-            state.hold(slot, slot.device_bytes + slot.grows, slot.host_bytes, slot.mapped_bytes);
-            state.actions.emplace_back(action::Grow{slot.id(), slot.device_bytes});
-        }
+    for (Slot& slot : state.slots()) {
+        if (slot.grows == 0) continue;
+        const Survey survey{state, now};
+        std::int64_t left = survey.room(slot.device);
+        const Bytes taken = std::min(slot.grows, bytes_of(-left));
+        slot.grows -= taken;
+        left += signed_of(taken);
+        // A load that has its place is not to wait longer for its grant: only what is free
+        // beside all places counts.
+        for (const Slot& other : state.slots())
+            if (other.is_going()) left -= signed_of(other.bytes_on(slot.device));
+        if (slot.grows == 0 || left < 0) continue;
+        state.hold(slot, slot.device_bytes + slot.grows, slot.host_bytes, slot.mapped_bytes);
+        state.actions.emplace_back(action::Grow{slot.id(), slot.device_bytes});
+    }
 }
 
 }  // namespace bulkhead::supervisor::memory

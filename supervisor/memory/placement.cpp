@@ -36,8 +36,8 @@ std::vector<Piece> pieces_of(const State& state, const std::vector<Slot*>& slots
             piece.needs = pieces.back().needs;
         } else {
             piece.needs.resize(state.devices.size());
-            for (const DeviceId& id : slot->model->declared.devices)
-                if (const auto device = state.device_of(id)) piece.needs[*device] = state.need_of(*slot->model, *device);
+            for (const std::size_t device : state.devices_of(*slot->model))
+                piece.needs[device] = state.need_of(*slot->model, device);
         }
         pieces.push_back(std::move(piece));
     }
@@ -53,7 +53,7 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
     std::vector<std::size_t> touched;
     std::vector<std::size_t> unknown(room_.size());  // pieces
     const auto touch = [&](std::size_t device, Bytes bytes) {
-        short_by[device] += static_cast<std::int64_t>(bytes);
+        short_by[device] += signed_of(bytes);
         if (!contains(touched, device)) touched.push_back(device);
     };
     for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -82,8 +82,7 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
         if (!when) return false;
         option.when = std::max(option.when, *when);
         option.behind_priority = option.behind_priority || is_behind(candidates_[victim], priority);
-        for (const auto& [device, bytes] : candidates_[victim].freed)
-            short_by[device] -= static_cast<std::int64_t>(bytes);
+        for (std::size_t i = 0; i < short_by.size(); ++i) short_by[i] -= signed_of(candidates_[victim].freed[i]);
         return true;
     };
     const Unit* own = pieces.front().slot->model->unit;
@@ -140,7 +139,7 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         const std::size_t device = devices[i];
         const Need& need = pieces[i].need(device);
-        option.bytes.push_back(need.basis == Basis::unknown ? static_cast<Bytes>(-short_by[device]) / unknown[device]
+        option.bytes.push_back(need.basis == Basis::unknown ? bytes_of(-short_by[device]) / unknown[device]
                                                             : need.device);
         option.cost.lacking += short_by[device];
         const Declaration& declared = pieces[i].slot->model->declared;
@@ -185,7 +184,7 @@ std::optional<Option> Survey::deal(const std::vector<Piece>& pieces, const Allow
         const bool is_same = at > 0 && piece.slot->model == pieces[order[at - 1]].slot->model;
         for (std::size_t i = spread || !is_same ? 0 : last; i < choices.size(); ++i) {
             const std::size_t device = choices[i];
-            const auto beside = static_cast<std::int64_t>(piece.need(device).host);
+            const std::int64_t beside = signed_of(piece.need(device).host);
             if (left[device] < piece.bytes(device) || (beside > 0 && left[0] < beside)) continue;
             if (++tried > limits::deals_max) return false;
             devices[order[at]] = device;

@@ -24,9 +24,7 @@ struct Candidate {
     Time in_use_until{};     ///< `Time::max()`: busy now
     Time turn_until{};       ///< while it is in use
     Time idle_since{};
-    boost::container::small_vector<std::pair<std::size_t, Bytes>, 2> freed;  ///< by device
-
-    [[nodiscard]] Bytes freed_on(std::size_t device) const;
+    boost::container::small_vector<Bytes, 4> freed;  ///< by device
 };
 
 /// Which victims a search considers: those that may go now, in bounded time, or ever.
@@ -44,7 +42,7 @@ struct Piece {
     [[nodiscard]] const Need& need(std::size_t device) const { return needs[device]; }
     /// At least one where the need is unknown.
     [[nodiscard]] std::int64_t bytes(std::size_t device) const {
-        return need(device).basis == Basis::unknown ? 1 : static_cast<std::int64_t>(need(device).device);
+        return need(device).basis == Basis::unknown ? 1 : signed_of(need(device).device);
     }
 };
 [[nodiscard]] std::vector<Piece> pieces_of(const State& state, const std::vector<Slot*>& slots);

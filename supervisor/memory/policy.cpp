@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include "ipc/base/text.h"
-#include "supervisor/memory/out_of_memory.h"
 #include "supervisor/memory/settle.h"
 
 namespace bulkhead::supervisor::memory {
@@ -86,12 +85,10 @@ void apply(State& state, const event::Declared& event, Time now) {
     std::list<Entry> before;
     before.swap(state.entries);
     for (Entry& entry : before)
-        for (auto waiter = entry.waiters.begin(); waiter != entry.waiters.end();) {
-            const auto one = waiter++;
-            if (one->model->known) continue;
-            refuse(state, one->ticket, unknown_model(one->model->declared.model));
-            forget(state, entry, one);
-        }
+        std::erase_if(entry.waiters, [&](const Waiter& one) {
+            if (!one.model->known) refuse(state, one.ticket, unknown_model(one.model->declared.model));
+            return !one.model->known;
+        });
     for (auto& [name, model] : state.models) {
         for (Slot& slot : model.slots)
             if (slot.phase == Phase::placed && (elsewhere || !model.known)) state.enter(slot, Phase::none);
@@ -137,30 +134,27 @@ void apply(State& state, const event::LoadAsked& event, Time now) {
     Model* model = state.find(event.model);
     if (model == nullptr || !model->known) return refuse(state, event.ticket, unknown_model(event.model));
     if (event.asker == Asker::channel)
-        if (Slot* slot = least_busy(*model)) {
-            return serve(state, event.ticket, event.asker, *slot, now);
-        }
-    std::size_t& of_client = state.tickets_of[event.client];
-    if (state.tickets >= limits::tickets_max || of_client >= limits::tickets_of_asker_max) {
-        const std::size_t waiting = state.tickets >= limits::tickets_max ? state.tickets : of_client;
-        if (of_client == 0) state.tickets_of.erase(event.client);
-        return refuse(state, event.ticket,
-                      {ErrorCode::queue_full, fmt::format("loading {}: {} callers wait already", event.model, waiting),
-                       "try again when they have been served"});
+        if (Slot* slot = least_busy(*model)) return serve(state, event.ticket, event.asker, *slot, now);
+    std::size_t waiting = 0;
+    std::size_t of_client = 0;
+    for (const Entry& entry : state.entries) {
+        waiting += entry.waiters.size();
+        for (const Waiter& one : entry.waiters) of_client += one.client == event.client ? 1 : 0;
     }
-    ++of_client;
-    ++state.tickets;
+    if (waiting >= limits::tickets_max || of_client >= limits::tickets_of_asker_max)
+        return refuse(state, event.ticket,
+                      {ErrorCode::queue_full,
+                       fmt::format("loading {}: {} callers wait already", event.model,
+                                   waiting >= limits::tickets_max ? waiting : of_client),
+                       "try again when they have been served"});
     entry_for(state, *model->unit, now)
         .waiters.push_back({event.ticket, model, event.asker, event.client, event.deadline, event.for_room, 0, {}});
 }
 
 void apply(State& state, const event::Left& event, Time now) {
-    for (auto entry = state.entries.begin(); entry != state.entries.end(); ++entry) {
-        const auto waiter = std::ranges::find(entry->waiters, event.ticket, &Waiter::ticket);
-        if (waiter == entry->waiters.end()) continue;
-        forget(state, *entry, waiter);
-        return abandon_if_unwanted(state, *entry);
-    }
+    for (Entry& entry : state.entries)
+        if (std::erase_if(entry.waiters, [&](const Waiter& one) { return one.ticket == event.ticket; }) > 0)
+            return abandon_if_unwanted(state, entry);
     const auto reclaim = std::ranges::find(state.reclaims, event.ticket, &Reclaim::ticket);
     if (reclaim == state.reclaims.end()) return;
     state.devices[reclaim->device].promise_until = now + limits::promise_for;
@@ -185,7 +179,7 @@ void take_measured(State& state, Slot& slot, const Footprint& measured, Time now
     Model& model = *slot.model;
     const Need planned = state.need_of(model, slot.device);
     state.footprints.loaded(state.key_of(model, slot.device), measured);
-    const Footprint& known = *state.footprint_of(model, slot.device);
+    const Footprint& known = state.footprint_of(model, slot.device);
     if (planned.basis != Basis::unknown && known.device.loading() > planned.device)
         state.note(model,
                    fmt::format("it took {}, more than the {} that was {}", bytes_text(known.device.loading()),
@@ -201,9 +195,9 @@ void take_measured(State& state, Slot& slot, const Footprint& measured, Time now
 }
 
 void note_peaks(const State& state, Slot& slot) {
-    const Footprint* known = state.footprint_of(*slot.model, slot.device);
-    slot.peak_before = known == nullptr ? 0 : known->device.serving_peak;
-    slot.host_peak_before = known == nullptr ? 0 : known->host.serving_peak;
+    const Footprint& known = state.footprint_of(*slot.model, slot.device);
+    slot.peak_before = known.device.serving_peak;
+    slot.host_peak_before = known.host.serving_peak;
 }
 
 void apply(State& state, const event::Ready& event, Time now) {
@@ -224,10 +218,10 @@ void apply(State& state, const event::Measured& event, Time /*now*/) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr || (slot->phase != Phase::ready && slot->phase != Phase::draining)) return;
     state.footprints.grew(state.key_of(*slot->model, slot->device), event.device, event.host);
-    const Footprint* known = state.footprint_of(*slot->model, slot->device);
-    const bool is_first = slot->estimated && known != nullptr && event.device.serving_peak > 0;
+    const Footprint& known = state.footprint_of(*slot->model, slot->device);
+    const bool is_first = slot->estimated && known != Footprint{} && event.device.serving_peak > 0;
     slot->estimated = slot->estimated && !is_first;
-    state.hold(*slot, std::max(is_first ? known->device.resident() : slot->device_bytes, event.device.resident()),
+    state.hold(*slot, std::max(is_first ? known.device.resident() : slot->device_bytes, event.device.resident()),
                std::max(slot->host_bytes, slot->device == 0 ? 0 : event.host.resident()),
                std::max(slot->mapped_bytes, slot->device == 0 ? event.device.mapped : event.host.mapped));
 }
@@ -311,8 +305,7 @@ void apply(State& state, const event::Adopted& event, Time now) {
     slot.device = state.device_or_new(found.device);
     state.hold(slot, found.device_bytes, found.host_bytes, found.mapped_bytes);
     slot.basis = state.need_of(model, slot.device).basis;
-    const Footprint* known = state.footprint_of(model, slot.device);
-    slot.estimated = found.holds == Holds::resident && (known == nullptr || !known->has_served());
+    slot.estimated = found.holds == Holds::resident && !state.footprint_of(model, slot.device).has_served();
     slot.ready_at = now - event.ready_for;
     slot.idle_since = now - event.idle_for;
     slot.turn_until = slot.ready_at + state.turn_of(model, slot.device);
@@ -350,18 +343,16 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
     Reclaim& one = state.reclaims.emplace_back();
     one.ticket = event.ticket;
     one.device = *known;
-    one.client = event.client;
     one.deadline = event.deadline.value_or(now + limits::reclaim_wait_max);
     one.asked = std::min(event.bytes, limits::bytes_max);
-    const auto asked = static_cast<std::int64_t>(one.asked);
-    std::int64_t there = state.free_for_others(device);  // minus what earlier
-                                                         // reclaims were promised
+    const auto asked = signed_of(one.asked);
+    std::int64_t there = state.free_for_others(device);  // less what was promised before
     std::int64_t going = 0;
     // Those that grow and those to start: a grant needs the margin free beside it.
     std::vector<const Slot*> growing;
-    state.each_slot([&](const Slot& slot) {
-        const auto bytes = static_cast<std::int64_t>(slot.bytes_on(*known));
-        const auto grows = static_cast<std::int64_t>(slot.device == *known ? slot.grows : 0);
+    for (const Slot& slot : state.slots()) {
+        const auto bytes = signed_of(slot.bytes_on(*known));
+        const auto grows = signed_of(slot.device == *known ? slot.grows : 0);
         if (slot.is_going() && bytes > 0) {
             going += bytes;
             one.awaited.push_back(slot.id());
@@ -369,8 +360,8 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
             there -= to_come;
             growing.push_back(&slot);
         }
-    });
-    const auto margin = static_cast<std::int64_t>(device.books.margin);
+    }
+    const auto margin = signed_of(device.books.margin);
     if (there - (growing.empty() ? 0 : margin) >= asked) one.awaited.clear();
     there += going;
     const Survey survey{state, now};
@@ -385,13 +376,13 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
     };
     if (!choose(0) && !choose(margin)) there -= margin;
     for (const std::size_t victim : victims) {
-        there += static_cast<std::int64_t>(survey.candidates()[victim].freed_on(*known));
+        there += signed_of(survey.candidates()[victim].freed[*known]);
         for (const Slot* slot : survey.candidates()[victim].slots) one.awaited.push_back(slot->id());
     }
     evict(state, survey, victims, EvictCause::reclaim, event.client,
           fmt::format("{} asked for {} on {}", event.client, bytes_text(one.asked), device_text(event.device)), now);
     // Keeps loads away from the freed memory until the other program has it.
-    one.promised = static_cast<Bytes>(std::clamp<std::int64_t>(there, 0, asked));
+    one.promised = bytes_of(std::min(there, asked));
     device.foreign_at_promise = device.books.foreign;
     device.promise = device.books.promised + one.promised;
     device.promise_until.reset();
@@ -423,14 +414,19 @@ std::vector<DeviceLedger> Policy::ledger() const {
     return all;
 }
 
-std::vector<Holding> Policy::holdings() const { return state_->holdings(); }
+std::vector<Holding> Policy::holdings() const {
+    std::vector<Holding> all;
+    for (const Slot& slot : state_->slots())
+        if (auto one = state_->holding(slot)) all.push_back(std::move(*one));
+    return all;
+}
+
 const Footprints& Policy::footprints() const { return state_->footprints; }
 
 std::size_t Policy::waiting(const std::string& model) const {
     std::size_t tickets = 0;
     for (const Entry& entry : state_->entries)
-        tickets += static_cast<std::size_t>(std::ranges::count_if(
-            entry.waiters, [&](const Waiter& waiter) { return waiter.model->declared.model == model; }));
+        for (const Waiter& one : entry.waiters) tickets += one.model->declared.model == model ? 1 : 0;
     return tickets;
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "supervisor/memory/action.h"
@@ -21,20 +23,16 @@ struct Plan {
         waits,    ///< for turns, `min_resident`, requests of a higher priority, or earlier waiters
         refused,  ///< can never fit under the present limits
     };
-    struct Piece {
-        ReplicaId who;
-        DeviceId device;
-        Bytes device_bytes = 0;
-        Bytes host_bytes = 0;
-        Basis basis{};
-    };
     Outcome outcome{};
-    std::vector<Piece> pieces;       ///< what would be loaded, and where
-    std::vector<ReplicaId> victims;  ///< replicas that would be evicted
-    std::optional<Millis> expected;  ///< time until ready; empty: not known, or never
-    std::string why;                 ///< one sentence, with sizes
+    std::vector<action::Grant> pieces;  ///< what would be loaded, and where
+    std::vector<ReplicaId> victims;     ///< replicas that would be evicted
+    std::optional<Millis> expected;     ///< time until ready; empty: not known, or never
+    std::string why;                    ///< one sentence, with sizes
 };
-[[nodiscard]] std::string_view to_string(Plan::Outcome outcome);
+[[nodiscard]] constexpr std::string_view to_string(Plan::Outcome outcome) {
+    constexpr std::array<std::string_view, 6> names{"serves", "loads", "fits", "evicts", "waits", "refused"};
+    return names[static_cast<std::size_t>(outcome)];
+}
 
 /// Decides where models run, which are evicted and which wait: a state machine of events and
 /// actions. Reads no clock, starts no process, calls no one: each event comes with the time, and

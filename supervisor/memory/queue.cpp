@@ -16,9 +16,9 @@ void claim(State& state, const Survey& survey, const std::vector<Piece>& pieces,
     std::vector<bool> touched(state.devices.size());
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         touched[option.device[i]] = true;
-        need[option.device[i]] += static_cast<std::int64_t>(option.bytes[i]);
+        need[option.device[i]] += signed_of(option.bytes[i]);
         const Bytes beside = pieces[i].need(option.device[i]).host;
-        need[0] += static_cast<std::int64_t>(beside);
+        need[0] += signed_of(beside);
         touched[0] = touched[0] || beside > 0;
     }
     for (std::size_t device = 0; device < touched.size(); ++device)
@@ -57,14 +57,13 @@ bool withdraw_members(State& state, Unit& unit) {
 bool withdraw_surplus(State& state, const Survey& survey, const Unit& unit, const std::vector<Piece>& missing,
                       int priority, Time now) {
     if (!unit.any(&Slot::is_placed_surplus) || !survey.place(missing, priority, Reach::ever)) return false;
-    for (Model* model : unit.models)
-        for (Slot& slot : model->slots) {
-            if (!slot.is_placed_surplus()) continue;
-            state.note(*model,
-                       fmt::format("{} gave its place up for {}", slot.id().text(), missing.front().slot->id().text()),
-                       now);
-            state.enter(slot, Phase::none);
-        }
+    for (Slot& slot : unit.slots()) {
+        if (!slot.is_placed_surplus()) continue;
+        state.note(*slot.model,
+                   fmt::format("{} gave its place up for {}", slot.id().text(), missing.front().slot->id().text()),
+                   now);
+        state.enter(slot, Phase::none);
+    }
     return true;
 }
 
@@ -75,11 +74,10 @@ Settled keep_or_refuse_preload(State& state, const Survey& survey, Entry& entry,
     constexpr std::int64_t closed = -1;
     std::vector<bool> touched(state.devices.size());
     for (const Piece& piece : pieces)
-        for (const DeviceId& id : piece.slot->model->declared.devices)
-            if (const auto device = state.device_of(id)) {
-                touched[*device] = true;
-                touched[0] = touched[0] || piece.need(*device).host > 0;
-            }
+        for (const std::size_t device : state.devices_of(*piece.slot->model)) {
+            touched[device] = true;
+            touched[0] = touched[0] || piece.need(device).host > 0;
+        }
     const auto is_in_the_way = [&](const Slot& slot) {
         return slot.is_starting() && (touched[slot.device] || (touched[0] && slot.host_bytes > 0));
     };

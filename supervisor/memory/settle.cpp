@@ -1,12 +1,12 @@
 #include "supervisor/memory/settle.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "ipc/base/text.h"
-#include "supervisor/memory/out_of_memory.h"
 
 namespace bulkhead::supervisor::memory {
 namespace {
@@ -33,18 +33,22 @@ Error too_late(const Entry& entry, const Waiter& waiter) {
                             : "raise the deadline, or unload what is in its way"};
 }
 
+/// Those that nobody waits for and of which nothing loads.
+void drop_entries(State& state) {
+    std::erase_if(state.entries,
+                  [](const Entry& one) { return one.waiters.empty() && !one.unit->any(&Slot::is_starting); });
+}
+
 void meet_deadlines(State& state, Time now) {
-    for (auto entry = state.entries.begin(); entry != state.entries.end();) {
-        for (auto waiter = entry->waiters.begin(); waiter != entry->waiters.end();) {
-            const auto one = waiter++;
-            if (!one->deadline || *one->deadline > now || (one->for_room && has_its_room(state, *one))) continue;
-            state.actions.emplace_back(action::Refuse{one->ticket, too_late(*entry, *one)});
-            forget(state, *entry, one);
-        }
-        abandon_if_unwanted(state, *entry);
-        entry = entry->waiters.empty() && !entry->unit->any(&Slot::is_starting) ? state.entries.erase(entry)
-                                                                                : std::next(entry);
+    for (Entry& entry : state.entries) {
+        std::erase_if(entry.waiters, [&](const Waiter& one) {
+            if (!one.deadline || *one.deadline > now || (one.for_room && has_its_room(state, one))) return false;
+            state.actions.emplace_back(action::Refuse{one.ticket, too_late(entry, one)});
+            return true;
+        });
+        abandon_if_unwanted(state, entry);
     }
+    drop_entries(state);
     for (Device& device : state.devices) {
         if (!device.promise_until || *device.promise_until > now) continue;
         device.promise_until.reset();
@@ -66,9 +70,8 @@ Slot* last_placed_on(const std::vector<Slot*>& placed, std::size_t device) {
 
 std::vector<Slot*> placed_slots(State& state) {
     std::vector<Slot*> placed;
-    for (auto& [name, model] : state.models)
-        for (Slot& slot : model.slots)
-            if (slot.phase == Phase::placed) placed.push_back(&slot);
+    for (Slot& slot : state.slots())
+        if (slot.phase == Phase::placed) placed.push_back(&slot);
     return placed;
 }
 
@@ -85,24 +88,21 @@ void repair_placements(State& state, Time now) {
     for (Slot* slot : placed_slots(state))
         if (slot->phase == Phase::placed && is_outdated(state, *slot)) withdraw_placed(state, *slot);
     const std::vector<Slot*> placed = placed_slots(state);
+    if (placed.empty()) return;
     for (std::size_t device = 0; device < state.devices.size();) {
         Slot* last = last_placed_on(placed, device);
-        if (last == nullptr) {
-            ++device;
-            continue;
-        }
         const Survey survey{state, now};
-        const bool is_lost = state.devices[device].books.lost || state.devices[last->device].books.lost;
-        if (survey.room(device) >= 0 && !is_lost) {
+        const bool is_lost =
+            last != nullptr && (state.devices[device].books.lost || state.devices[last->device].books.lost);
+        if (last == nullptr || (survey.room(device) >= 0 && !is_lost)) {
             ++device;
             continue;
         }
         const auto is_last_on = [&](std::size_t where) { return last_placed_on(placed, where) == last; };
         // Takes what is free.
         if (last->basis == Basis::unknown && survey.room(last->device) < 0 && !is_lost && is_last_on(last->device)) {
-            const auto taken = static_cast<std::int64_t>(last->device_bytes) + survey.room(last->device);
-            if (taken > 0) {
-                last->device_bytes = static_cast<Bytes>(taken);
+            if (const Bytes left = bytes_of(signed_of(last->device_bytes) + survey.room(last->device)); left > 0) {
+                last->device_bytes = left;
                 continue;
             }
         }
@@ -132,19 +132,15 @@ void give_grants(State& state) {
     std::vector<std::int64_t> before(state.devices.size());  // bytes of earlier slots in this order
     for (Slot* slot : placed) {
         const auto free_on = [&](std::size_t device) { return state.devices[device].books.free() - before[device]; };
-        bool fits = company_of(state, *slot) == nullptr;
-        if (slot->basis == Basis::unknown) {  // all that is free, once every ending worker is gone
-            bool somebody_goes = false;
-            state.each_slot([&](const Slot& other) {
-                somebody_goes = somebody_goes || (other.is_going() && other.device == slot->device);
-            });
-            fits = fits && !somebody_goes;
-        }
-        fits = fits && free_on(slot->device) >= static_cast<std::int64_t>(slot->device_bytes) &&
-               (slot->host_bytes == 0 || free_on(0) >= static_cast<std::int64_t>(slot->host_bytes));
+        // Of an unknown size all that is free, once every ending worker is gone.
+        const auto goes = [&](const Slot& other) { return other.is_going() && other.device == slot->device; };
+        const bool fits = company_of(state, *slot) == nullptr &&
+                          (slot->basis != Basis::unknown || std::ranges::none_of(state.slots(), goes)) &&
+                          free_on(slot->device) >= signed_of(slot->device_bytes) &&
+                          (slot->host_bytes == 0 || free_on(0) >= signed_of(slot->host_bytes));
         if (!fits) {
-            before[slot->device] += static_cast<std::int64_t>(slot->device_bytes);
-            before[0] += static_cast<std::int64_t>(slot->host_bytes);
+            before[slot->device] += signed_of(slot->device_bytes);
+            before[0] += signed_of(slot->host_bytes);
             continue;
         }
         state.enter(*slot, Phase::loading);
@@ -154,34 +150,29 @@ void give_grants(State& state) {
 }
 
 bool is_complete(State& state, const Unit& unit) {
-    return state.missing(unit).empty() && !unit.any([](const Slot& slot) {
-        return slot.is_starting() && slot.replica < slot.model->declared.replicas_min;
-    });
+    return state.missing(unit).empty() &&
+           !unit.any([](const Slot& slot) { return slot.is_starting() && !slot.is_surplus(); });
 }
 
 void answer_waiters(State& state, Time now) {
-    for (auto entry = state.entries.begin(); entry != state.entries.end();) {
-        const bool complete = is_complete(state, *entry->unit);
-        for (auto waiter = entry->waiters.begin(); waiter != entry->waiters.end();) {
-            const auto one = waiter++;
-            Slot* slot = least_busy(*one->model);
-            if (slot == nullptr || !(complete || one->asker == Asker::channel)) continue;
-            serve(state, one->ticket, one->asker, *slot, now);
-            forget(state, *entry, one);
-        }
-        entry = entry->waiters.empty() && !entry->unit->any(&Slot::is_starting) ? state.entries.erase(entry)
-                                                                                : std::next(entry);
+    for (Entry& entry : state.entries) {
+        const bool complete = is_complete(state, *entry.unit);
+        std::erase_if(entry.waiters, [&](const Waiter& one) {
+            Slot* slot = least_busy(*one.model);
+            if (slot == nullptr || !(complete || one.asker == Asker::channel)) return false;
+            serve(state, one.ticket, one.asker, *slot, now);
+            return true;
+        });
     }
+    drop_entries(state);
 }
 
 /// "its only device", "the host had 1.0 GiB of room, GPU-a 9.0 GiB; b/0 goes for it"
 std::string why_there(const State& state, const Survey& survey, const Piece& piece, const Option& option) {
     std::vector<std::string> rooms;
-    for (const DeviceId& id : piece.slot->model->declared.devices)
-        if (const auto device = state.device_of(id))
-            rooms.push_back(
-                fmt::format("{} had {} of room", device_text(id),
-                            bytes_text(static_cast<Bytes>(std::max<std::int64_t>(survey.room(*device), 0)))));
+    for (const std::size_t device : state.devices_of(*piece.slot->model))
+        rooms.push_back(
+            fmt::format("{} had {} of room", state.text_of(device), bytes_text(bytes_of(survey.room(device)))));
     std::string text = rooms.size() > 1 ? fmt::format("{}", fmt::join(rooms, ", ")) : "its only device";
     for (const std::size_t victim : option.victims)
         for (const Slot* slot : survey.candidates()[victim].slots)
@@ -270,7 +261,7 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
                         : one.priority < own    ? "it has a lower priority"
                         : priority > own        ? fmt::format("{} has waited for its turn", for_whom)
                                                 : "its turn is over");
-        for (const Slot* slot : one.slots) evict(state, *state.find(slot->id()), EvictCause::room, for_whom, why, now);
+        evict(state, survey, {victim}, EvictCause::room, for_whom, why, now);
     }
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         Slot& slot = *state.find(pieces[i].slot->id());
@@ -285,21 +276,13 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
     }
 }
 
-void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter) {
-    --state.tickets;
-    if (const auto of = state.tickets_of.find(waiter->client); of != state.tickets_of.end() && --of->second == 0)
-        state.tickets_of.erase(of);
-    entry.waiters.erase(waiter);
-}
-
 void fail(State& state, Entry& entry, const Error& error) {
-    for (auto waiter = entry.waiters.begin(); waiter != entry.waiters.end();) {
-        const auto one = waiter++;
-        state.actions.emplace_back(action::Refuse{one->ticket, error});
-        one->model->last = "a load was refused: " + error.attempt;
-        one->model->last_at.reset();
-        forget(state, entry, one);
+    for (const Waiter& one : entry.waiters) {
+        state.actions.emplace_back(action::Refuse{one.ticket, error});
+        one.model->last = "a load was refused: " + error.attempt;
+        one.model->last_at.reset();
     }
+    entry.waiters.clear();
     withdraw_placed(state, *entry.unit);
 }
 
@@ -308,10 +291,9 @@ void abandon_if_unwanted(State& state, Entry& entry) {
 }
 
 void withdraw_placed(State& state, Unit& unit) {
-    for (Model* model : unit.models)
-        for (Slot& slot : model->slots)
-            if (slot.phase == Phase::placed && (!slot.is_surplus() || least_busy(*model) == nullptr))
-                state.enter(slot, Phase::none);
+    for (Slot& slot : unit.slots())
+        if (slot.phase == Phase::placed && (!slot.is_surplus() || least_busy(*slot.model) == nullptr))
+            state.enter(slot, Phase::none);
 }
 
 void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_whom, const std::string& why, Time now) {
@@ -336,13 +318,11 @@ void serve(State& state, Ticket ticket, Asker asker, Slot& slot, Time now) {
 }
 
 Slot* least_busy(Model& model) {
-    Slot* best = nullptr;
-    for (Slot& slot : model.slots) {
-        if (slot.phase != Phase::ready) continue;
-        const auto load = [](const Slot& one) { return std::pair{one.in_flight, one.channels}; };
-        if (best == nullptr || load(slot) < load(*best)) best = &slot;
-    }
-    return best;
+    const auto load = [](const Slot& one) {
+        return std::tuple{one.phase != Phase::ready, one.in_flight, one.channels};
+    };
+    const auto best = std::ranges::min_element(model.slots, {}, load);
+    return best == model.slots.end() || best->phase != Phase::ready ? nullptr : &*best;
 }
 
 }  // namespace bulkhead::supervisor::memory

@@ -21,13 +21,21 @@ void place_entries(State& state, Time now);
 void fail(State& state, Entry& entry, const Error& error);
 /// If no waiter is left, withdraws the entry's placed replicas that have no grant.
 void abandon_if_unwanted(State& state, Entry& entry);
-void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter);
 /// Withdraws the places of what waiters wait for. A replica beyond the minimum has its place since
 /// those that are ready have too much to do: it keeps that.
 void withdraw_placed(State& state, Unit& unit);
 
 /// When an idle replica, with its together group, is unloaded by time alone; empty: never.
 [[nodiscard]] std::optional<Time> unload_time(const Slot& slot);
+/// Corrects the figure of a worker that ended for want of memory. Its load gets one more try.
+void process_ran_out(State& state, Slot& slot, const event::Ended& event, Time now);
+/// Corrects the figure of a worker that goes on. Makes the room that is missing to the figure if
+/// idle models hold all of it and nobody waits for it; else takes what is free. For
+/// `first_use_grace` the worker counts as in use: its client may send the request again.
+void request_ran_out(State& state, const event::RanOut& event, Time now);
+/// A step of `settle`. Counts that room for the worker once it is free, as far as nobody took it.
+void give_growth(State& state, Time now);
+
 // Steps of `settle`, in evictions.cpp. The first two return whether somebody goes.
 [[nodiscard]] bool unload_idle(State& state, Time now);
 [[nodiscard]] bool relieve_pressure(State& state, Time now);
@@ -63,6 +71,5 @@ void claim_for_those_before(State& state, const Survey& survey, const Unit& unit
 /// Time from now until the pieces are ready, if placed like this.
 [[nodiscard]] Millis expected_of(const State& state, const Survey& survey, const std::vector<Piece>& pieces,
                                  const Option& option, Time now);
-[[nodiscard]] std::string device_text(const DeviceId& id);
 
 }  // namespace bulkhead::supervisor::memory

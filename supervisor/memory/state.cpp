@@ -5,22 +5,23 @@
 namespace bulkhead::supervisor::memory {
 
 std::int64_t DeviceLedger::free() const {
-    if (lost) return -static_cast<std::int64_t>(used());
-    const auto of_share = static_cast<std::int64_t>(limit);
-    const auto of_total = static_cast<std::int64_t>(total) - static_cast<std::int64_t>(margin + foreign + promised);
-    return std::min(of_share, of_total) - static_cast<std::int64_t>(used());
-}
-
-std::string_view to_string(Holds holds) {
-    switch (holds) {
-    case Holds::reserved: return "reserved";
-    case Holds::resident: return "resident";
-    case Holds::reclaiming: break;
-    }
-    return "reclaiming";
+    if (lost) return -signed_of(used());
+    return std::min(signed_of(limit), signed_of(total) - signed_of(margin + foreign + promised)) - signed_of(used());
 }
 
 ReplicaId Slot::id() const { return {model->declared.model, replica}; }
+
+std::optional<Holds> Slot::holds() const {
+    switch (phase) {
+    case Phase::loading: return Holds::reserved;
+    case Phase::ready:
+    case Phase::draining: return Holds::resident;
+    case Phase::reclaiming: return Holds::reclaiming;
+    case Phase::none:
+    case Phase::placed: break;
+    }
+    return std::nullopt;
+}
 
 int priority_of(const Unit& unit) {
     return std::ranges::max(unit.models, {}, [](const Model* one) { return one->declared.priority; })
@@ -35,6 +36,13 @@ std::optional<std::size_t> State::device_of(const DeviceId& id) const {
     for (std::size_t i = 0; i < devices.size(); ++i)
         if (devices[i].books.id == id) return i;
     return std::nullopt;
+}
+
+std::vector<std::size_t> State::devices_of(const Model& model) const {
+    std::vector<std::size_t> known;
+    for (const DeviceId& id : model.declared.devices)
+        if (const auto device = device_of(id)) known.push_back(*device);
+    return known;
 }
 
 std::size_t State::device_or_new(const DeviceId& id) {
@@ -60,8 +68,7 @@ void State::settle_promise(Device& device) {
 
 std::int64_t State::free_for_others(const Device& device) {
     const DeviceLedger& books = device.books;
-    return static_cast<std::int64_t>(books.total) -
-           static_cast<std::int64_t>(books.used() + books.foreign + books.promised);
+    return signed_of(books.total) - signed_of(books.used() + books.foreign + books.promised);
 }
 
 Slot* State::find(const ReplicaId& who) {
@@ -75,7 +82,7 @@ Model* State::find(const std::string& model) {
 }
 
 Entry* State::entry_of(const Unit& unit) {
-    const auto found = std::ranges::find(entries, &unit, [](const Entry& one) -> const Unit* { return one.unit; });
+    const auto found = std::ranges::find_if(entries, [&](const Entry& one) { return one.unit == &unit; });
     return found == entries.end() ? nullptr : &*found;
 }
 
@@ -88,31 +95,23 @@ int State::priority_of(const Entry& entry, Time now) const {
 bool Slot::is_surplus() const { return replica >= model->declared.replicas_min; }
 
 bool State::is_being_loaded(const Unit& unit) const {
-    const auto found = std::ranges::find(entries, &unit, [](const Entry& one) -> const Unit* { return one.unit; });
-    return found != entries.end() && !found->waiters.empty() && unit.any(&Slot::is_starting);
+    const auto waits = [&](const Entry& one) { return one.unit == &unit && !one.waiters.empty(); };
+    return std::ranges::any_of(entries, waits) && unit.any(&Slot::is_starting);
 }
 
 void State::book(const Slot& slot, bool add) {
-    const auto part = [&](DeviceLedger& books) -> Bytes* {
-        switch (slot.phase) {
-        case Phase::loading: return &books.reserved;
-        case Phase::ready:
-        case Phase::draining: return &books.resident;
-        case Phase::reclaiming: return &books.reclaiming;
-        case Phase::none:
-        case Phase::placed: break;
-        }
-        return nullptr;
+    const auto holds = slot.holds();
+    if (!holds) return;
+    const auto count = [add](Bytes& sum, Bytes bytes) { sum = add ? sum + bytes : sum - bytes; };
+    const auto sum_in = [holds](DeviceLedger& books) -> Bytes& {
+        return *holds == Holds::reserved   ? books.reserved
+               : *holds == Holds::resident ? books.resident
+                                           : books.reclaiming;
     };
-    const auto count = [&](std::size_t device, Bytes bytes, Bytes mapped) {
-        DeviceLedger& books = devices[device].books;
-        Bytes* sum = part(books);
-        if (sum == nullptr) return;
-        *sum = add ? *sum + bytes : *sum - bytes;
-        books.mapped = add ? books.mapped + mapped : books.mapped - mapped;
-    };
-    count(slot.device, slot.device_bytes, 0);
-    count(0, slot.host_bytes, slot.mapped_bytes);
+    DeviceLedger& of_host = devices[0].books;
+    count(sum_in(devices[slot.device].books), slot.device_bytes);
+    count(sum_in(of_host), slot.host_bytes);
+    count(of_host.mapped, slot.mapped_bytes);
 }
 
 void State::enter(Slot& slot, Phase phase) {
@@ -150,27 +149,26 @@ Bytes declared_memory(const Model& model) { return std::min(model.declared.memor
 }  // namespace
 
 Need State::uncorrected_need_of(const Model& model, std::size_t device) const {
-    const Footprint* known = footprint_of(model, device);
+    const Footprint& known = footprint_of(model, device);
     const Need estimate = estimate_of(model.declared, device != 0);
-    if (known == nullptr) return estimate;
-    const Bytes beside = device == 0 ? 0 : known->host.loading();
-    const Bytes measured = known->device.loading();
+    const Bytes beside = device == 0 ? 0 : known.host.loading();
+    const Bytes measured = known.device.loading();
     // Memory ran out, so what was declared since then counts beside a measurement and a package.
     const Bytes memory = declared_memory(model);
-    if (known->corrected != Correction{} && known->corrected.memory != memory && memory > measured)
+    if (known.corrected != Correction{} && known.corrected.memory != memory && memory > measured)
         return {memory, beside, Basis::declared};
-    if (measured == 0 || (!known->has_served() && estimate.device > measured))
+    if (measured == 0 || (!known.has_served() && estimate.device > measured))
         return {estimate.device, beside, estimate.basis};
     return {measured, beside, Basis::measured};
 }
 
 Need State::need_of(const Model& model, std::size_t device) const {
     Need need = uncorrected_need_of(model, device);
-    const Footprint* known = footprint_of(model, device);
-    if (known == nullptr || known->corrected.memory != declared_memory(model)) return need;
-    need.host = std::max(need.host, known->corrected.host);
-    if (known->corrected.device > need.device) {
-        need.device = known->corrected.device;
+    const Correction& corrected = footprint_of(model, device).corrected;
+    if (corrected.memory != declared_memory(model)) return need;
+    need.host = std::max(need.host, corrected.host);
+    if (corrected.device > need.device) {
+        need.device = corrected.device;
         need.basis = Basis::corrected;
     }
     return need;
@@ -179,19 +177,17 @@ Need State::need_of(const Model& model, std::size_t device) const {
 Bytes State::returned_at_ready(const Slot& slot) const {
     if (!slot.is_starting() || slot.device_bytes == 0) return 0;
     if (slot.basis == Basis::unknown) return slot.device_bytes - 1;
-    const Footprint* known = footprint_of(*slot.model, slot.device);
-    // It keeps its figure until it has served.
-    if (known == nullptr || !known->has_served()) return 0;
-    return slot.device_bytes - std::min(slot.device_bytes, known->device.resident());
+    const Footprint& known = footprint_of(*slot.model, slot.device);
+    if (!known.has_served()) return 0;  // it keeps its figure until then
+    return slot.device_bytes - std::min(slot.device_bytes, known.device.resident());
 }
 
 Bytes State::alone_on(std::size_t device, const Model& model) const {
     std::int64_t room = devices[device].books.free();
-    each_slot([&](const Slot& slot) {
-        if (slot.phase == Phase::placed || (is_pinned(*slot.model->unit) && slot.model != &model)) return;
-        room += static_cast<std::int64_t>(slot.bytes_on(device));
-    });
-    return static_cast<Bytes>(std::max<std::int64_t>(room, 0));
+    for (const Slot& slot : slots())
+        if (slot.holds() && (!is_pinned(*slot.model->unit) || slot.model == &model))
+            room += signed_of(slot.bytes_on(device));
+    return bytes_of(room);
 }
 
 void State::correct(const Slot& slot, bool beside, bool ended, std::int64_t unix_ms) {
@@ -209,8 +205,7 @@ void State::correct(const Slot& slot, bool beside, bool ended, std::int64_t unix
         figure = std::min(
             {percent(now, limits::corrected_by_percent), percent(sound, limits::corrected_by_percent_max), alone});
     }
-    const Footprint* footprint = footprint_of(model, slot.device);
-    Correction corrected = footprint == nullptr ? Correction{} : footprint->corrected;
+    Correction corrected = footprint_of(model, slot.device).corrected;
     if (corrected.memory != declared_memory(model)) corrected = {0, 0, declared_memory(model)};
     Bytes& part = beside ? corrected.host : corrected.device;
     part = std::max(part, figure);
@@ -218,13 +213,13 @@ void State::correct(const Slot& slot, bool beside, bool ended, std::int64_t unix
 }
 
 Millis State::load_time(const Model& model, std::size_t device) const {
-    const Footprint* known = footprint_of(model, device);
-    return known != nullptr && known->load.count() > 0 ? known->load : Millis{limits::load_time_unknown};
+    const Millis known = footprint_of(model, device).load;
+    return known.count() > 0 ? known : Millis{limits::load_time_unknown};
 }
 
 Millis State::reclaim_time(const Model& model, std::size_t device) const {
-    const Footprint* known = footprint_of(model, device);
-    return known != nullptr && known->reclaim.count() > 0 ? known->reclaim : Millis{limits::reclaim_time_unknown};
+    const Millis known = footprint_of(model, device).reclaim;
+    return known.count() > 0 ? known : Millis{limits::reclaim_time_unknown};
 }
 
 Millis State::turn_of(const Model& model, std::size_t device) const {
@@ -243,40 +238,24 @@ Time State::in_use_until(const Slot& slot) const {
 }
 
 std::optional<Holding> State::holding(const Slot& slot) const {
-    Holding one{slot.id(),
-                Holds::resident,
-                slot.phase == Phase::draining,
-                devices[slot.device].books.id,
-                slot.device_bytes,
-                slot.host_bytes,
-                slot.mapped_bytes,
-                slot.ran_out};
-    switch (slot.phase) {
-    case Phase::loading: one.holds = Holds::reserved; break;
-    case Phase::ready:
-    case Phase::draining: break;
-    case Phase::reclaiming: one.holds = Holds::reclaiming; break;
-    case Phase::none:
-    case Phase::placed: return std::nullopt;
-    }
-    return one;
-}
-
-std::vector<Holding> State::holdings() const {
-    std::vector<Holding> all;
-    each_slot([&](const Slot& slot) {
-        if (auto one = holding(slot)) all.push_back(std::move(*one));
-    });
-    return all;
+    const auto holds = slot.holds();
+    if (!holds) return std::nullopt;
+    return Holding{slot.id(),
+                   *holds,
+                   slot.phase == Phase::draining,
+                   devices[slot.device].books.id,
+                   slot.device_bytes,
+                   slot.host_bytes,
+                   slot.mapped_bytes,
+                   slot.ran_out};
 }
 
 std::vector<Slot*> State::missing(const Unit& unit, bool with_quarantined) {
     std::vector<Slot*> all;
-    for (Model* model : unit.models)
-        for (std::uint32_t i = 0; i < model->declared.replicas_min && i < model->slots.size(); ++i)
-            if (Slot& slot = model->slots[i];
-                slot.phase != Phase::ready && !slot.is_starting() && (with_quarantined || !slot.quarantined))
-                all.push_back(&slot);
+    for (Slot& slot : unit.slots())
+        if (!slot.is_surplus() && slot.phase != Phase::ready && !slot.is_starting() &&
+            (with_quarantined || !slot.quarantined))
+            all.push_back(&slot);
     return all;
 }
 

@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,8 @@ struct Slot {
                                   ///< the next after one that ran out of memory
 
     [[nodiscard]] ReplicaId id() const;
+    /// Empty before its grant.
+    [[nodiscard]] std::optional<Holds> holds() const;
     /// What the ledger counts for it on this device, or is to count once it is granted.
     [[nodiscard]] Bytes bytes_on(std::size_t where) const {
         return (where == device ? device_bytes : 0) + (where == 0 ? host_bytes : 0);
@@ -95,10 +98,13 @@ struct Model {
 struct Unit {
     std::vector<Model*> models;
     bool together = false;
+    [[nodiscard]] auto slots() const {
+        return models | std::views::transform([](Model * one) -> auto& { return one->slots; }) | std::views::join;
+    }
     /// Does it hold for any replica?
     template <typename Is>
     [[nodiscard]] bool any(Is is) const {
-        return std::ranges::any_of(models, [&](const Model* one) { return std::ranges::any_of(one->slots, is); });
+        return std::ranges::any_of(slots(), is);
     }
 };
 
@@ -137,7 +143,6 @@ struct Entry {
 struct Reclaim {
     Ticket ticket = 0;
     std::size_t device = 0;
-    std::string client;
     Time deadline{};
     Bytes asked = 0;
     Bytes promised = 0;  ///< its part of the device's promise
@@ -155,6 +160,14 @@ struct Device {
     std::string kind;  ///< of its footprints
 };
 
+template <typename Models>
+[[nodiscard]] auto slots_of(Models& models) {
+    return models | std::views::values | std::views::transform([](auto& model) -> auto& { return model.slots; }) |
+           std::views::join | std::views::filter([](const Slot& slot) { return slot.phase != Phase::none; });
+}
+
+[[nodiscard]] inline std::string device_text(const DeviceId& id) { return id == host ? "the host" : id; }
+
 struct State {
     std::vector<Device> devices;  ///< 0 is the host
     std::map<DeviceId, DeviceLimit> limits;
@@ -166,8 +179,6 @@ struct State {
     int highest_priority = 0;  ///< of all models declared
     std::uint64_t number_last = 0;
     std::uint64_t placed_last = 0;
-    std::size_t tickets = 0;
-    std::map<std::string, std::size_t> tickets_of;
     /// By device, if a waiter gets it within bounded time: a later caller may not evict there, nor
     /// use more than this many bytes.
     std::vector<std::optional<std::int64_t>> claims;
@@ -176,6 +187,10 @@ struct State {
     Actions actions;               ///< for the present event
 
     [[nodiscard]] std::optional<std::size_t> device_of(const DeviceId& id) const;
+    /// "the host", "GPU-0123"
+    [[nodiscard]] std::string text_of(std::size_t device) const { return device_text(devices[device].books.id); }
+    /// Those of its devices that are known, in the order of its list.
+    [[nodiscard]] std::vector<std::size_t> devices_of(const Model& model) const;
     [[nodiscard]] std::size_t device_or_new(const DeviceId& id);
     void apply_limit(Device& device);
     void settle_promise(Device& device);
@@ -190,12 +205,9 @@ struct State {
     [[nodiscard]] int priority_of(const Entry& entry, Time now) const;
     /// A unit with waiters whose load is under way: its ready parts stay until it is complete.
     [[nodiscard]] bool is_being_loaded(const Unit& unit) const;
-    template <typename Visit>
-    void each_slot(Visit visit) const {
-        for (const auto& [name, model] : models)
-            for (const Slot& slot : model.slots)
-                if (slot.phase != Phase::none) visit(slot);
-    }
+    /// All but those of `Phase::none`.
+    [[nodiscard]] auto slots() { return slots_of(models); }
+    [[nodiscard]] auto slots() const { return slots_of(models); }
 
     /// The only way to change a phase: updates the ledger too.
     void enter(Slot& slot, Phase phase);
@@ -206,7 +218,7 @@ struct State {
     [[nodiscard]] std::string key_of(const Model& model, std::size_t device) const {
         return footprint_key(model.declared.key, devices[device].kind);
     }
-    [[nodiscard]] const Footprint* footprint_of(const Model& model, std::size_t device) const {
+    [[nodiscard]] const Footprint& footprint_of(const Model& model, std::size_t device) const {
         return footprints.find(key_of(model, device));
     }
     [[nodiscard]] Need need_of(const Model& model, std::size_t device) const;
@@ -230,7 +242,6 @@ struct State {
     [[nodiscard]] Time in_use_until(const Slot& slot) const;
     /// Returns what the ledger counts for the slot; empty: nothing.
     [[nodiscard]] std::optional<Holding> holding(const Slot& slot) const;
-    [[nodiscard]] std::vector<Holding> holdings() const;
     /// Returns replicas of the unit's minimum that are neither loaded nor about to be.
     /// `with_quarantined`  as if a person had lifted that
     [[nodiscard]] std::vector<Slot*> missing(const Unit& unit, bool with_quarantined = false);

@@ -5,12 +5,6 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
-void add(Candidate& to, std::size_t device, Bytes bytes) {
-    if (bytes == 0) return;
-    const auto known = std::ranges::find(to.freed, device, &std::pair<std::size_t, Bytes>::first);
-    known == to.freed.end() ? void(to.freed.emplace_back(device, bytes)) : void(known->second += bytes);
-}
-
 void add(Candidate& to, const Slot& slot, const State& state, Time now) {
     const Model& model = *slot.model;
     int priority = model.declared.priority;
@@ -19,8 +13,9 @@ void add(Candidate& to, const Slot& slot, const State& state, Time now) {
     to.pinned = to.pinned || model.pinned;
     to.preload = to.preload || model.declared.preload;
     to.priority = to.slots.size() == 1 ? priority : std::max(to.priority, priority);
-    add(to, slot.device, slot.device_bytes + slot.grows);
-    add(to, 0, slot.host_bytes);
+    to.freed.resize(state.devices.size());
+    to.freed[slot.device] += slot.device_bytes + slot.grows;
+    to.freed[0] += slot.host_bytes;
     if (slot.is_starting()) {
         to.starting = true;
         return;
@@ -33,42 +28,33 @@ void add(Candidate& to, const Slot& slot, const State& state, Time now) {
 
 }  // namespace
 
-Bytes Candidate::freed_on(std::size_t device) const {
-    const auto known = std::ranges::find(freed, device, &std::pair<std::size_t, Bytes>::first);
-    return known == freed.end() ? 0 : known->second;
-}
-
 Survey::Survey(const State& state, Time now, const Unit* loads)
     : state_{state}, now_{now}, on_device_(state.devices.size()), room_(state.devices.size()) {
     for (std::size_t i = 0; i < room_.size(); ++i) room_[i] = state.devices[i].books.free();
     const auto gives_way = [&](const Slot& slot) { return slot.model->unit == loads && slot.is_placed_surplus(); };
-    state.each_slot([&](const Slot& slot) {
-        if (gives_way(slot)) return;
+    for (const Slot& slot : state.slots()) {
+        if (gives_way(slot)) continue;
         const std::int64_t sign = slot.is_going() ? 1 : slot.phase == Phase::placed ? -1 : 0;
-        room_[slot.device] += sign * static_cast<std::int64_t>(slot.device_bytes) - static_cast<std::int64_t>(slot.grows);
-        room_[0] += sign * static_cast<std::int64_t>(slot.host_bytes);
+        room_[slot.device] += sign * signed_of(slot.device_bytes) - signed_of(slot.grows);
+        room_[0] += sign * signed_of(slot.host_bytes);
         const bool stays = slot.phase == Phase::ready || slot.is_starting();
         if (stays && !slot.model->unit->together) add(candidates_.emplace_back(), slot, state, now);
-    });
+    }
     for (const Unit& unit : state.units) {
         if (!unit.together) continue;
         Candidate one;
-        for (const Model* model : unit.models)
-            for (const Slot& slot : model->slots)
-                if (slot.phase == Phase::ready || (slot.is_starting() && !gives_way(slot))) add(one, slot, state, now);
+        for (const Slot& slot : unit.slots())
+            if (slot.phase == Phase::ready || (slot.is_starting() && !gives_way(slot))) add(one, slot, state, now);
         if (!one.slots.empty()) candidates_.push_back(std::move(one));
     }
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
         Candidate& one = candidates_[i];
         one.unit = one.slots.front()->model->unit;
         one.starting = one.starting || state.is_being_loaded(*one.unit);
-        boost::container::small_vector<std::size_t, 4> seen;
-        for (const Slot* slot : one.slots)  // even if it holds nothing there: an exclusive group
-                                            // wants the whole device
-            if (std::ranges::find(seen, slot->device) == seen.end()) seen.push_back(slot->device);
-        for (const auto& [device, bytes] : one.freed)
-            if (std::ranges::find(seen, device) == seen.end()) seen.push_back(device);
-        for (const std::size_t device : seen) on_device_[device].push_back(i);
+        // Also where it holds nothing: an exclusive group wants the whole device.
+        for (std::size_t device = 0; device < room_.size(); ++device)
+            if (one.freed[device] > 0 || std::ranges::find(one.slots, device, &Slot::device) != one.slots.end())
+                on_device_[device].push_back(i);
     }
 }
 
@@ -89,7 +75,7 @@ std::int64_t Survey::returned_room(const Candidate& one, std::size_t device) con
         if (slot->device == device) bytes += goes ? slot->device_bytes : state_.returned_at_ready(*slot);
         if (device == 0 && goes) bytes += slot->host_bytes;
     }
-    return static_cast<std::int64_t>(bytes);
+    return signed_of(bytes);
 }
 
 int Survey::use_of(const Candidate& one) const {
@@ -130,8 +116,8 @@ bool Survey::choose(std::vector<std::size_t>& listed, const std::vector<std::int
     for (const std::size_t i : listed) {
         const Candidate& one = candidates_[i];
         std::int64_t useful = 0;
-        for (const auto& [device, bytes] : one.freed)
-            useful += std::clamp<std::int64_t>(short_by[device], 0, static_cast<std::int64_t>(bytes));
+        for (std::size_t device = 0; device < one.freed.size(); ++device)
+            useful += std::clamp<std::int64_t>(short_by[device], 0, signed_of(one.freed[device]));
         if (useful == 0) continue;
         const double idle = std::chrono::duration<double>(std::max(now_ - one.idle_since, Clock::duration{1})).count();
         ranked.push_back({i, use_of(one), one.priority, idle * static_cast<double>(useful)});
@@ -143,28 +129,30 @@ bool Survey::choose(std::vector<std::size_t>& listed, const std::vector<std::int
     });
     std::vector<std::int64_t> left = short_by;
     const auto suffices = [&] { return std::ranges::all_of(left, [](std::int64_t bytes) { return bytes <= 0; }); };
+    const auto go = [&](const Candidate& one, int sign) {
+        for (std::size_t device = 0; device < left.size(); ++device)
+            left[device] -= sign * signed_of(one.freed[device]);
+    };
+    const auto lacks = [&](const Candidate& one) {
+        for (std::size_t device = 0; device < left.size(); ++device)
+            if (left[device] > 0 && one.freed[device] > 0) return true;
+        return false;
+    };
     listed.clear();
-    for (const Ranked& one : ranked) {
+    for (const Ranked& ranked_one : ranked) {
         if (suffices()) break;
-        bool helps = false;
-        for (const auto& [device, bytes] : candidates_[one.index].freed) {
-            helps = helps || left[device] > 0;
-            left[device] -= static_cast<std::int64_t>(bytes);
-        }
-        if (helps)
-            listed.push_back(one.index);
-        else
-            for (const auto& [device, bytes] : candidates_[one.index].freed)
-                left[device] += static_cast<std::int64_t>(bytes);
+        const Candidate& one = candidates_[ranked_one.index];
+        if (!lacks(one)) continue;
+        go(one, 1);
+        listed.push_back(ranked_one.index);
     }
     for (std::size_t i = listed.size(); i-- > 0;) {  // spare the most valuable ones first
-        const auto& freed = candidates_[listed[i]].freed;
-        for (const auto& [device, bytes] : freed) left[device] += static_cast<std::int64_t>(bytes);
-        if (std::ranges::all_of(freed, [&](const auto& one) { return left[one.first] <= 0; })) {
+        const Candidate& one = candidates_[listed[i]];
+        go(one, -1);
+        if (lacks(one))
+            go(one, 1);
+        else
             listed.erase(listed.begin() + static_cast<std::ptrdiff_t>(i));
-        } else {
-            for (const auto& [device, bytes] : freed) left[device] -= static_cast<std::int64_t>(bytes);
-        }
     }
     return suffices();
 }
@@ -190,12 +178,12 @@ std::int64_t Survey::room_within(Reach reach, std::size_t device, int priority) 
         rooms = room_;
         if (reach == Reach::ever)
             for (std::size_t one = 0; one < rooms.size(); ++one) rooms[one] += promised_room(one);
-        for (const Candidate& one : candidates_)
-            for (const auto& [where, bytes] : one.freed)
-                if (may_go(one, priority, reach))
-                    rooms[where] += static_cast<std::int64_t>(bytes);
-                else if (reach == Reach::ever)
-                    rooms[where] += returned_room(one, where);
+        for (const Candidate& one : candidates_) {
+            const bool goes = may_go(one, priority, reach).has_value();
+            if (!goes && reach != Reach::ever) continue;
+            for (std::size_t where = 0; where < rooms.size(); ++where)
+                rooms[where] += goes ? signed_of(one.freed[where]) : returned_room(one, where);
+        }
     }
     return rooms[device];
 }
@@ -214,21 +202,20 @@ std::vector<std::int64_t> Survey::rooms_for(const Unit& own, int priority, Reach
         if (is_open(device)) rooms[device] = room_within(reach, device, priority);
     for (const Candidate& one : candidates_)
         if (one.unit == &own && may_go(one, priority, reach))
-            for (const auto& [device, bytes] : one.freed)
+            for (std::size_t device = 0; device < rooms.size(); ++device)
                 if (is_open(device))
-                    rooms[device] -= static_cast<std::int64_t>(bytes) -
-                                     (reach == Reach::ever ? returned_room(one, device) : 0);
+                    rooms[device] -=
+                        signed_of(one.freed[device]) - (reach == Reach::ever ? returned_room(one, device) : 0);
     return rooms;
 }
 
 std::vector<std::size_t> Survey::devices_for(const Piece& piece, const std::vector<std::int64_t>& rooms,
                                              Reach reach) const {
     std::vector<std::size_t> devices;
-    for (const DeviceId& id : piece.slot->model->declared.devices)
-        if (const auto device = state_.device_of(id);
-            device && !state_.devices[*device].books.lost && piece.bytes(*device) <= rooms[*device] &&
-            (reach != Reach::bounded || !claim_of(*device)))
-            devices.push_back(*device);
+    for (const std::size_t device : state_.devices_of(*piece.slot->model))
+        if (!state_.devices[device].books.lost && piece.bytes(device) <= rooms[device] &&
+            (reach != Reach::bounded || !claim_of(device)))
+            devices.push_back(device);
     return devices;
 }
 

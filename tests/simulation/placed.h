@@ -10,16 +10,12 @@ namespace bulkhead::simulation {
 
 /// Replicas that have a place and wait for their grant. No action names them.
 inline std::vector<supervisor::memory::Holding> placed(const supervisor::memory::Policy& policy) {
+    using supervisor::memory::Phase;
     std::vector<supervisor::memory::Holding> all;
-    policy.state().each_slot([&](const supervisor::memory::Slot& slot) {
-        if (slot.phase == supervisor::memory::Phase::placed)
-            all.push_back({slot.id(),
-                           {},
-                           false,
-                           policy.state().devices[slot.device].books.id,
-                           slot.device_bytes,
+    for (const auto& slot : policy.state().slots())
+        if (slot.phase == Phase::placed)
+            all.push_back({slot.id(), {}, false, policy.state().devices[slot.device].books.id, slot.device_bytes,
                            slot.host_bytes});
-    });
     return all;
 }
 
@@ -27,9 +23,8 @@ inline std::vector<supervisor::memory::Holding> placed(const supervisor::memory:
 inline std::map<supervisor::memory::ReplicaId, supervisor::memory::Bytes> growing(
     const supervisor::memory::Policy& policy) {
     std::map<supervisor::memory::ReplicaId, supervisor::memory::Bytes> all;
-    policy.state().each_slot([&](const supervisor::memory::Slot& slot) {
+    for (const auto& slot : policy.state().slots())
         if (slot.grows > 0) all[slot.id()] = slot.grows;
-    });
     return all;
 }
 

@@ -14,52 +14,29 @@ constexpr Bytes mib = Bytes{1} << 20;
 
 Millis since(Time from, Time to) { return std::chrono::duration_cast<Millis>(to - from); }
 
-void read_line(Trace& trace, std::istringstream& line, const std::string& first) {
-    std::int64_t number = 0;
-    std::int64_t load = 0;
-    std::int64_t reclaim = 0;
-    if (first == "device") {
-        if (!(line >> number) || number <= 0) throw std::runtime_error{"device MIB"};
-        trace.device = static_cast<Bytes>(number) * mib;
-    } else if (first == "model") {
-        Trace::Model model;
-        std::string kind;
-        if (!(line >> model.name >> number >> load >> reclaim) || number <= 0 || load < 0 || reclaim < 0)
-            throw std::runtime_error{"model NAME MIB LOAD_MS RECLAIM_MS [exclusive GROUP]"};
-        if (line >> kind && (kind != "exclusive" || !(line >> model.exclusive)))
-            throw std::runtime_error{"model … [exclusive GROUP]"};
-        model.bytes = static_cast<Bytes>(number) * mib;
-        model.load = Millis{load};
-        model.reclaim = Millis{reclaim};
-        trace.models.push_back(std::move(model));
-    } else {
-        Trace::Arrival arrival;
-        if (!(line >> arrival.model >> number) || number < 0) throw std::runtime_error{"AT_MS NAME SERVICE_MS"};
-        arrival.at = Millis{std::stoll(first)};
-        arrival.service = Millis{number};
-        if (std::ranges::find(trace.models, arrival.model, &Trace::Model::name) == trace.models.end())
-            throw std::runtime_error{"no model " + arrival.model};
-        trace.arrivals.push_back(std::move(arrival));
-    }
-}
-
 }  // namespace
 
 Trace Trace::read(const std::filesystem::path& file) {
     Trace trace;
     trace.name = file.stem();
     std::ifstream lines{file};
-    if (!lines) throw std::runtime_error{fmt::format("{} cannot be read", file.string())};
-    std::string text;
-    for (int number = 1; std::getline(lines, text); ++number) {
+    if (!lines) throw std::runtime_error{file.string() + " cannot be read"};
+    for (std::string text; std::getline(lines, text);) {
         std::istringstream line{text.substr(0, text.find('#'))};
-        std::string first;
+        std::string first, name, group;
+        std::int64_t number = 0, load = 0, reclaim = 0;
         if (!(line >> first)) continue;
-        try {
-            read_line(trace, line, first);
-        } catch (const std::exception& wrong) {
-            throw std::runtime_error{fmt::format("{}:{}: expected {}", file.string(), number, wrong.what())};
+        if (first == "device") {
+            line >> number;
+            trace.device = static_cast<Bytes>(number) * mib;
+        } else if (first == "model") {
+            line >> name >> number >> load >> reclaim >> group >> group;  // `exclusive` NAME
+            trace.models.push_back({name, static_cast<Bytes>(number) * mib, Millis{load}, Millis{reclaim}, group});
+        } else {
+            line >> name >> number;
+            trace.arrivals.push_back({Millis{std::stoll(first)}, name, Millis{number}});
         }
+        if (number == 0) throw std::runtime_error{file.string() + ": " + text};
     }
     return trace;
 }

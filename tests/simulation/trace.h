@@ -32,7 +32,7 @@ struct Trace {
     std::vector<Model> models;
     std::vector<Arrival> arrivals;
 
-    /// Throws std::runtime_error with file and line.
+    /// Throws std::runtime_error.
     [[nodiscard]] static Trace read(const std::filesystem::path& file);
 };
 

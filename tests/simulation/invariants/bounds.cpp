@@ -72,19 +72,13 @@ void Invariants::check_thrash(const Event& event, const Actions& actions) {
     const bool changed = measured_more_ || std::holds_alternative<event::Foreign>(event) ||
                          std::holds_alternative<event::Device>(event) ||
                          std::holds_alternative<event::Declared>(event);
-    const auto is_asked_for = [&](const std::vector<std::string>& unit) {
-        return std::ranges::any_of(world_.tickets, [&](const auto& ticket) {
-            return std::ranges::find(unit, ticket.second) != unit.end();
-        });
-    };
     const ReplicaId* ended = ended_by(event);
     const bool went_for_others = ended != nullptr && went_.erase(*ended) > 0;
     const ReplicaId* measured = measured_by(event);
     std::erase_if(places_, [&](const ReplicaId& who) {
         if (changed || !world_.declared.contains(who.model)) return true;
         const auto unit = unit_of(who.model);
-        const bool own_ended =
-            ended != nullptr && !went_for_others && std::ranges::find(unit, ended->model) != unit.end();
+        const bool own_ended = ended != nullptr && !went_for_others && is_of(unit, ended->model);
         const bool other_figure = measured != nullptr && who != *measured && who.model == measured->model;
         return own_ended || other_figure || !is_asked_for(unit);
     });
@@ -98,9 +92,8 @@ void Invariants::check_thrash(const Event& event, const Actions& actions) {
         if (evict->cause != EvictCause::room || world_.withdrew) continue;
         const auto unit = unit_of(evict->for_whom);
         const bool has_place = std::ranges::any_of(world_.processes, [&](const auto& one) {
-            return (one.second.state == At::placed || one.second.state == At::loading ||
-                    (one.second.state == At::ready && one.second.grows > 0)) &&
-                   std::ranges::find(unit, one.first.model) != unit.end();
+            return (is_starting(one.second) || (one.second.state == At::ready && one.second.grows > 0)) &&
+                   is_of(unit, one.first.model);
         });
         if (!has_place)
             return fail(fmt::format("{} went for {}, which has no place by that", evict->who.text(), evict->for_whom));

@@ -14,15 +14,13 @@ using At = Process::State;
 /// its priority lower.
 void Invariants::check_parted(const action::Evict& evict, const Victim& victim) {
     const std::string name = evict.who.text();
-    const auto& group = world_.declared.at(evict.who.model).group;
     const DeviceId& device = world_.processes.at(evict.who).device;
     int kept = INT_MIN;
     for (const auto& [who, one] : world_.processes)
         if (who.model == evict.for_whom && one.device == device && (one.state != At::placed && one.state != At::ended))
             kept = std::max(kept, std::max(victim_of({who}).priority, victim_of({who}).lent_until_over));
-    const bool beside = kept != INT_MIN && group && group->kind == GroupKind::exclusive &&
-                        world_.declared.at(evict.for_whom).group == group && evict.for_whom != evict.who.model;
-    if (!beside) return fail(name + " was evicted for its group, and nobody of it is there");
+    if (kept == INT_MIN || !exclude_each_other(evict.for_whom, evict.who.model))
+        return fail(name + " was evicted for its group, and nobody of it is there");
     if (victim.in_use && kept <= victim.priority && world_.now < victim.turn_until)
         return fail(name + " was evicted for its group while in use, and its turn was not over");
 }
@@ -40,21 +38,14 @@ void Invariants::check_exclusive() {
         const bool may_go = !victim.pinned && !victim.starting && !one.told.is_adopted && world_.now >= victim.protected_until &&
                             (!victim.in_use || world_.now >= victim.turn_over);
         const auto [all, is_new] = members[{known->second.group->name, one.device}].try_emplace(who.model, true);
-        all->second = all->second && may_go && !waits_for_more(who.model);
+        // While somebody waits for the model and more of it is being loaded, what is ready of it stays.
+        all->second = all->second && may_go && !(is_asked_for({who.model}) && is_loading({who.model}));
     }
     for (const auto& [where, all] : members) {
         const auto may_go = std::ranges::count_if(all, [](const auto& one) { return one.second; });
         if (all.size() > 1 && (may_go == static_cast<std::ptrdiff_t>(all.size())))
             return fail(fmt::format("{} of the exclusive group {} stay on {}", all.size(), where.first, where.second));
     }
-}
-
-/// Somebody waits for the model, and more of it is being loaded: what is ready of it stays.
-bool Invariants::waits_for_more(const std::string& model) const {
-    return std::ranges::any_of(world_.tickets, [&](const auto& one) { return one.second == model; }) &&
-           std::ranges::any_of(world_.processes, [&](const auto& one) {
-               return one.first.model == model && (one.second.state == At::placed || one.second.state == At::loading);
-           });
 }
 
 /// A preload that was refused had no room beside what it may not evict and what others wait for.
@@ -64,11 +55,8 @@ void Invariants::check_preload(const std::string& model, const std::vector<std::
     // may have started.
     if (std::ranges::any_of(actions, [](const Action& one) { return std::holds_alternative<action::Evict>(one); }))
         return;
-    const auto is_starting = [](const auto& one) {
-        return one.second.state == At::loading || one.second.state == At::placed;
-    };
     const bool unknown = std::ranges::any_of(pieces, [&](const Piece& one) { return is_unknown(one); });
-    if (unknown && std::ranges::any_of(world_.processes, is_starting)) return;
+    if (unknown && std::ranges::any_of(world_.processes, [](const auto& one) { return is_starting(one.second); })) return;
     std::vector<DeviceId> closed;
     for (const auto& [ticket, waiting] : world_.tickets) {
         if (!world_.declared.contains(waiting)) continue;

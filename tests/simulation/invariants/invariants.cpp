@@ -140,12 +140,10 @@ void Invariants::check_limits() {
         if (books.lost) continue;
         std::int64_t going = 0;
         for (const auto& [who, one] : world_.processes)
-            if (one.state == At::draining || one.state == At::ended)
-                going += static_cast<std::int64_t>(held(who, books.id));
-        const auto used = static_cast<std::int64_t>(books.used()) - going;
-        const auto others = static_cast<std::int64_t>(books.foreign + books.margin / 2);
-        const std::int64_t over = std::max(used - static_cast<std::int64_t>(books.limit),
-                                           used + others - static_cast<std::int64_t>(books.total));
+            if (is_going(one)) going += signed_of(held(who, books.id));
+        const std::int64_t used = signed_of(books.used()) - going;
+        const std::int64_t others = signed_of(books.foreign + books.margin / 2);
+        const std::int64_t over = std::max(used - signed_of(books.limit), used + others - signed_of(books.total));
         if (over <= 0) continue;
         for (const Victim& victim : victims()) {
             if (victim.pinned || victim.starting || victim.in_use || world_.now < victim.protected_until) continue;
@@ -161,46 +159,55 @@ void Invariants::check_groups(const Actions& actions) {
     for (const auto& [who, device] : world_.placed) {
         const auto unit = unit_of(who.model);
         bool ending = false;
-        const bool waits = std::ranges::any_of(
-            world_.tickets, [&](const auto& ticket) { return std::ranges::find(unit, ticket.second) != unit.end(); });
-        const bool surplus = who.replica >= std::max(world_.declared.at(who.model).replicas_min, 1U);
-        if (waits && !surplus && !world_.withdrew && !missing(unit, ending).empty())
+        const bool surplus = who.replica >= minimum_of(who.model);
+        if (is_asked_for(unit) && !surplus && !world_.withdrew && !missing(unit, ending).empty())
             return fail(who.text() + " was placed without the others that load with it");
     }
     for (const Action& action : actions) {
         if (const auto* grant = std::get_if<action::Grant>(&action)) {
-            const auto& group = world_.declared.at(grant->who.model).group;
-            if (!group || group->kind != GroupKind::exclusive) continue;
-            for (const auto& [who, one] : world_.processes) {
-                const auto other = world_.declared.find(who.model);
-                const bool excluded = other != world_.declared.end() && who.model != grant->who.model &&
-                                      other->second.group == group && one.device == grant->device;
-                if (excluded && one.state != At::placed)
+            for (const auto& [who, one] : world_.processes)
+                if (exclude_each_other(who.model, grant->who.model) && one.device == grant->device &&
+                    one.state != At::placed)
                     return fail(fmt::format("{} was granted a device beside {}, of the same exclusive group",
                                             grant->who.text(), who.text()));
-            }
         } else if (const auto* evict = std::get_if<action::Evict>(&action);
                    evict != nullptr && evict->cause != EvictCause::surplus &&
                    world_.declared.contains(evict->who.model)) {
-            const auto& group = world_.declared.at(evict->who.model).group;
-            if (!group || group->kind != GroupKind::together) continue;
-            for (const auto& [who, one] : world_.processes) {
-                const auto other = world_.declared.find(who.model);
-                if (other != world_.declared.end() && other->second.group == group && one.state == At::ready)
+            if (!is_together(evict->who.model)) continue;
+            const auto unit = unit_of(evict->who.model);
+            for (const auto& [who, one] : world_.processes)
+                if (is_of(unit, who.model) && one.state == At::ready)
                     return fail(
                         fmt::format("{} was evicted, and {} of its group stays", evict->who.text(), who.text()));
-            }
         }
     }
 }
 
 std::vector<std::string> Invariants::unit_of(const std::string& model) const {
-    const auto& group = world_.declared.at(model).group;
-    if (!group || group->kind != GroupKind::together) return {model};
+    if (!is_together(model)) return {model};
     std::vector<std::string> all;
     for (const auto& [name, one] : world_.declared)
-        if (one.group == group) all.push_back(name);
+        if (one.group == world_.declared.at(model).group) all.push_back(name);
     return all;
+}
+
+bool Invariants::is_together(const std::string& model) const {
+    const auto known = world_.declared.find(model);
+    return known != world_.declared.end() && known->second.group && known->second.group->kind == GroupKind::together;
+}
+
+std::uint32_t Invariants::minimum_of(const std::string& model) const {
+    return std::max(world_.declared.at(model).replicas_min, 1U);
+}
+
+bool Invariants::exclude_each_other(const std::string& a, const std::string& b) const {
+    if (a == b || !world_.declared.contains(a) || !world_.declared.contains(b)) return false;
+    const auto& group = world_.declared.at(a).group;
+    return group && group->kind == GroupKind::exclusive && world_.declared.at(b).group == group;
+}
+
+bool Invariants::is_asked_for(const std::vector<std::string>& unit) const {
+    return std::ranges::any_of(world_.tickets, [&](const auto& ticket) { return is_of(unit, ticket.second); });
 }
 
 int Invariants::priority_of(const std::vector<std::string>& unit) const {
@@ -254,19 +261,16 @@ std::vector<Invariants::Victim> Invariants::victims() const {
     std::vector<Victim> all;
     std::set<std::string> seen;
     for (const auto& [who, one] : world_.processes) {
-        if (one.state != At::ready && one.state != At::loading && one.state != At::placed) continue;
-        const bool known = world_.declared.contains(who.model);
-        const auto unit = known ? unit_of(who.model) : std::vector{who.model};
-        const auto& group = known ? world_.declared.at(who.model).group : std::nullopt;
-        if (!group || group->kind != GroupKind::together) {
+        if (one.state != At::ready && !is_starting(one)) continue;
+        if (!is_together(who.model)) {
             all.push_back(victim_of({who}));
             continue;
         }
+        const auto unit = unit_of(who.model);
         if (!seen.insert(unit.front()).second) continue;
         std::vector<ReplicaId> members;
         for (const auto& [other, process] : world_.processes)
-            if (std::ranges::find(unit, other.model) != unit.end() &&
-                (process.state == At::ready || process.state == At::loading || process.state == At::placed))
+            if (is_of(unit, other.model) && (process.state == At::ready || is_starting(process)))
                 members.push_back(other);
         all.push_back(victim_of(members));
     }
@@ -274,14 +278,7 @@ std::vector<Invariants::Victim> Invariants::victims() const {
         const std::string& model = victim.members.front().model;
         if (!world_.declared.contains(model)) continue;
         const auto unit = unit_of(model);
-        const auto is_of_unit = [&](const std::string& name) { return std::ranges::find(unit, name) != unit.end(); };
-        const bool awaited =
-            std::ranges::any_of(world_.tickets, [&](const auto& one) { return is_of_unit(one.second); });
-        victim.starting =
-            victim.starting || (awaited && std::ranges::any_of(world_.processes, [&](const auto& one) {
-                                    return is_of_unit(one.first.model) &&
-                                           (one.second.state == At::placed || one.second.state == At::loading);
-                                }));
+        victim.starting = victim.starting || (is_asked_for(unit) && is_loading(unit));
     }
     return all;
 }
@@ -289,10 +286,9 @@ std::vector<Invariants::Victim> Invariants::victims() const {
 std::int64_t Invariants::room(const DeviceId& device) const {
     std::int64_t room = std::ranges::find(ledger_, device, &DeviceLedger::id)->free();
     for (const auto& [who, one] : world_.processes) {
-        const bool going = one.state == At::draining || one.state == At::ended;
-        if (going) room += static_cast<std::int64_t>(held(who, device));
-        if (one.state == At::placed) room -= static_cast<std::int64_t>(held(who, device));
-        if (one.state == At::ready && one.device == device) room -= static_cast<std::int64_t>(one.grows);
+        if (is_going(one)) room += signed_of(held(who, device));
+        if (one.state == At::placed) room -= signed_of(held(who, device));
+        if (one.state == At::ready && one.device == device) room -= signed_of(one.grows);
     }
     return room;
 }
@@ -317,22 +313,19 @@ void Invariants::check_evictions(const Event& event, const Actions& actions) {
     for (const Action& action : actions) {
         const auto* evict = std::get_if<action::Evict>(&action);
         if (evict == nullptr) continue;
+        const auto known = world_.declared.find(evict->who.model);
+        const bool together = is_together(evict->who.model);
         std::vector<ReplicaId> members;
         for (const Action& other : actions)
             if (const auto* also = std::get_if<action::Evict>(&other);
                 also != nullptr && also->cause == evict->cause &&
-                (also->who == evict->who ||
-                 (world_.declared.contains(evict->who.model) && world_.declared.at(evict->who.model).group &&
-                  world_.declared.at(evict->who.model).group->kind == GroupKind::together &&
-                  world_.declared.contains(also->who.model) &&
-                  world_.declared.at(also->who.model).group == world_.declared.at(evict->who.model).group)))
+                (also->who == evict->who || (together && is_of(unit_of(evict->who.model), also->who.model))))
                 members.push_back(also->who);
         const Victim victim = victim_of(members);
         const std::string name = evict->who.text();
         const bool surplus = evict->cause == EvictCause::surplus;
         // Not of a model that a reload took away.
-        const auto known = world_.declared.find(evict->who.model);
-        if (surplus && known != world_.declared.end() && evict->who.replica < std::max(known->second.replicas_min, 1U))
+        if (surplus && known != world_.declared.end() && evict->who.replica < minimum_of(evict->who.model))
             return fail(name + " is one of the minimum, and was evicted as surplus");
         if (victim.pinned && !surplus) return fail(name + " is pinned, and was evicted");
         if (evict->cause == EvictCause::keep_alive || evict->cause == EvictCause::surplus) {
@@ -357,15 +350,11 @@ void Invariants::check_evictions(const Event& event, const Actions& actions) {
         if (victim.in_use && priority == of_victim && world_.now < victim.turn_until)
             return fail(name + " was in use, and its turn was not over");
         if (several || is_lone_load_placed() || is_unknown(piece_of(evict->for_whom))) continue;
-        const auto& group = world_.declared.at(evict->for_whom).group;
-        const bool excluded = group && group->kind == GroupKind::exclusive &&
-                              world_.declared.contains(evict->who.model) &&
-                              world_.declared.at(evict->who.model).group == group;
-        if (excluded) continue;
+        if (exclude_each_other(evict->for_whom, evict->who.model)) continue;
         bool needed = false;
         for (const auto& [device, machine] : world_.machines) {
             std::int64_t bytes = 0;
-            for (const ReplicaId& who : members) bytes += static_cast<std::int64_t>(freed(who, device));
+            for (const ReplicaId& who : members) bytes += signed_of(freed(who, device));
             needed = needed || (bytes > 0 && room(device) - bytes < 0);
         }
         if (!needed) return fail(name + " was evicted and nobody needed its place");
@@ -387,15 +376,13 @@ bool Invariants::is_unknown(const Piece& piece) const {
 std::vector<Invariants::Piece> Invariants::missing(const std::vector<std::string>& unit, bool& ending) const {
     std::vector<Piece> pieces;
     for (const std::string& model : unit)
-        for (std::uint32_t i = 0; i < std::max(world_.declared.at(model).replicas_min, 1U); ++i) {
+        for (std::uint32_t i = 0; i < minimum_of(model); ++i) {
             const auto found = world_.processes.find({model, i});
             if (world_.quarantined.contains({model, i})) continue;
-            if (found == world_.processes.end()) {
+            if (found == world_.processes.end())
                 pieces.push_back(piece_of(model));
-            } else {
-                const At state = found->second.state;
-                ending = ending || state == At::draining || state == At::ended;
-            }
+            else
+                ending = ending || is_going(found->second);
         }
     return pieces;
 }
@@ -407,32 +394,28 @@ bool Invariants::fits(const std::vector<Piece>& pieces, const std::vector<std::s
     for (const auto& [id, machine] : world_.machines) left[id] = room(id);
     std::vector<Victim> stay;
     for (Victim& one : victims()) {
-        const bool is_own = std::ranges::find(unit, one.members.front().model) != unit.end();
-        if (is_own || !may_go(one)) {
+        if (is_of(unit, one.members.front().model) || !may_go(one)) {
             for (const ReplicaId& who : one.members) {
                 const Process& load = world_.processes.at(who);
                 const Bytes then = std::min(load.device_bytes, world_.truth.at(who.model).at_ready);
                 if (once_ready && load.state == At::loading && load.alone)
-                    left[load.device] += static_cast<std::int64_t>(load.device_bytes - then);
+                    left[load.device] += signed_of(load.device_bytes - then);
             }
             stay.push_back(std::move(one));
             continue;
         }
         for (const ReplicaId& who : one.members)
-            for (auto& [id, bytes] : left) bytes += static_cast<std::int64_t>(freed(who, id));
+            for (auto& [id, bytes] : left) bytes += signed_of(freed(who, id));
     }
     const auto is_taken = [&](const Piece& piece, const DeviceId& id) {
-        const auto& group = world_.declared.at(piece.model).group;
-        if (!group || group->kind != GroupKind::exclusive) return false;
-        for (const Victim& one : stay)
-            for (const ReplicaId& who : one.members)
-                if (who.model != piece.model && world_.declared.contains(who.model) &&
-                    world_.declared.at(who.model).group == group && world_.processes.at(who).device == id)
-                    return true;
-        return false;
+        return std::ranges::any_of(stay, [&](const Victim& one) {
+            return std::ranges::any_of(one.members, [&](const ReplicaId& who) {
+                return exclude_each_other(who.model, piece.model) && world_.processes.at(who).device == id;
+            });
+        });
     };
     const auto bytes_on = [](const Piece& piece, const DeviceId& id) {
-        return static_cast<std::int64_t>(piece.need(id).device) + (piece.need(id).basis == Basis::unknown ? 1 : 0);
+        return signed_of(piece.need(id).device) + (piece.need(id).basis == Basis::unknown ? 1 : 0);
     };
     struct Allowed {
         const Piece* piece;
@@ -461,7 +444,7 @@ bool Invariants::fits(const std::vector<Piece>& pieces, const std::vector<std::s
         const bool same = at > 0 && all[at - 1].piece->model == piece->model;
         for (std::size_t i = same ? from : 0; i < devices.size() && ++steps < 20'000; ++i) {
             const std::int64_t bytes = bytes_on(*piece, devices[i]);
-            const auto beside = static_cast<std::int64_t>(piece->need(devices[i]).host);
+            const std::int64_t beside = signed_of(piece->need(devices[i]).host);
             left[devices[i]] -= bytes;
             left[DeviceId{host}] -= beside;
             const bool is_room = left[devices[i]] >= 0 && (beside == 0 || left[DeviceId{host}] >= 0);

@@ -12,6 +12,16 @@
 
 namespace bulkhead::simulation {
 
+[[nodiscard]] inline bool is_of(const std::vector<std::string>& unit, const std::string& model) {
+    return std::ranges::find(unit, model) != unit.end();
+}
+[[nodiscard]] inline bool is_starting(const Process& one) {
+    return one.state == Process::State::placed || one.state == Process::State::loading;
+}
+[[nodiscard]] inline bool is_going(const Process& one) {
+    return one.state == Process::State::draining || one.state == Process::State::ended;
+}
+
 /// What must hold after every event whatever happened before: written from the rules of
 /// docs/operations.md and the simulated machine, not from the policy's own books.
 class Invariants {
@@ -72,10 +82,17 @@ private:
     void check_parted(const action::Evict& evict, const Victim& victim);
     void check_preload(const std::string& model, const std::vector<std::string>& unit,
                        const std::vector<Piece>& pieces, const Actions& actions);
-    [[nodiscard]] bool waits_for_more(const std::string& model) const;
     void check_nobody_waits_in_vain();
     void check_deadlines(const Event& event);
+    /// What loads and ends as one.
     [[nodiscard]] std::vector<std::string> unit_of(const std::string& model) const;
+    /// Whether it is declared as a member of a together group.
+    [[nodiscard]] bool is_together(const std::string& model) const;
+    [[nodiscard]] std::uint32_t minimum_of(const std::string& model) const;
+    /// They are different members of one exclusive group.
+    [[nodiscard]] bool exclude_each_other(const std::string& a, const std::string& b) const;
+    /// Whether somebody waits for any of it.
+    [[nodiscard]] bool is_asked_for(const std::vector<std::string>& unit) const;
     [[nodiscard]] int priority_of(const std::vector<std::string>& unit) const;
     [[nodiscard]] std::optional<Since> since(const std::vector<std::string>& unit) const;
     /// Only preloads wait for it.

@@ -26,7 +26,7 @@ std::optional<Invariants::Since> Invariants::since(const std::vector<std::string
 bool Invariants::is_preload(const std::vector<std::string>& unit) const {
     bool any = false;
     for (const auto& [ticket, model] : world_.tickets) {
-        if (std::ranges::find(unit, model) == unit.end()) continue;
+        if (!is_of(unit, model)) continue;
         if (world_.askers.at(ticket) != Asker::preload) return false;
         any = true;
     }
@@ -39,8 +39,7 @@ bool Invariants::is_preloading_beside(const std::vector<std::string>& unit) cons
         if (asker == Asker::preload && world_.declared.contains(world_.tickets.at(ticket)))
             for (const std::string& model : unit_of(world_.tickets.at(ticket))) preloads.insert(model);
     return std::ranges::any_of(world_.processes, [&](const auto& one) {
-        return (one.second.state == At::placed || one.second.state == At::loading) && preloads.contains(one.first.model) &&
-               std::ranges::find(unit, one.first.model) == unit.end();
+        return is_starting(one.second) && preloads.contains(one.first.model) && !is_of(unit, one.first.model);
     });
 }
 
@@ -71,10 +70,8 @@ void Invariants::watch(OurPolicy& ours) {
 }
 
 bool Invariants::is_loading(const std::vector<std::string>& unit) const {
-    return std::ranges::any_of(world_.processes, [&](const auto& one) {
-        return (one.second.state == At::placed || one.second.state == At::loading) &&
-               std::ranges::find(unit, one.first.model) != unit.end();
-    });
+    return std::ranges::any_of(
+        world_.processes, [&](const auto& one) { return is_starting(one.second) && is_of(unit, one.first.model); });
 }
 
 /// A unit waits from its first ticket until nobody waits for it and nothing of it loads; over a
@@ -87,8 +84,7 @@ void Invariants::note_who_waits(const Event& event) {
         if (!world_.declared.contains(one.first)) return true;
         if (std::holds_alternative<event::Declared>(event) && !before.contains(one.first)) return true;
         const auto unit = unit_of(one.first);
-        return std::ranges::none_of(unit, [&](const std::string& model) { return asked.contains(model); }) &&
-               !is_loading(unit);
+        return !is_asked_for(unit) && !is_loading(unit);
     });
     for (const auto& [ticket, model] : world_.tickets)
         if (world_.declared.contains(model) && !since_.contains(model))
@@ -124,8 +120,7 @@ void Invariants::check_nobody_waits_in_vain() {
         const bool preload = is_preload(unit);
         if (!preload && (ending || !pieces.empty()))
             for (const auto& [who, one] : world_.processes)
-                if (one.state == At::placed && std::ranges::find(unit, who.model) != unit.end() &&
-                    who.replica >= std::max(world_.declared.at(who.model).replicas_min, 1U))
+                if (one.state == At::placed && is_of(unit, who.model) && who.replica >= minimum_of(who.model))
                     return fail(who.text() + " has a place, is beyond the minimum, and one of the minimum waits");
         if (ending ? preload : !pieces.empty())
             all.push_back({unit, std::move(pieces), rank_of(unit), since(unit)->ticket, preload, ending});
@@ -144,9 +139,7 @@ void Invariants::check_nobody_waits_in_vain() {
     };
     const auto alone = [&](const Waiting& waiting) {  // where its size is not known
         if (std::ranges::none_of(waiting.pieces, [&](const Piece& one) { return is_unknown(one); })) return true;
-        for (const auto& [who, one] : world_.processes)
-            if (one.state == At::loading || one.state == At::placed) return false;
-        return true;
+        return std::ranges::none_of(world_.processes, [](const auto& one) { return is_starting(one.second); });
     };
     std::vector<DeviceId> closed;  // that those before it may get
     bool may_wait = false;         // a preload: for one before it
@@ -190,8 +183,7 @@ void Invariants::check_deadlines(const Event& event) {
             world_.processes, [&](const auto& one) { return one.first.model == model && has_room(one.first); });
         for (const std::string& member : unit_of(model))
             for (std::uint32_t i = 0; i < world_.declared.at(member).replicas_max; ++i) {
-                const bool has = has_room({member, i});
-                all = all && (has || i >= std::max(world_.declared.at(member).replicas_min, 1U) ||
+                all = all && (has_room({member, i}) || i >= minimum_of(member) ||
                               world_.quarantined.contains({member, i}));
             }
         if (!bound.for_room || !(world_.askers.at(ticket) == Asker::channel ? any : all))

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,21 @@ inline config::ModelSpec spec_of(const std::string& name) {
     spec.device = "cpu";
     return spec;
 }
+
+/// Keeps what is asked of it from being done, while it lives: a driver or a disk that hangs.
+class BlockedQueue {
+public:
+    explicit BlockedQueue(BlockingQueue& blocking) {
+        blocking.run(
+            "waiting", [go = go_.get_future().share()] { return go.wait(), true; }, [](const Result<bool>&) {});
+    }
+    ~BlockedQueue() { go_.set_value(); }
+    BlockedQueue(const BlockedQueue&) = delete;
+    BlockedQueue& operator=(const BlockedQueue&) = delete;
+
+private:
+    std::promise<void> go_;
+};
 
 /// A fleet whose workers the test plays.
 class FleetFixture : public testing::Test {

@@ -161,7 +161,7 @@ TEST_F(AdmissionEndsTest, ALoadThatRunsOutOfMemoryIsTriedOnceMoreWithMoreRoom) {
     run_out(second);
     ASSERT_TRUE(wait([&] { return !errors_.empty(); }));
     EXPECT_EQ(errors_.front().code, ErrorCode::out_of_memory);
-    EXPECT_THAT(errors_.front().attempt, HasSubstr("memory ran out twice"));
+    EXPECT_THAT(errors_.front().attempt, HasSubstr("memory ran out twice, at last with 4.7 GiB"));
     settle();
     EXPECT_EQ(keeper_.workers.size(), 2U);
 }
@@ -223,6 +223,41 @@ TEST_F(AdmissionEndsTest, AnEndThatNobodyTimedLeavesWhatIsKnownOfTheModelsEnds) 
     give_back(worker);
     (void)ready(2);
     EXPECT_GE(fleet_->admission().plan("b").at("expected_ms").to_number<int>(), 7'000);
+}
+
+TEST_F(AdmissionEndsTest, AReloadUnloadsTheReplicasThatTheNextFleetDoesNotHave) {
+    auto two = on("cpu", "a");
+    two.replicas = two.replicas_min = 2;
+    declare({two});
+    load("a");
+    FakeWorker& kept = ready(1);
+    FakeWorker& surplus = ready(2);
+    bool retired = false;
+    fleet_->retire({"", {on("cpu", "a")}}, [&] { retired = true; });
+    ASSERT_FALSE(retired) << "what the next supervisor does not know, it kills";
+    answer_drain(surplus);
+    EXPECT_TRUE(wait([&] { return retired; }));
+    EXPECT_FALSE(kept.got("drain"));
+}
+
+TEST_F(AdmissionEndsTest, AChannelToAModelThatGoesForAnotherWaitsForItsTurn) {
+    auto a = on("cpu", "a", 1 << 20);
+    a.min_resident = 1ms;
+    a.group = config::ModelGroup{"large", config::GroupKind::exclusive};
+    auto b = a;
+    b.name = "b";
+    begin({a, b});
+    load("a");
+    FakeWorker& first = ready(1);
+    load("b");
+    ASSERT_TRUE(wait([&] { return first.got("drain"); }));
+    auto& opened = open("a");
+    ASSERT_FALSE(opened) << opened->error().text();
+    answer_drain(first);
+    answer_drain(ready(2));
+    (void)ready(3);
+    ASSERT_TRUE(wait([&] { return opened.has_value(); }));
+    EXPECT_TRUE(*opened) << opened->error().text();
 }
 
 // --- groups, and the kernel's bound

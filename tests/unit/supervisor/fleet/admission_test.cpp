@@ -1,7 +1,5 @@
 /// How the memory policy's decisions are carried out, and what it is told.
 
-#include <future>
-
 #include "supervisor/base/limits.h"
 #include "supervisor/memory/limits.h"
 #include "tests/unit/supervisor/planned_fleet_fixture.h"
@@ -169,6 +167,7 @@ TEST_F(AdmissionTest, WithoutALimitTheDriverIsAskedAgainTooAndWhatIsPreloadedSta
 TEST_F(AdmissionTest, AChannelGoesToTheReplicaThatHasTheFewestOpen) {
     auto two = on("cuda:1", "a", gb);
     two.replicas = two.replicas_min = 2;
+    two.deadlines.request = 1h;
     begin({two});
     load("a");
     FakeWorker& first = ready(1);
@@ -192,48 +191,29 @@ TEST_F(AdmissionTest, AChannelGoesToTheReplicaThatHasTheFewestOpen) {
     (void)next();
     (void)next();
     EXPECT_THAT(replicas, ElementsAre(0, 1, 0, 1, 0, 0)) << "the second still has two";
-}
-
-TEST_F(AdmissionTest, ReplicasOfAFixedNumberAreAskedWhatTheyHaveToDo) {
-    auto two = on("cuda:1", "a", gb);
-    two.replicas = two.replicas_min = 2;
-    two.deadlines.request = 1h;
-    begin({two});
-    load("a");
-    FakeWorker& first = ready(1);
-    (void)ready(2);
     first.say({{"type", "busy"}, {"in_flight", 1}});
-    EXPECT_TRUE(wait([&] { return first.got("statistics_asked"); }));
+    EXPECT_TRUE(wait([&] { return first.got("statistics_asked"); })) << "a fixed number is asked for its load too";
 }
 
-TEST_F(AdmissionTest, AChannelToAModelThatServesIsOpenedWithoutALookAtTheDevices) {
-    begin({on("cuda:0", "a", 2 * gb)});
-    load("a");
-    (void)ready(1);
-    std::promise<void> go;
-    blocking_.run(
-        "a driver that hangs", [waits = go.get_future().share()] { return waits.wait(), true; },
-        [](const Result<bool>&) {});
-    for (int i = 0; i < 100; ++i) (void)open("a");
-    turn();
-    EXPECT_TRUE(std::ranges::all_of(opened_, [](const auto& one) { return one.has_value(); }));
-    EXPECT_EQ(blocking_.waiting(), 1U) << "the one that hangs";
-    go.set_value();
-}
-
-TEST_F(AdmissionTest, AllWhoAskAtOnceShareALook) {
+TEST_F(AdmissionTest, AllWhoAskAtOnceShareALookAndAChannelToAModelThatServesNeedsNone) {
     begin({on("cuda:0", "a", 2 * gb)});
     settle();
-    std::promise<void> go;
-    blocking_.run(
-        "a driver that is slow", [waits = go.get_future().share()] { return waits.wait(), true; },
-        [](const Result<bool>&) {});
+    const auto all_have_it = [&] {
+        return std::ranges::all_of(opened_, [](const auto& one) { return one.has_value() && *one; });
+    };
+    std::optional<test::BlockedQueue> hangs{std::in_place, blocking_};
     for (int i = 0; i < 10; ++i) (void)open("a");
     EXPECT_EQ(blocking_.waiting(), 2U);
-    go.set_value();
+    hangs.reset();
     (void)ready(1);
-    EXPECT_TRUE(
-        wait([&] { return std::ranges::all_of(opened_, [](const auto& one) { return one.has_value() && *one; }); }));
+    EXPECT_TRUE(wait(all_have_it));
+    settle();
+
+    hangs.emplace(blocking_);
+    for (int i = 0; i < 20; ++i) (void)open("a");
+    turn();
+    EXPECT_TRUE(all_have_it());
+    EXPECT_EQ(blocking_.waiting(), 1U) << "the one that hangs";
 }
 
 TEST_F(AdmissionTest, WhoWatchesTheQueueHearsHowEachOneLeavesIt) {
@@ -272,21 +252,6 @@ TEST_F(AdmissionTest, AWaitForRoomIsBoundedWithoutADeadlineToo) {
     EXPECT_THAT(refused->remedy, HasSubstr("`deadline_ms`"));
 }
 
-TEST_F(AdmissionTest, ALoadThatHasItsRoomMayTakeLongerThanTheWaitForIt) {
-    begin({on("cuda:0", "b", 6 * gb)});
-    bool answered = false;
-    fleet_->admission().ask(
-        "b", memory::Asker::channel, "ana", {},
-        [&](const Result<Replica*>& served) { answered = static_cast<bool>(served); }, 100ms);
-    FakeWorker& worker = loading(1);
-    bool is_later = false;
-    Deadline later{io_};
-    later.arm(200ms, [&] { is_later = true; });
-    ASSERT_TRUE(wait([&] { return is_later; }));
-    say_ready(worker);
-    EXPECT_TRUE(wait([&] { return answered; })) << why("b");
-}
-
 TEST_F(AdmissionTest, AClientThatAskedForRoomAndLeftIsNotWaitedFor) {
     begin({on("cuda:0", "a", 6 * gb)});
     load("a");
@@ -306,17 +271,6 @@ TEST_F(AdmissionTest, AClientThatAskedForRoomAndLeftIsNotWaitedFor) {
 
 // --- the start of the daemon
 
-TEST_F(AdmissionTest, ModelsStartInTheOrderThatTheFleetSays) {
-    declared_.startup = {"b", "a"};
-    begin({on("cuda:1", "a", gb), on("cuda:1", "b", gb)});
-    fleet_->preload();
-    EXPECT_EQ(loading(1).name.model, "b");
-    settle();
-    ASSERT_EQ(keeper_.workers.size(), 1U) << "one after the other";
-    say_ready(keeper_.latest());
-    EXPECT_EQ(spawned(2).name.model, "a");
-}
-
 TEST_F(AdmissionTest, APreloadThatANextSupervisorFindsLoadingIsWaitedForByTheOthers) {
     std::vector<config::ModelSpec> models{on("cuda:0", "new"), on("cuda:0", "b", 6 * gb)};
     for (auto& one : models) one.preload = true;
@@ -324,7 +278,9 @@ TEST_F(AdmissionTest, APreloadThatANextSupervisorFindsLoadingIsWaitedForByTheOth
     fleet_->preload();
     FakeWorker& first = loading(1);
     settle();
+    ASSERT_EQ(books("cuda:0", "reserved"), 8 * gb);
     supervise_anew();
+    EXPECT_EQ(books("cuda:0", "reserved"), 8 * gb) << "it loads alone";
     fleet_->preload();
     settle();
     EXPECT_EQ(keeper_.workers.size(), 1U);
@@ -383,16 +339,20 @@ TEST_F(AdmissionTest, AfterARequestThatRanOutOfMemoryItsModelWaitsForTheNext) {
     EXPECT_THAT(why("a"), testing::Not(testing::ContainsRegex("idle for [0-9][0-9]?(\\.[0-9]+)? (ms|us)")));
 }
 
-TEST_F(AdmissionTest, OneThatFindsNoRoomAtTheStartDoesNotHoldTheOthersUp) {
-    declared_.startup = {"large", "b"};
+TEST_F(AdmissionTest, ModelsStartInTheOrderThatTheFleetSaysAlsoAfterOneThatFindsNoRoom) {
+    declared_.startup = {"large", "b", "a"};
     auto large = on("cuda:0", "large", 6 * gb);
     auto kept = on("cuda:0", "kept", 6 * gb);
     kept.min_resident = 24h;
-    begin({kept, large, on("cuda:1", "b", gb)});
+    begin({on("cuda:1", "a", gb), kept, large, on("cuda:1", "b", gb)});
     load("kept");
     (void)ready(1);
     fleet_->preload();
-    EXPECT_EQ(spawned(2).name.model, "b");
+    EXPECT_EQ(loading(2).name.model, "b");
+    settle();
+    ASSERT_EQ(keeper_.workers.size(), 2U) << "one after the other";
+    say_ready(keeper_.latest());
+    EXPECT_EQ(spawned(3).name.model, "a");
 }
 
 TEST_F(AdmissionTest, OnAMachineWithoutAGpuAnAutomaticPlaceIsPlannedForTheHost) {

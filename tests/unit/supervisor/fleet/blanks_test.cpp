@@ -1,10 +1,6 @@
 /// Processes that wait for a model: who takes one, what becomes of the others.
 
-#include <gmock/gmock.h>
-
-#include "supervisor/fleet/fleet_change.h"
-#include "tests/unit/supervisor/fake_gpus.h"
-#include "tests/unit/supervisor/fleet_fixture.h"
+#include "tests/unit/supervisor/planned_fleet_fixture.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -21,9 +17,10 @@ config::ModelSpec with_environment(const std::string& name, const std::string& v
     return spec;
 }
 
-class BlanksTest : public test::FleetFixture {
+class BlanksTest : public test::PlannedFleet {
 protected:
-    void begin(std::uint32_t blanks, std::vector<config::ModelSpec> models) {
+    /// Without limits.
+    void begin_on_cpu(std::uint32_t blanks, std::vector<config::ModelSpec> models) {
         declared_.blanks["cpu"] = blanks;
         declare(std::move(models));
         fleet_->preload();
@@ -40,10 +37,6 @@ protected:
         return *blanks().at(0);
     }
     std::int64_t status(const char* member) { return fleet_->blanks().status().at(member).to_number<std::int64_t>(); }
-    Replica& replica(const std::string& model) { return *(*fleet_->find(model))->replicas[0]; }
-    void load(const std::string& model) {
-        fleet_->load({*fleet_->find(model)}, {}, [](const auto&) {});
-    }
     static json::object configure_of(FakeWorker& worker) {
         for (const auto& packet : worker.received)
             if (packet.at("type").as_string() == "configure") return packet;
@@ -72,7 +65,7 @@ protected:
 };
 
 TEST_F(BlanksTest, ALoadTakesOneAndAnotherIsStarted) {
-    begin(1, {spec_of("a")});
+    begin_on_cpu(1, {spec_of("a")});
     FakeWorker& blank = taken("a");
 
     const auto configure = configure_of(blank);
@@ -88,7 +81,7 @@ TEST_F(BlanksTest, ALoadTakesOneAndAnotherIsStarted) {
 }
 
 TEST_F(BlanksTest, OneThatDoesNotSayHelloYetIsTakenToo) {
-    begin(1, {spec_of("a")});
+    begin_on_cpu(1, {spec_of("a")});
     FakeWorker& blank = one_blank();
     EXPECT_EQ(status("ready"), 0);
     load("a");
@@ -98,7 +91,7 @@ TEST_F(BlanksTest, OneThatDoesNotSayHelloYetIsTakenToo) {
 }
 
 TEST_F(BlanksTest, EachWayToStartHasItsOwn) {
-    begin(1, {spec_of("a"), with_environment("b", "sweet"), spec_of("c"), with_environment("d", "sour")});
+    begin_on_cpu(1, {spec_of("a"), with_environment("b", "sweet"), spec_of("c"), with_environment("d", "sour")});
     ASSERT_TRUE(wait([&] { return status("waiting") == 3; }));
     EXPECT_EQ(status("wanted"), 3);
     for (FakeWorker* blank : blanks()) blank->hello();
@@ -128,29 +121,22 @@ TEST_F(BlanksTest, ProcessesAreInterchangeableThatDifferInTheirNameAlone) {
     EXPECT_NE(conditions(dumping, {"b", 0, 1}), plain);
 }
 
-TEST_F(BlanksTest, ADeadOneIsForgottenAndNotTaken) {
-    begin(1, {spec_of("a")});
+TEST_F(BlanksTest, ADeadOneIsForgottenAndReplacedAndIsNotTakenAndNobodysCrash) {
+    begin_on_cpu(1, {spec_of("a")});
     FakeWorker& blank = one_blank();
     blank.hello();
     keeper_.exit(blank, {true, SIGKILL, true});
     ASSERT_TRUE(wait([&] { return keeper_.forgotten.size() == 1; }));
     EXPECT_EQ(status("waiting"), 0);
+    EXPECT_EQ(replica("a").state(), WorkerState::stopped);
     load("a");
     ASSERT_TRUE(wait([&] { return keeper_.workers.size() == 2; }));
     EXPECT_EQ(keeper_.latest().name.model, "a");
-}
-
-TEST_F(BlanksTest, ADeadOneIsReplacedAndIsNobodysCrash) {
-    begin(1, {spec_of("a")});
-    FakeWorker& blank = one_blank();
-    blank.hello();
-    keeper_.exit(blank, {true, SIGKILL, true});
-    EXPECT_TRUE(wait([&] { return keeper_.workers.size() == 2 && status("waiting") == 1; }));
-    EXPECT_EQ(replica("a").state(), WorkerState::stopped);
+    EXPECT_TRUE(wait([&] { return keeper_.workers.size() == 3 && status("waiting") == 1; }));
 }
 
 TEST_F(BlanksTest, OneThatDiesAsItIsTakenIsACrashOfItsModel) {
-    begin(1, {spec_of("a")});
+    begin_on_cpu(1, {spec_of("a")});
     FakeWorker& blank = taken("a");
     keeper_.exit(blank, {true, SIGSEGV, true});
     ASSERT_TRUE(wait([&] { return keeper_.forgotten.size() == 1; }));
@@ -159,7 +145,7 @@ TEST_F(BlanksTest, OneThatDiesAsItIsTakenIsACrashOfItsModel) {
 }
 
 TEST_F(BlanksTest, TheyEndWhenModelsNeedTheirMemory) {
-    begin(2, {spec_of("a")});
+    begin_on_cpu(2, {spec_of("a")});
     ASSERT_TRUE(wait([&] { return status("waiting") == 2; }));
     fleet_->blanks().fit(host, -1);
     ASSERT_TRUE(wait([&] { return keeper_.forgotten.size() == 2; }));
@@ -169,7 +155,7 @@ TEST_F(BlanksTest, TheyEndWhenModelsNeedTheirMemory) {
 }
 
 TEST_F(BlanksTest, AStopWaitsForTheirEnd) {
-    begin(1, {spec_of("a")});
+    begin_on_cpu(1, {spec_of("a")});
     FakeWorker& blank = one_blank();
     keeper_.obeys = nullptr;
     int stopped = 0;
@@ -182,7 +168,7 @@ TEST_F(BlanksTest, AStopWaitsForTheirEnd) {
 }
 
 TEST_F(BlanksTest, TheNextSupervisorEndsThemAndAdoptsThoseThatHaveAModel) {
-    begin(1, {spec_of("a")});
+    begin_on_cpu(1, {spec_of("a")});
     FakeWorker& worker = taken("a");
     worker.ready();
     ASSERT_TRUE(wait([&] { return status("waiting") == 1; }));
@@ -209,7 +195,7 @@ TEST_F(BlanksTest, TheNextSupervisorEndsThemAndAdoptsThoseThatHaveAModel) {
 }
 
 TEST_F(BlanksTest, OneThatWasTakenAndNotConfiguredIsConfiguredByTheNextSupervisor) {
-    begin(1, {spec_of("a")});
+    begin_on_cpu(1, {spec_of("a")});
     FakeWorker& blank = one_blank();
     load("a");
     ASSERT_TRUE(wait([&] { return !keeper_.ledgers.at(blank.name.generation).empty(); }));
@@ -222,41 +208,16 @@ TEST_F(BlanksTest, OneThatWasTakenAndNotConfiguredIsConfiguredByTheNextSuperviso
     EXPECT_EQ(configure_of(blank).at("generation").to_number<int>(), 2);
 }
 
-TEST_F(BlanksTest, AnotherNumberOfThemIsAChangeOfTheFleet) {
-    config::Fleet fleet{"", {spec_of("a")}};
-    config::Fleet next = fleet;
-    EXPECT_TRUE(compare(fleet, next, {}).is_nothing());
-    next.blanks["cpu"] = 2;
-    EXPECT_FALSE(compare(fleet, next, {}).is_nothing());
-}
-
 // --- on a GPU of 8 GB
-
-constexpr const char* card = "gpu GPU-a 8000000000 Fake A\n";
 
 class GpuBlanksTest : public BlanksTest {
 protected:
-    static config::ModelSpec on_gpu(const std::string& name, std::uint64_t bytes) {
-        auto spec = spec_of(name);
-        spec.device = "cuda:0";
-        spec.declared_bytes = bytes;
-        return spec;
-    }
+    static config::ModelSpec on_gpu(const std::string& name, std::uint64_t bytes) { return on("cuda:0", name, bytes); }
     void begin_on_gpu(std::vector<config::ModelSpec> models) {
         declared_.blanks = {{"cuda:0", 1}};
-        declared_.limits["cuda:0"];
-        declare(std::move(models));
-        bool begun = false;
-        fleet_->begin({}, [&] { begun = true; });
-        ASSERT_TRUE(wait([&] { return begun; }));
+        begin(std::move(models));
         fleet_->preload();
     }
-    /// Whoever died keeps it until the test takes it out.
-    void hold(const FakeWorker& worker, std::uint64_t bytes) {
-        machine_ += "process 0 " + std::to_string(worker.pid) + " " + std::to_string(bytes) + " ghost\n";
-        gpus_of_machine_.set(machine_);
-    }
-    void give_all_back() { gpus_of_machine_.set(machine_ = card); }
     /// One whose context has so much.
     FakeWorker& made(std::uint64_t bytes) {
         FakeWorker& blank = one_blank();
@@ -273,18 +234,6 @@ protected:
         worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
         return worker;
     }
-    /// Everything that was on its way has been done: a worker that is granted nothing
-    /// by then waits.
-    void settle() {
-        bool done = false;
-        blocking_.run("letting the jobs before pass", [] { return true; }, [&](const auto&) { done = true; });
-        ASSERT_TRUE(wait([&] { return done; }));
-        io_.restart();
-        io_.poll();
-    }
-
-    std::string machine_ = card;
-    test::FakeGpus gpus_of_machine_{machine_};
 };
 
 TEST_F(GpuBlanksTest, OneIsTakenByALoadOnItsGpuWithItsContext) {
@@ -335,7 +284,7 @@ TEST_F(GpuBlanksTest, ALoadThatNeedsItsMemoryIsGrantedWhenThatIsBack) {
     FakeWorker& worker = process_of("large");
     settle();
     EXPECT_FALSE(worker.got("grant")) << "the driver lists the blank";
-    give_all_back();
+    give_back(blank);
     EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
 }
 
@@ -350,7 +299,7 @@ TEST_F(GpuBlanksTest, WhoAsksForRoomHasItWhenTheirMemoryIsBack) {
     ASSERT_TRUE(wait([&] { return blank.got_signal(SIGKILL); }));
     settle();
     EXPECT_FALSE(answered) << "the driver lists the blank";
-    give_all_back();
+    give_back(blank);
     EXPECT_TRUE(wait([&] { return answered; }));
 }
 
@@ -368,7 +317,7 @@ TEST_F(GpuBlanksTest, TheNextSupervisorGrantsNothingUntilTheirMemoryIsBack) {
     FakeWorker& worker = process_of("a");
     settle();
     EXPECT_FALSE(worker.got("grant")) << "the driver lists the blank";
-    give_all_back();
+    give_back(blank);
     EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
 }
 

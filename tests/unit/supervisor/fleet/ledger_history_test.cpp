@@ -1,7 +1,6 @@
 /// Histories of the ledger over supervisors that die: the next one's is the same, field by field.
 
 #include <cstdio>
-#include <future>
 #include <set>
 
 #include "tests/support/property.h"
@@ -17,22 +16,6 @@ using test::FakeWorker;
 /// these moments.
 class LedgerHistory : public test::LedgerTest {
 protected:
-    /// Keeps what is asked of it from being done, while it lives.
-    class BlockingQueueBlock {
-    public:
-        explicit BlockingQueueBlock(BlockingQueue& blocking) {
-            blocking.run(
-                "a slow disk", [waits = go_.get_future().share()] { return waits.wait(), true; },
-                [](const Result<bool>&) {});
-        }
-        ~BlockingQueueBlock() { go_.set_value(); }
-        BlockingQueueBlock(const BlockingQueueBlock&) = delete;
-        BlockingQueueBlock& operator=(const BlockingQueueBlock&) = delete;
-
-    private:
-        std::promise<void> go_;
-    };
-
     struct Life {
         bool configured = false;
         bool is_ready = false;
@@ -224,7 +207,7 @@ TEST_F(LedgerHistory, EachSupervisorHasTheLedgerOfTheOneBefore) {
         settle();
         ASSERT_TRUE(wait([&] { return is_quiet(); }));
         const auto others = foreign();
-        std::optional<BlockingQueueBlock> block{std::in_place, blocking_};
+        std::optional<test::BlockedQueue> block{std::in_place, blocking_};
         turn();
         tell_receipts();
         const json::array before = ledger();

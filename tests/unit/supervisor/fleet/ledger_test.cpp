@@ -9,18 +9,6 @@ using namespace std::chrono_literals;
 using test::FakeWorker;
 using test::LedgerTest;
 
-TEST_F(LedgerTest, ALoneLoadKeepsTheWholeDevice) {
-    begin({on("cuda:0", "new"), on("cuda:0", "next", 2 * gb)});
-    load("new");
-    (void)loading(1);
-    ASSERT_EQ(books("cuda:0", "reserved"), 8 * gb);
-    supervise_anew();
-    EXPECT_EQ(books("cuda:0", "reserved"), 8 * gb);
-    load("next");
-    settle();
-    EXPECT_EQ(keeper_.workers.size(), 1U) << "nothing is free";
-}
-
 TEST_F(LedgerTest, WhenAModelWasInUseLastIsKnownToTheNextSupervisor) {
     auto kept = on("cuda:0", "a", 2 * gb);
     kept.keep_alive = 1h;

@@ -8,27 +8,16 @@ namespace {
 
 using supervisor::choose_near, supervisor::NearCandidate;
 
-NearCandidate used(const std::string& name, Bytes bytes, std::int64_t unloaded_ms) {
-    return {name, bytes, false, false, unloaded_ms};
-}
-
-TEST(MemoryNear, KeepsWhoAskedThenWhoWasUnloadedLast) {
-    NearCandidate asked{"asked", 4 * gib, true, false, 0};
-    EXPECT_THAT(choose_near({used("older", gib, 1), used("later", 2 * gib, 2), asked}, 7 * gib),
-                ElementsAre("asked", "later", "older"));
-    EXPECT_THAT(choose_near({used("older", gib, 1), used("later", 2 * gib, 2), asked}, 6 * gib),
-                ElementsAre("asked", "later"));
-}
-
-TEST(MemoryNear, TakesASmallerOneWhereALargerDoesNotFit) {
-    EXPECT_THAT(choose_near({used("large", 5 * gib, 2), used("small", gib, 1)}, 4 * gib), ElementsAre("small"));
-    EXPECT_THAT(choose_near({used("small", gib, 1)}, 0), IsEmpty());
-}
-
-TEST(MemoryNear, LeavesOutWhoIsLoadedAndWhoWasNeverLoaded) {
-    NearCandidate loaded{"loaded", gib, true, true, 3};
-    NearCandidate unused{"unused", gib, false, false, 0};
-    EXPECT_THAT(choose_near({loaded, unused, used("idle", gib, 2)}, 8 * gib), ElementsAre("idle"));
+TEST(MemoryNear, KeepsWhoAskedThenWhoWasUnloadedLastAsFarAsTheyFit) {
+    const std::vector<NearCandidate> all{{.model = "older", .bytes = gib, .unloaded_ms = 1},
+                                         {.model = "later", .bytes = 2 * gib, .unloaded_ms = 2},
+                                         {.model = "asked", .bytes = 4 * gib, .asked = true},
+                                         {.model = "loaded", .bytes = gib, .asked = true, .loaded = true, .unloaded_ms = 3},
+                                         {.model = "never loaded", .bytes = gib}};
+    EXPECT_THAT(choose_near(all, 7 * gib), ElementsAre("asked", "later", "older"));
+    EXPECT_THAT(choose_near(all, 6 * gib), ElementsAre("asked", "later"));
+    EXPECT_THAT(choose_near(all, 5 * gib), ElementsAre("asked", "older")) << "a smaller one, where a larger does not fit";
+    EXPECT_THAT(choose_near(all, 0), IsEmpty());
 }
 
 }  // namespace

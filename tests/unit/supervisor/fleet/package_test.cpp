@@ -1,20 +1,24 @@
 /// What the manifest of a package says of its memory, and how the first load is planned by it.
 
 #include "supervisor/fleet/file_facts.h"
+#include "supervisor/memory/limits.h"
 #include "tests/unit/supervisor/memory/policy_fixture.h"
 
 namespace bulkhead::simulation {
 namespace {
 
-using supervisor::package_size, supervisor::PackageSize;
 
 /// SmolLM2-135M's, less what nobody reads here.
 constexpr const char* manifest = R"({"dtypes": {"weights": "float32", "kv": "float32"}, "rows": 1, "length": 2048,
     "slots": 4, "kv": {"layers": 30, "heads": 3, "dim": 64}, "weights": {"file": "w", "bytes": 538091952}})";
 
-std::optional<PackageSize> size_of(const std::string& text, std::optional<std::uint32_t> slots = {},
-                                   std::optional<std::uint32_t> length = {}) {
-    return package_size(boost::json::parse(text), slots, length);
+/// Weights and KV.
+std::optional<Bytes> size_of(const std::string& text, std::optional<std::uint32_t> slots = {},
+                             std::optional<std::uint32_t> length = {}) {
+    const auto estimate = supervisor::estimate_of(boost::json::parse(text), slots, length);
+    if (!estimate) return std::nullopt;
+    EXPECT_EQ(estimate->on_gpu - limits::workspace_of_gpu, estimate->on_host - limits::workspace_of_host);
+    return estimate->on_host - limits::workspace_of_host;
 }
 
 std::string with(std::string text, const std::string& from, const std::string& to) {
@@ -22,14 +26,11 @@ std::string with(std::string text, const std::string& from, const std::string& t
 }
 
 TEST(MemoryPackage, SaysItsWeightsItsKvAndAWorkspace) {
-    const auto size = size_of(manifest);
-    ASSERT_TRUE(size);
-    EXPECT_EQ(size->weights, 538'091'952U);
-    EXPECT_EQ(size->kv, 2ULL * 30 * 3 * 64 * 4 * 2048 * 4);
-    EXPECT_EQ(size->estimate().on_host, size->weights + size->kv + limits::workspace_of_host);
-    EXPECT_EQ(size->estimate().on_gpu, size->weights + size->kv + limits::workspace_of_gpu);
-    EXPECT_EQ(size_of(manifest, 1, 1024)->kv * 8, size->kv) << "as the fleet file declares it";
-    EXPECT_EQ(size_of(with(manifest, R"("kv": "float32")", R"("kv": "bfloat16")"))->kv * 2, size->kv);
+    constexpr Bytes weights = 538'091'952;
+    constexpr Bytes kv = 2ULL * 30 * 3 * 64 * 4 * 2048 * 4;
+    EXPECT_EQ(size_of(manifest), weights + kv);
+    EXPECT_EQ(size_of(manifest, 1, 1024), weights + kv / 8) << "as the fleet file declares it";
+    EXPECT_EQ(size_of(with(manifest, R"("kv": "float32")", R"("kv": "bfloat16")")), weights + kv / 2);
 }
 
 TEST(MemoryPackage, ThatSaysNothingOfUseIsMeasured) {
@@ -52,16 +53,14 @@ TEST(MemoryPackage, ThatSaysNothingOfUseIsMeasured) {
 using MemoryPackagePlan = PolicyFixture;
 
 TEST_F(MemoryPackagePlan, TheFirstLoadIsPlannedByThePackageTheSecondByMeasurement) {
-    auto chat = model("chat", gib);
-    chat.package = Estimate{3 * gib, gib};
-    declare({chat});
+    declare({model("chat", gib, {.package = Estimate{3 * gib, gib}})});
     load("chat", 4 * gib);
-    EXPECT_THAT(policy.why("chat", now), HasSubstr("it took 4.0 GiB, more than the 3.0 GiB that was estimated"));
-    EXPECT_THAT(policy.why("chat", now), HasSubstr("a load takes 4.0 GiB (measured), 3.0 GiB were estimated"));
+    EXPECT_THAT(why("chat"), HasSubstr("it took 4.0 GiB, more than the 3.0 GiB that was estimated"));
+    EXPECT_THAT(why("chat"), HasSubstr("a load takes 4.0 GiB (measured), 3.0 GiB were estimated"));
     send(event::Ending{{"chat", 0}});
     end("chat");
     ask("chat");
-    EXPECT_EQ(all<action::Grant>().at(0).device_bytes, 4 * gib);
+    EXPECT_EQ(only<action::Grant>().device_bytes, 4 * gib);
 }
 
 }  // namespace

@@ -27,25 +27,16 @@ TEST(StaleProcesses, OnlyWorkersOfThisSocketThatNobodyAdoptsAreEnded) {
     MarkedProcess adopted{{"BULKHEAD_WORKER=new:m/0#2", "BULKHEAD_SOCKET=" + socket}};
     MarkedProcess elsewhere{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket + "2"}};
     MarkedProcess user{{"BULKHEAD_SOCKET=" + socket}};
+    test::LeaderlessProcess stuck{{"BULKHEAD_WORKER=old:m/1#3", "BULKHEAD_SOCKET=" + socket}};
 
-    const auto killed = kill_stale_processes(socket, {"new:m/0#2"});
+    std::set<pid_t> killed;
+    for (const StaleProcess& process : kill_stale_processes(socket, {"new:m/0#2"})) killed.insert(process.pid);
 
-    ASSERT_EQ(killed.size(), 1U);
-    EXPECT_EQ(killed[0].pid, former.pid());
+    EXPECT_EQ(killed, (std::set{former.pid(), stuck.pid()})) << "also whose first thread has ended";
     EXPECT_EQ(former.wait(), SIGKILL);
+    EXPECT_EQ(stuck.wait(), SIGKILL);
     EXPECT_TRUE(adopted.is_running() && elsewhere.is_running() && user.is_running());
     EXPECT_TRUE(kill_stale_processes(socket, {"new:m/0#2"}).empty());
-}
-
-TEST(StaleProcesses, OneWhoseFirstThreadHasEndedIsFoundByItsOthers) {
-    const std::string socket = fmt::format("/nowhere/{}/control.sock", ::getpid());
-    test::LeaderlessProcess stuck{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket}};
-
-    const auto killed = kill_stale_processes(socket);
-
-    ASSERT_EQ(killed.size(), 1U);
-    EXPECT_EQ(killed[0].pid, stuck.pid());
-    EXPECT_EQ(stuck.wait(), SIGKILL);
 }
 
 /// Without a marker, as one is whose memory the kernel has taken and which it holds in its exit.
@@ -108,12 +99,6 @@ protected:
     test::FakeGpus fake_{fmt::format("gpu GPU-a 1000 A\ngpu GPU-b 1000 B\nprocess 1 {} 400 ghost\n", process_.pid())};
 };
 
-TEST_F(StaleProcessWatchTest, WithoutLeftoversNobodyAsksTheDriver) {
-    fake_.set("driver hangs\n");
-    start({}, 10s);
-    EXPECT_EQ(blocking_.waiting(), 0U);
-}
-
 TEST_F(StaleProcessWatchTest, HoldsBackOnlyTheGpuThatItUsesUntilItsMemoryIsBack) {
     start(unending(process_), 1h);
     bool granted_a = false;
@@ -152,7 +137,9 @@ TEST_F(StaleProcessWatchTest, QuarantinesTheGpuOfAProcessThatNotEvenSigkillEnds)
     EXPECT_TRUE(wait([&] { return granted; })) << "nobody waits for what may never end";
 }
 
-TEST_F(StaleProcessWatchTest, AGhostAloneQuarantinesNothing) {
+TEST_F(StaleProcessWatchTest, AGhostAloneQuarantinesNothingAndWithoutLeftoversNobodyAsksTheDriver) {
+    start({}, 10s);
+    EXPECT_EQ(blocking_.waiting(), 0U);
     auto processes = unending(process_);
     process_.kill();
     process_.wait();

@@ -44,6 +44,9 @@ protected:
 TEST_F(WeightsNearTest, ReadsWhatTheKernelEvictedWithinTheBound) {
     add("first");
     add("second");
+    fleet_.models.emplace_back().name = "gone";
+    fleet_.models.back().file = folder_.path() / "gone";
+    candidates_.push_back({"gone", 0, true, false, 0});
     if (cached("first") > 0) GTEST_SKIP() << "this file system keeps its files in memory";
     fleet_.near_bytes = file_bytes + file_bytes / 2;
     WeightsNear near{io_, fleet_, folder_.path(), [this] { return candidates_; }};
@@ -55,25 +58,12 @@ TEST_F(WeightsNearTest, ReadsWhatTheKernelEvictedWithinTheBound) {
     near.look();
     ASSERT_TRUE(comes([&] { return near.is_near("first").value_or(false); }));
     EXPECT_EQ(near.is_near("second"), false);
+    EXPECT_FALSE(near.is_near("gone")) << "it has no files";
     EXPECT_EQ(cached("second"), 0U) << "there is room for one";
 
     evict(folder_.path() / "first");
     near.look();
     EXPECT_TRUE(comes([&] { return cached("first") == file_bytes; }));
-}
-
-TEST_F(WeightsNearTest, OfAModelWithoutFilesIsNotKnown) {
-    config::ModelSpec model;
-    model.name = "gone";
-    model.file = folder_.path() / "gone";
-    fleet_.models.push_back(model);
-    candidates_.push_back({"gone", 0, true, false, 0});
-    add("there");
-    fleet_.near_bytes = 1 << 30;
-    WeightsNear near{io_, fleet_, folder_.path(), [this] { return candidates_; }};
-    near.look();
-    EXPECT_TRUE(comes([&] { return near.is_near("there").has_value(); }));
-    EXPECT_FALSE(near.is_near("gone"));
 }
 
 }  // namespace

@@ -10,15 +10,6 @@ namespace {
 
 class MemoryGroups : public PolicyFixture {
 protected:
-    /// Both run, and a reload makes them exclude each other.
-    void exclude() {
-        a.group = b.group = Group{"large", GroupKind::exclusive};
-        declare({a, b});
-        a.group = b.group = std::nullopt;
-    }
-    Declaration a = model("a", 2 * gib);
-    Declaration b = model("b", 2 * gib);
-
     void run_both() {
         declare({a, b});
         load("a", 2 * gib);
@@ -26,21 +17,27 @@ protected:
         load("b", 2 * gib);
         now += 1min;
     }
+    /// Both run, and a reload makes them exclude each other.
+    void exclude() {
+        a.group = b.group = exclusive();
+        declare({a, b});
+        a.group = b.group = std::nullopt;
+    }
+    Declaration a = model("a", 2 * gib);
+    Declaration b = model("b", 2 * gib);
 };
 
-TEST_F(MemoryGroups, ThatExcludeEachOtherSinceAReloadKeepTheLastUsedOfTheIdle) {
+TEST_F(MemoryGroups, ThatExcludeEachOtherSinceAReloadKeepTheLastUsedTheBusyThePinnedAndTheOneOfAHigherPriority) {
     run_both();
     exclude();
-    EXPECT_THAT(evicted(), ElementsAre("a/0"));
-    EXPECT_EQ(all<action::Evict>()[0].cause, EvictCause::group);
-    EXPECT_EQ(all<action::Evict>()[0].for_whom, "b");
-    EXPECT_THAT(policy.why("a", now), HasSubstr("a/0 was evicted: b runs on GPU-0, of the same exclusive group"));
+    EXPECT_THAT(evicted(), ElementsAre("a/0")) << "b was used last";
+    EXPECT_EQ(only<action::Evict>().cause, EvictCause::group);
+    EXPECT_EQ(only<action::Evict>().for_whom, "b");
+    EXPECT_THAT(why("a"), HasSubstr("a/0 was evicted: b runs on GPU-0, of the same exclusive group"));
     end("a");
-    send(event::Tick{});
+    tick();
     EXPECT_THAT(evicted(), IsEmpty()) << "b stays";
-}
 
-TEST_F(MemoryGroups, KeepTheBusyThePinnedAndTheOneOfAHigherPriority) {
     run_both();
     use("a");
     exclude();
@@ -68,7 +65,7 @@ TEST_F(MemoryGroups, DrainTheBusyOfALowerPriorityAtOnceAndOfTheSameAfterItsTurn)
     b.priority = 1;
     exclude();
     EXPECT_THAT(evicted(), ElementsAre("a/0"));
-    EXPECT_EQ(all<action::Evict>()[0].until, now + a.drain);
+    EXPECT_EQ(only<action::Evict>().until, now + a.drain);
     end("a");
     use("b", 0);
 
@@ -87,63 +84,50 @@ TEST_F(MemoryGroups, DrainTheBusyOfALowerPriorityAtOnceAndOfTheSameAfterItsTurn)
     use("a");
     exclude();
     EXPECT_THAT(evicted(), IsEmpty());
-    now += 5s;
-    send(event::Tick{});
+    tick(5s);
     EXPECT_THAT(evicted(), ElementsAre("b/0")) << "four times what its swap took";
 }
 
-TEST_F(MemoryGroups, WaitForMinResident) {
+TEST_F(MemoryGroups, StayWithinMinResidentAndWhereAllArePinnedAndWhyTellsIt) {
     a.min_resident = b.min_resident = 130s;
     run_both();
     exclude();
     EXPECT_THAT(evicted(), IsEmpty()) << "a has been ready for 120 s";
-    EXPECT_THAT(policy.why("a", now), HasSubstr("b/0 of its exclusive group is there too, and one of them goes"));
-    now += 10s;
-    send(event::Tick{});
+    EXPECT_THAT(why("a"), HasSubstr("b/0 of its exclusive group is there too, and one of them goes"));
+    a.pin = b.pin = true;
+    exclude();
+    tick(10s);
+    EXPECT_THAT(evicted(), IsEmpty());
+    EXPECT_THAT(why("a"), HasSubstr("b/0 of its exclusive group is there too, and both are pinned"));
+    a.pin = b.pin = false;
+    exclude();
     EXPECT_THAT(evicted(), ElementsAre("a/0"));
 }
 
-TEST_F(MemoryGroups, OfWhichAllArePinnedAreToldOf) {
-    a.pin = b.pin = true;
-    run_both();
-    exclude();
-    EXPECT_THAT(evicted(), IsEmpty());
-    EXPECT_THAT(policy.why("a", now), HasSubstr("b/0 of its exclusive group is there too, and both are pinned"));
-}
-
 TEST_F(MemoryGroups, ThatANextSupervisorFindsAreKeptApartOnceItKnowsWhatIsBusy) {
-    Policy next{};
-    a.group = b.group = Group{"large", GroupKind::exclusive};
-    (void)next.on(event::Device{"GPU-0", 10 * gib, false}, now);
-    (void)next.on(event::Declared{{a, b}, {}}, now);
-    Actions last;
+    a.group = b.group = exclusive();
+    declare({a, b});
     for (const char* name : {"a", "b"}) {
         event::Adopted adopted;
         adopted.holding = {{name, 0}, Holds::resident, false, "GPU-0", 2 * gib};
         adopted.ready_for = adopted.idle_for = 1min;
-        last = next.on(adopted, now);
-        EXPECT_TRUE(last.empty());
+        EXPECT_THAT(send(adopted), IsEmpty());
     }
-    last = next.on(event::InFlight{{"b", 0}, 1}, now);
-    EXPECT_TRUE(last.empty()) << "a has not said yet that it is idle";
-    last = next.on(event::InFlight{{"a", 0}, 0}, now);
-    ASSERT_EQ(last.size(), 1U);
-    EXPECT_EQ(std::get<action::Evict>(last[0]).who.text(), "a/0");
+    use("b");
+    EXPECT_THAT(actions, IsEmpty()) << "a has not said yet that it is idle";
+    use("a", 0);
+    EXPECT_THAT(evicted(), ElementsAre("a/0"));
 }
 
 /// Two models of a group: the replica of `many` has too much to do, and that of `other` has ended.
 class MemoryBeyondTheMinimum : public PolicyFixture {
 protected:
-    Declaration many, other, leaving, idle;
+    std::vector<Declaration> models;  ///< many, other, leaving, idle
 
     void run(Bytes of_many, Bytes of_other, Bytes of_leaving) {
-        many = model("many", of_many);
-        other = model("other", of_other);
-        leaving = model("leaving", of_leaving);
-        idle = model("idle", 2 * gib);
-        many.replicas_max = 2;
-        many.group = other.group = Group{"pair", GroupKind::together};
-        declare({many, other, leaving, idle});
+        models = {model("many", of_many, {.group = together(), .replicas_max = 2}),
+                  model("other", of_other, {.group = together()}), model("leaving", of_leaving), model("idle", 2 * gib)};
+        declare(models);
         ask("many", Asker::person);
         ready("many", of_many);
         ready("other", of_other);
@@ -154,8 +138,7 @@ protected:
     }
     void let_leave() {
         send(event::Ending{{"leaving", 0}});
-        now += 1min;
-        send(event::Tick{});
+        tick(1min);
     }
     [[nodiscard]] std::vector<std::string> places() const {
         std::vector<std::string> names;
@@ -164,44 +147,39 @@ protected:
     }
 };
 
-TEST_F(MemoryBeyondTheMinimum, APlaceWithoutAGrantGoesToAMissingMemberOfTheGroup) {
-    run(4 * gib, 2 * gib, 2 * gib);
-    let_leave();
-    ASSERT_THAT(places(), ElementsAre("many/1")) << "it is to get the room of leaving/0, and all that is free";
-    send(event::Pin{"idle", true});
-    EXPECT_EQ(policy.plan("other", now).outcome, Plan::Outcome::fits);
-    ask("other");
-    EXPECT_THAT(granted(), ElementsAre("other/0")) << policy.why("other", now);
-    EXPECT_THAT(policy.why("many", now), HasSubstr("many/1 gave its place up for other/0"));
-    end("leaving");
-    EXPECT_THAT(granted(), IsEmpty());
-}
-
-TEST_F(MemoryBeyondTheMinimum, APlaceWithoutAGrantGoesBeforeAnyoneIsEvictedForAMember) {
-    run(4 * gib, 2 * gib, 2 * gib);
-    let_leave();
-    ASSERT_THAT(places(), ElementsAre("many/1"));
-    EXPECT_EQ(policy.plan("other", now).outcome, Plan::Outcome::fits);
-    ask("other");
-    EXPECT_THAT(granted(), ElementsAre("other/0"));
-    EXPECT_THAT(evicted(), IsEmpty());
+TEST_F(MemoryBeyondTheMinimum, APlaceWithoutAGrantGoesToAMissingMemberBeforeAnyoneIsEvicted) {
+    for (const bool may_evict : {true, false}) {
+        SCOPED_TRACE(may_evict);
+        run(4 * gib, 2 * gib, 2 * gib);
+        let_leave();
+        ASSERT_THAT(places(), ElementsAre("many/1")) << "it is to get the room of leaving/0, and all that is free";
+        send(event::Pin{"idle", !may_evict});
+        EXPECT_EQ(outcome("other"), Plan::Outcome::fits);
+        ask("other");
+        EXPECT_THAT(granted(), ElementsAre("other/0")) << why("other");
+        EXPECT_THAT(evicted(), IsEmpty());
+        EXPECT_THAT(why("many"), HasSubstr("many/1 gave its place up for other/0"));
+        end("leaving");
+        EXPECT_THAT(granted(), IsEmpty());
+        for (const char* name : {"many", "other", "idle"}) end(name);
+    }
 }
 
 TEST_F(MemoryBeyondTheMinimum, APlaceWithoutAGrantOutlastsAMemberThatFitsNowhere) {
     run(4 * gib, 2 * gib, 2 * gib);
     let_leave();
-    other.memory = 9 * gib;
-    declare({many, other, leaving, idle});
-    EXPECT_EQ(policy.plan("other", now).outcome, Plan::Outcome::refused);
+    models[1].memory = 9 * gib;
+    declare(models);
+    EXPECT_EQ(outcome("other"), Plan::Outcome::refused);
     ask("other");
-    EXPECT_THAT(all<action::Refuse>(), testing::SizeIs(1));
+    EXPECT_TRUE(is_refused());
     EXPECT_THAT(places(), ElementsAre("many/1"));
 }
 
 TEST_F(MemoryBeyondTheMinimum, APlaceWithoutAGrantOutlastsAMemberWhoseClientLeaves) {
     run(2 * gib, gib, 4 * gib);
-    other.memory = 3 * gib;
-    declare({many, other, leaving, idle});
+    models[1].memory = 3 * gib;
+    declare(models);
     send(event::Ending{{"leaving", 0}});
     const Ticket channel = ask("other");
     ASSERT_THAT(places(), ElementsAre("other/0"));

@@ -13,9 +13,11 @@ protected:
         for (const char* gpu : {"GPU-1", "GPU-2", "GPU-3"}) send(event::Device{gpu, 10 * gib, false});
     }
     static Declaration on(const std::string& name, Bytes memory, std::vector<DeviceId> devices) {
-        Declaration one = model(name, memory);
-        one.devices = std::move(devices);
-        return one;
+        return model(name, memory, {.devices = std::move(devices)});
+    }
+    static Declaration replicas(const std::string& name, Bytes memory, std::uint32_t count,
+                                std::vector<DeviceId> devices = {}) {
+        return model(name, memory, {.devices = std::move(devices), .replicas_min = count, .replicas_max = count});
     }
     std::map<DeviceId, int> placed() const {
         std::map<DeviceId, int> count;
@@ -26,163 +28,133 @@ protected:
 };
 
 TEST_F(MemoryPlacement, EightReplicasGoOnFourGpusThatHoldThreeEach) {
-    auto many = on("many", 3 * gib, {"GPU-0", "GPU-1", "GPU-2", "GPU-3"});
-    many.replicas_min = many.replicas_max = 8;
-    declare({many});
-    EXPECT_EQ(policy.plan("many", now).outcome, Plan::Outcome::fits);
+    declare({replicas("many", 3 * gib, 8, {"GPU-0", "GPU-1", "GPU-2", "GPU-3"})});
+    EXPECT_EQ(outcome("many"), Plan::Outcome::fits);
     ask("many", Asker::person);
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    EXPECT_FALSE(is_refused());
     EXPECT_THAT(placed(), (std::map<DeviceId, int>{{"GPU-0", 2}, {"GPU-1", 2}, {"GPU-2", 2}, {"GPU-3", 2}}));
 }
 
 TEST_F(MemoryPlacement, NobodyGoesForSixReplicasThatFitOnTheirLastDevice) {
-    auto many = on("many", gib, {DeviceId{host}, "GPU-0", "GPU-1"});
-    many.replicas_min = many.replicas_max = 6;
-    declare({many, on("here", 4 * gib, {DeviceId{host}}), model("there", 10 * gib)},
-            {{DeviceId{host}, {.bytes = 4 * gib}}});
+    declare({replicas("many", gib, 6, {on_host, "GPU-0", "GPU-1"}), on("here", 4 * gib, {on_host}), model("there", 10 * gib)},
+            {{on_host, {.bytes = 4 * gib}}});
     load("here", 4 * gib);
     load("there", 10 * gib);
-    EXPECT_EQ(policy.plan("many", now).outcome, Plan::Outcome::fits);
+    EXPECT_EQ(outcome("many"), Plan::Outcome::fits);
     ask("many", Asker::person);
     EXPECT_THAT(evicted(), IsEmpty());
     EXPECT_THAT(placed(), (std::map<DeviceId, int>{{"GPU-1", 6}}));
 }
 
 TEST_F(MemoryPlacement, EightReplicasWaitForRoomThatIsToComeFree) {
-    auto many = on("many", 4 * gib, {"GPU-0", "GPU-1", "GPU-2", "GPU-3"});
-    many.replicas_min = many.replicas_max = 8;
-    declare({many, model("busy", 8 * gib)});
+    declare({replicas("many", 4 * gib, 8, {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}), model("busy", 8 * gib)});
     load("busy", 8 * gib);
     use("busy");
     ask("many", Asker::person);
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
-    ASSERT_EQ(all<action::Queued>().size(), 1U);
-    EXPECT_THAT(all<action::Queued>()[0].why, HasSubstr("waits for the room of busy/0"));
+    EXPECT_FALSE(is_refused());
+    EXPECT_THAT(only<action::Queued>().why, HasSubstr("waits for the room of busy/0"));
     use("busy", 0);
-    now += 1min;
-    send(event::Tick{});
+    tick(1min);
     EXPECT_THAT(evicted(), ElementsAre("busy/0"));
 }
 
 TEST_F(MemoryPlacement, ATogetherGroupIsPlacedWhereTheFirstDeviceHasRoomForOneOfIt) {
-    std::vector<Declaration> group;
-    for (const auto& [name, replicas] : {std::pair{"a", 2U}, std::pair{"b", 4U}}) {
-        Declaration& one = group.emplace_back(on(name, 5 * gib, {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}));
-        one.group = Group{"all", GroupKind::together};
-        one.replicas_min = one.replicas_max = replicas;
-    }
+    std::vector<Declaration> group{replicas("a", 5 * gib, 2, {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}),
+                                   replicas("b", 5 * gib, 4, {"GPU-0", "GPU-1", "GPU-2", "GPU-3"})};
+    for (Declaration& one : group) one.group = together();
     declare(group);
     send(event::Foreign{"GPU-0", 5 * gib});
     ask("a", Asker::person);
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    EXPECT_FALSE(is_refused());
     EXPECT_EQ(all<action::Grant>().size(), 6U);
 }
 
 TEST_F(MemoryPlacement, AModelOfUnknownSizeGetsTheTurnOfABusyModelThatLeavesNoRoom) {
-    auto unknown = model("unknown", 0);
-    unknown.memory.reset();
-    declare({model("busy", 10 * gib), unknown, model("next", 8 * gib)});
+    declare({model("busy", 10 * gib), model("unknown", 0), model("next", 8 * gib)});
     load("busy", 10 * gib);
     use("busy");
     ask("unknown");
     ask("next");
     EXPECT_THAT(evicted(), IsEmpty());
-    now += 1min;
-    send(event::Tick{});
+    tick(1min);
     EXPECT_THAT(evicted(), ElementsAre("busy/0")) << "else whoever comes after it would wait as long";
     end("busy");
     EXPECT_THAT(granted(), ElementsAre("unknown/0"));
 }
 
-/// A model of unknown size, whose first load gets all that is free.
-Declaration of_unknown_size(const std::string& name) {
-    Declaration one;
-    one.model = one.key = name;
-    one.devices = {"GPU-0"};
-    return one;
-}
-
 TEST_F(MemoryPlacement, AReloadThatDeclaresASizePlacesAReplicaAgainThatWaitsForItsGrant) {
-    auto many = of_unknown_size("many");
-    declare({model("old", 4 * gib), many});
+    declare({model("old", 4 * gib), model("many", 0)});
     load("old", 4 * gib);
     now += 1min;
     ask("many", Asker::person);
     EXPECT_THAT(evicted(), ElementsAre("old/0"));
     ASSERT_EQ(simulation::placed(policy).at(0).device_bytes, 10 * gib);
 
-    many.memory = gib;
-    many.replicas_min = many.replicas_max = 7;
-    declare({model("old", 4 * gib), many});
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty()) << "7 GiB are enough for them";
+    declare({model("old", 4 * gib), replicas("many", gib, 7)});
+    EXPECT_FALSE(is_refused()) << "7 GiB are enough for them";
     EXPECT_EQ(granted().size(), 6U);
     end("old");
     EXPECT_THAT(granted(), ElementsAre("many/6"));
 }
 
 TEST_F(MemoryPlacement, ALoadOfUnknownSizeThatIsPinnedGetsNobodyRefused) {
-    auto pinned = of_unknown_size("pinned");
-    pinned.pin = true;
-    declare({pinned, model("next", 8 * gib), model("small", 7 * gib)});
+    declare({model("pinned", 0, {.pin = true}), model("next", 8 * gib), model("small", 7 * gib)});
     ask("pinned");
     ASSERT_EQ(gpu().reserved, 10 * gib);
-    EXPECT_EQ(policy.plan("next", now).outcome, Plan::Outcome::waits);
+    EXPECT_EQ(outcome("next"), Plan::Outcome::waits);
     ask("small");
     const Ticket next = ask("next");
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
-    EXPECT_THAT(policy.why("next", now), HasSubstr("waits until pinned/0 is ready: its size is not known before"));
+    EXPECT_FALSE(is_refused());
+    EXPECT_THAT(why("next"), HasSubstr("waits until pinned/0 is ready: its size is not known before"));
     ready("pinned", 3 * gib);
     EXPECT_THAT(granted(), ElementsAre("small/0"));
-    ASSERT_EQ(all<action::Refuse>().size(), 1U) << "now it is known that it never fits";
-    EXPECT_EQ(all<action::Refuse>()[0].ticket, next);
+    EXPECT_EQ(only<action::Refuse>().ticket, next);
 }
 
-TEST_F(MemoryPlacement, AReplicaThatAReloadAddsWaitsForTheLoadThatMeasuresItsModel) {
-    auto chat = of_unknown_size("chat");
-    declare({chat});
-    ask("chat", Asker::person);
-    chat.replicas_min = chat.replicas_max = 2;
-    declare({chat});
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
-    ready("chat", 3 * gib);
-    EXPECT_THAT(granted(), ElementsAre("chat/1"));
-    EXPECT_EQ(all<action::Grant>()[0].device_bytes, 3 * gib);
-}
+TEST_F(MemoryPlacement, WhatAReloadDeclaresDuringALoadOfUnknownSizeCountsFromItsMeasurementOn) {
+    declare({model("many", 0)});
+    ask("many", Asker::person);
+    declare({replicas("many", 0, 2)});
+    EXPECT_FALSE(is_refused());
+    ready("many", 3 * gib);
+    EXPECT_THAT(granted(), ElementsAre("many/1"));
+    EXPECT_EQ(only<action::Grant>().device_bytes, 3 * gib);
+    end("many", 1);
+    end("many", 0);
 
-TEST_F(MemoryPlacement, ASizeDeclaredDuringALoadOfUnknownSizeIsWhatTheWorkerKeeps) {
-    auto chat = of_unknown_size("chat");
-    declare({chat});
+    declare({model("chat", 0)});
     ask("chat", Asker::person);
-    chat.memory = 4 * gib;
-    declare({chat, model("next", 6 * gib)});
+    declare({model("chat", 4 * gib), model("next", 6 * gib)});
     ready("chat", 3 * gib);
     EXPECT_EQ(gpu().resident, 4 * gib) << "not the whole device, which it got since nobody knew its size";
     ask("next");
     EXPECT_THAT(granted(), ElementsAre("next/0"));
 }
 
-TEST_F(MemoryPlacement, AReplicaWaitsForASurplusSiblingThatHoldsItsRoom) {
-    auto many = model("many", 4 * gib);
-    auto other = model("other", 4 * gib);
-    other.pin = true;
-    many.replicas_min = many.replicas_max = 2;
-    declare({many, other});
-    ask("many", Asker::person);
-    ready("many", 4 * gib, 0);
-    ready("many", 4 * gib, 1);
-    end("many", 0);
-    load("other", 4 * gib);
-
-    many.replicas_min = many.replicas_max = 1;
-    declare({many, other});
-    ask("many", Asker::person);
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
-    EXPECT_THAT(policy.why("many", now), HasSubstr("waits until many/1 is idle and unloaded"));
-    now += 1min;
-    send(event::Tick{});
-    EXPECT_THAT(evicted(), ElementsAre("many/1"));
-    end("many", 1);
-    EXPECT_THAT(granted(), ElementsAre("many/0"));
+TEST_F(MemoryPlacement, ASurplusReplicaThatHoldsTheRoomIsAwaitedByItsSiblingAndByAnotherOfAPinnedModelToo) {
+    for (const bool sibling : {true, false}) {
+        SCOPED_TRACE(sibling);
+        auto many = replicas("many", 4 * gib, 2);
+        many.pin = !sibling;
+        const auto other = model("other", 4 * gib, {.pin = sibling});
+        declare({many, other});
+        ask("many", Asker::person);
+        ready("many", 4 * gib, 0);
+        ready("many", 4 * gib, 1);
+        if (sibling) {
+            end("many", 0);
+            load("other", 4 * gib);
+        }
+        declare({model("many", 4 * gib, {.pin = !sibling}), other});
+        ask(sibling ? "many" : "other", Asker::person);
+        EXPECT_FALSE(is_refused());
+        EXPECT_THAT(why(sibling ? "many" : "other"), HasSubstr("waits until many/1 is idle and unloaded"));
+        tick(1min);
+        EXPECT_THAT(evicted(), ElementsAre("many/1"));
+        end("many", 1);
+        EXPECT_THAT(granted(), ElementsAre(sibling ? "many/0" : "other/0"));
+        for (const char* name : {"many", "other"}) end(name);
+    }
 }
 
 /// Two models on the GPU and the host, and one on the host alone, which was used before them.
@@ -192,23 +164,15 @@ protected:
         declare(all);
         load("next", 8 * gib, 20 * gib);
         end("next");
-        load("idle", 4 * gib, 0);
+        load("idle", 4 * gib);
         now += 1min;
         load("both", 2 * gib, 4 * gib);
     }
-    void load(const std::string& name, Bytes bytes, Bytes beside) {
-        ask(name, Asker::person);
-        Footprint measured;
-        measured.device.at_ready = measured.device.load_peak = bytes;
-        measured.host.at_ready = beside;
-        measured.load = 1s;
-        send(event::Ready{{name, 0}, measured});
-    }
     void limit(Bytes of_host, Bytes of_gpu) {
-        declare(all, {{DeviceId{host}, {.bytes = of_host}}, {"GPU-0", {.bytes = of_gpu}}});
+        declare(all, {{on_host, {.bytes = of_host}}, {"GPU-0", {.bytes = of_gpu}}});
     }
 
-    std::vector<Declaration> all{on("idle", 4 * gib, {DeviceId{host}}), model("both", 2 * gib),
+    std::vector<Declaration> all{on("idle", 4 * gib, {on_host}), model("both", 2 * gib),
                                  model("leaving", 4 * gib), model("next", 8 * gib)};
 };
 
@@ -241,7 +205,7 @@ TEST_F(MemoryOfBothDevices, OnlyTheReplicaPlacedLastGivesItsPlaceUp) {
 TEST_F(MemoryOfBothDevices, OneGoesWhoFreesWhatBothLimitsLack) {
     limit(7 * gib, gib);
     EXPECT_THAT(evicted(), ElementsAre("both/0"));
-    EXPECT_THAT(policy.why("both", now), HasSubstr("the host has 1.0 GiB less than is in use, GPU-0 has 1.0 GiB less"));
+    EXPECT_THAT(why("both"), HasSubstr("the host has 1.0 GiB less than is in use, GPU-0 has 1.0 GiB less"));
 }
 
 TEST_F(MemoryOfBothDevices, NobodyGoesForTheOneWhomTheOtherFreesAnyway) {
@@ -254,14 +218,11 @@ TEST_F(MemoryOfBothDevices, NobodyGoesForTheOneWhomTheOtherFreesAnyway) {
 }
 
 TEST_F(MemoryPlacement, NobodyGoesForAReplicaBeyondTheMinimum) {
-    auto many = model("many", 2 * gib);
-    many.replicas_max = 2;
-    declare({many, model("idle", 4 * gib), model("leaving", 3 * gib)});
+    declare({model("many", 2 * gib, {.replicas_max = 2}), model("idle", 4 * gib), model("leaving", 3 * gib)});
     for (const auto& [name, bytes] : {std::pair{"many", 2}, {"idle", 4}, {"leaving", 3}}) load(name, bytes * gib);
     use("many", limits::pressure_in_flight);
     send(event::Ending{{"leaving", 0}});
-    now += 1min;
-    send(event::Tick{});
+    tick(1min);
     ASSERT_THAT(simulation::placed(policy), testing::SizeIs(1)) << "many/1 is to get the room of leaving/0";
     send(event::Foreign{"GPU-0", 5 * gib / 2});
     EXPECT_THAT(evicted(), IsEmpty()) << "others took that room";
@@ -269,34 +230,10 @@ TEST_F(MemoryPlacement, NobodyGoesForAReplicaBeyondTheMinimum) {
     EXPECT_THAT(granted(), IsEmpty());
 }
 
-TEST_F(MemoryPlacement, ALoadWaitsForASurplusReplicaOfAPinnedModel) {
-    auto many = model("many", 4 * gib);
-    many.pin = true;
-    many.replicas_min = many.replicas_max = 2;
-    const auto other = model("other", 4 * gib);
-    declare({many, other});
-    ask("many", Asker::person);
-    ready("many", 4 * gib, 0);
-    ready("many", 4 * gib, 1);
-
-    many.replicas_min = many.replicas_max = 1;
-    declare({many, other});
-    ask("other");
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
-    now += 1min;
-    send(event::Tick{});
-    EXPECT_THAT(evicted(), ElementsAre("many/1"));
-    end("many", 1);
-    EXPECT_THAT(granted(), ElementsAre("other/0"));
-}
-
 TEST_F(MemoryPlacement, AReplicaWhoseTimeIsOverGoesThoughALoadOfItsModelIsRefusedThen) {
-    auto brief = model("brief", 3 * gib);
+    auto brief = replicas("brief", 3 * gib, 3);
     brief.keep_alive = 0ms;
-    brief.replicas_min = brief.replicas_max = 3;
-    auto other = model("other", 4 * gib);
-    other.pin = true;
-    declare({brief, other});
+    declare({brief, model("other", 4 * gib, {.pin = true})});
     ask("brief");
     ready("brief", 3 * gib, 0);
     ready("brief", 3 * gib, 1);
@@ -304,29 +241,23 @@ TEST_F(MemoryPlacement, AReplicaWhoseTimeIsOverGoesThoughALoadOfItsModelIsRefuse
     load("other", 4 * gib);
     now += 1s;  // the grace of a replica that was not used yet
     ask("brief", Asker::person);
-    ASSERT_EQ(all<action::Refuse>().size(), 1U) << "brief/2 is being loaded, and brief/0 never fits beside it";
+    EXPECT_TRUE(is_refused()) << "brief/2 is being loaded, and brief/0 never fits beside it";
     EXPECT_THAT(evicted(), ElementsAre("brief/1"));
 }
 
 TEST_F(MemoryPlacement, AChannelThatWasJustOpenedHasTimeForItsFirstRequest) {
-    auto brief = model("brief", gib);
-    brief.keep_alive = 0ms;
-    declare({brief});
+    declare({model("brief", gib, {.keep_alive = 0ms})});
     load("brief", gib);
     now += limits::first_use_grace - 100ms;
     ask("brief");
-    now += 100ms;
-    send(event::Tick{});
+    tick(100ms);
     EXPECT_THAT(evicted(), IsEmpty());
-    now += limits::first_use_grace;
-    send(event::Tick{});
+    tick(limits::first_use_grace);
     EXPECT_THAT(evicted(), ElementsAre("brief/0"));
 }
 
 TEST_F(MemoryPlacement, APlanThatWaitsNamesTheDeviceAndTheVictimOfTheLoad) {
-    auto high = model("high", 8 * gib);
-    high.priority = 1;
-    declare({high, on("same", 8 * gib, {"GPU-1"}), on("next", 8 * gib, {"GPU-0", "GPU-1"})});
+    declare({model("high", 8 * gib, {.priority = 1}), on("same", 8 * gib, {"GPU-1"}), on("next", 8 * gib, {"GPU-0", "GPU-1"})});
     load("high", 8 * gib);
     load("same", 8 * gib);
     use("high");
@@ -337,8 +268,7 @@ TEST_F(MemoryPlacement, APlanThatWaitsNamesTheDeviceAndTheVictimOfTheLoad) {
     EXPECT_EQ(plan.pieces[0].device, "GPU-1");
     EXPECT_THAT(plan.victims, ElementsAre(ReplicaId{"same", 0})) << "the other has a higher priority";
     ask("next");
-    now += 1min;
-    send(event::Tick{});
+    tick(1min);
     EXPECT_THAT(evicted(), ElementsAre("same/0"));
 }
 
@@ -351,50 +281,31 @@ TEST_F(MemoryPlacement, APlanThatWaitsAddsTheTimeOfThoseBeforeIt) {
     const auto behind = policy.plan("second", now).expected;
     ASSERT_TRUE(alone && behind);
     ask("second");
-    ASSERT_EQ(all<action::Queued>().size(), 1U);
-    EXPECT_EQ(behind, all<action::Queued>()[0].expected);
+    EXPECT_EQ(behind, only<action::Queued>().expected);
     EXPECT_GT(*behind, 2 * *alone);
     EXPECT_EQ(policy.plan("second", now).expected, behind) << "it is not behind itself";
     EXPECT_EQ(policy.plan("first", now).expected, alone);
 }
 
-TEST_F(MemoryPlacement, AWaitForTheRestOfAUnitEndsThoughAPartOfItHasItsRoom) {
-    auto twice = model("twice", 4 * gib);
-    twice.replicas_min = twice.replicas_max = 2;
-    auto guarded = model("guarded", 4 * gib);
-    guarded.min_resident = 1h;
-    declare({twice, guarded});
-    ask("twice", Asker::person);
+TEST_F(MemoryPlacement, AWaitForRoomIsOverOnceAllOfTheUnitIsGrantedAndNotForAPartOfIt) {
+    declare({replicas("twice", 4 * gib, 2), model("guarded", 4 * gib, {.min_resident = 1h})});
+    const Ticket first = ask("twice", Asker::person, now + 10s, "ana", true);
     ready("twice", 4 * gib, 0);
+    tick(1min);
+    EXPECT_FALSE(is_refused());
     ready("twice", 4 * gib, 1);
+    EXPECT_EQ(only<action::Serve>().ticket, first);
+
     end("twice", 1);
     load("guarded", 4 * gib);
     const Ticket person = ask("twice", Asker::person, now + 10s, "ana", true);
-    now += 10s;
-    send(event::Tick{});
-    ASSERT_EQ(all<action::Refuse>().size(), 1U);
-    EXPECT_EQ(all<action::Refuse>()[0].ticket, person);
-    EXPECT_EQ(all<action::Refuse>()[0].error.code, ErrorCode::deadline_exceeded);
-}
-
-TEST_F(MemoryPlacement, AWaitForRoomIsOverOnceAllOfTheUnitIsGranted) {
-    auto twice = model("twice", 4 * gib);
-    twice.replicas_min = twice.replicas_max = 2;
-    declare({twice});
-    const Ticket person = ask("twice", Asker::person, now + 10s, "ana", true);
-    ready("twice", 4 * gib, 0);
-    now += 1min;
-    send(event::Tick{});
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
-    ready("twice", 4 * gib, 1);
-    ASSERT_EQ(all<action::Serve>().size(), 1U);
-    EXPECT_EQ(all<action::Serve>()[0].ticket, person);
+    tick(10s);
+    EXPECT_EQ(only<action::Refuse>().ticket, person);
+    EXPECT_EQ(only<action::Refuse>().error.code, ErrorCode::deadline_exceeded);
 }
 
 TEST_F(MemoryPlacement, AQuarantinedReplicaIsLeftOutUntilThatIsLifted) {
-    auto twice = model("twice", 4 * gib);
-    twice.replicas_min = twice.replicas_max = 2;
-    declare({twice});
+    declare({replicas("twice", 4 * gib, 2)});
     ask("twice", Asker::person);
     ready("twice", 4 * gib, 0);
     end("twice", 1);
@@ -409,10 +320,9 @@ TEST_F(MemoryPlacement, AQuarantinedReplicaIsLeftOutUntilThatIsLifted) {
 
 TEST_F(MemoryPlacement, OneWhoseQuarantineIsLiftedFitsOnceItsGroupIsPlacedAnew) {
     auto movable = on("movable", 4 * gib, {"GPU-0", "GPU-1"});
-    auto fixed = model("fixed", 3 * gib);
-    auto late = model("late", 5 * gib);
-    movable.group = fixed.group = late.group = Group{"all", GroupKind::together};
-    declare({movable, fixed, late, model("leaving", 8 * gib), on("beside", 8 * gib, {"GPU-1"})});
+    movable.group = together();
+    declare({movable, model("fixed", 3 * gib, {.group = together()}), model("late", 5 * gib, {.group = together()}),
+             model("leaving", 8 * gib), on("beside", 8 * gib, {"GPU-1"})});
     load("leaving", 8 * gib);
     load("beside", 8 * gib);
     now += 1min;
@@ -421,7 +331,7 @@ TEST_F(MemoryPlacement, OneWhoseQuarantineIsLiftedFitsOnceItsGroupIsPlacedAnew) 
     ASSERT_THAT(evicted(), ElementsAre("leaving/0"));
     ASSERT_THAT(placed(), (std::map<DeviceId, int>{{"GPU-0", 2}}));
     send(event::Quarantined{{"late", 0}, false});
-    EXPECT_THAT(all<action::Refuse>(), IsEmpty()) << asked;
+    EXPECT_FALSE(is_refused()) << asked;
     EXPECT_THAT(evicted(), ElementsAre("beside/0"));
     EXPECT_THAT(placed(), (std::map<DeviceId, int>{{"GPU-0", 2}, {"GPU-1", 1}}));
 }

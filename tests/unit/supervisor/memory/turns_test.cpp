@@ -11,76 +11,49 @@
 namespace bulkhead::simulation {
 namespace {
 
-class MemoryTurn : public PolicyFixture {
-protected:
-    /// One of priority 1 that is busy without an end, and one of priority 0 that has waited for its
-    /// place for so long.
-    void wait_behind_a_higher_priority(Clock::duration time) {
-        auto high = model("high", 8 * gib);
-        high.priority = 1;
-        declare({high, model("low", 8 * gib)});
-        load("high", 8 * gib);
-        use("high");
-        now += 1min;
-        ask("low");
-        now += time;
-        send(event::Tick{});
-    }
-};
+using MemoryTurn = PolicyFixture;
 
-TEST_F(MemoryTurn, OfALowerPriorityComesAfterTwoMinutesAndIsNotCutShort) {
-    wait_behind_a_higher_priority(119s);
+TEST_F(MemoryTurn, OfALowerPriorityComesAfterTwoMinutesIsNotCutShortAndNotLentToItsNextWait) {
+    declare({model("high", 8 * gib, {.priority = 1}), model("low", 8 * gib)});
+    load("high", 8 * gib);
+    use("high");
+    now += 1min;
+    ask("low");
+    tick(119s);
     EXPECT_THAT(evicted(), IsEmpty());
     EXPECT_LE(policy.next_tick(), now + 1s);
-    now += 1s;
-    send(event::Tick{});
+    tick(1s);
     EXPECT_THAT(evicted(), ElementsAre("high/0"));
-    EXPECT_THAT(all<action::Evict>()[0].why, HasSubstr("low needs its place; low has waited for its turn"));
+    EXPECT_THAT(only<action::Evict>().why, HasSubstr("low needs its place; low has waited for its turn"));
     end("high");
     ready("low", 8 * gib);
     use("low");
     ask("high");
     EXPECT_THAT(evicted(), IsEmpty()) << "it has its turn";
-    now += 4s;
-    send(event::Tick{});
+    tick(4s);
     EXPECT_THAT(evicted(), IsEmpty());
-    now += 1s;
-    send(event::Tick{});
+    tick(1s);
     EXPECT_THAT(evicted(), ElementsAre("low/0"));
-}
 
-TEST_F(MemoryTurn, OfALowerPriorityThatCameIsNotLentToItsNextWait) {
-    wait_behind_a_higher_priority(2min);
-    end("high");
-    ready("low", 8 * gib);
-    now += 1min;
-    ask("high");
     end("low");
     ready("high", 8 * gib);
     use("high");
     ask("low");
-    now += 119s;
-    send(event::Tick{});
-    EXPECT_THAT(evicted(), IsEmpty());
+    tick(119s);
+    EXPECT_THAT(evicted(), IsEmpty()) << "of its next wait";
 }
 
 TEST_F(MemoryTurn, ThatComesSoonerOrLaterThanWasSaidIsToldAgain) {
-    auto guarded = model("guarded", 8 * gib);
-    guarded.min_resident = 10s;
-    declare({guarded, model("next", 8 * gib)});
+    declare({model("guarded", 8 * gib, {.min_resident = 10s}), model("next", 8 * gib)});
     load("guarded", 8 * gib);
     ask("next");
-    ASSERT_EQ(all<action::Queued>().size(), 1U);
-    const auto expected = all<action::Queued>()[0].expected;
-    now += 5s;
-    send(event::Tick{});
+    const auto expected = only<action::Queued>().expected;
+    tick(5s);
     EXPECT_THAT(all<action::Queued>(), IsEmpty()) << "as was said";
-    guarded.min_resident = 1min;
-    declare({guarded, model("next", 8 * gib)});
-    ASSERT_EQ(all<action::Queued>().size(), 1U);
-    EXPECT_EQ(all<action::Queued>()[0].position, 1U);
-    EXPECT_EQ(all<action::Queued>()[0].expected, *expected + 45s);
-    send(event::Tick{});
+    declare({model("guarded", 8 * gib, {.min_resident = 1min}), model("next", 8 * gib)});
+    EXPECT_EQ(only<action::Queued>().position, 1U);
+    EXPECT_EQ(only<action::Queued>().expected, *expected + 45s);
+    tick();
     EXPECT_THAT(all<action::Queued>(), IsEmpty());
 }
 

@@ -54,6 +54,7 @@ class Inference(Opened):
             import torch
 
             kinds["torch"] = torch.tensor(values)
+            self.refused("input_invalid", lambda: channel.infer(x=torch.zeros(1, requires_grad=True)))
         except ImportError:
             pass
         for name, kind in kinds.items():
@@ -140,18 +141,12 @@ class Inference(Opened):
             data, mapping, messages = core.next_packet()
             self.assertEqual((messages, mapping is not None, data), (1, left == 1, core.outgoing[0][0]))
 
-    def test_bad_inputs_have_one_clear_error_each(self) -> None:
+    def test_bad_inputs_have_one_clear_error_each_and_scalars_and_empty_ones_are_good(self) -> None:
         channel = self.open()
         for value in ([[1.0], [1.0, 2.0]], [1.0, [2.0]], object(), ["a"]):
-            with self.subTest(value):
-                with self.assertRaises(bulkhead.Error):
-                    channel.infer(x=value)
+            with self.subTest(value), self.assertRaises(bulkhead.Error):
+                channel.infer(x=value)
         self.refused("dtype_unsupported", lambda: channel.allocate((1,), "float8"))
-        self.refused("shape_mismatch", lambda: channel.allocate((-1,)))
-        self.refused("shape_mismatch", lambda: channel.allocate((1,) * 9))
-
-    def test_scalars_and_empty_tensors(self) -> None:
-        channel = self.open()
         self.assertEqual(channel.allocate(()).shape, ())
         self.assertEqual(channel.place([]).tolist(), [])
         self.assertEqual(channel.allocate((2, 0, 3)).tolist(), [[], []])

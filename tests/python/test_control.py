@@ -79,22 +79,17 @@ class Calls(WithFakeDaemon):
         for method, repeats in said:
             self.assertIn(methods[method], repeats, method)
 
-    def test_what_may_not_be_asked_twice_is_an_error(self) -> None:
-        daemon = self.daemon(daemon_upgrade=lambda c, r: c.die())
-        client = self.connect(daemon)
-        self.refused("not_running", lambda: client.call("daemon.upgrade"))
-        self.assertEqual(len(daemon.asked), 1)
-
-    def test_a_call_that_never_left_is_sent_whatever_it_is(self) -> None:
+    def test_what_may_not_be_asked_twice_is_an_error_unless_it_never_left(self) -> None:
         served: list[Connection] = []
-        daemon = self.daemon(daemon_upgrade=lambda c, r: c.answer(r, {}))
 
         def info(connection: Connection, request: dict[str, Any]) -> None:
             served.append(connection)
             connection.answer(request, {})
 
-        daemon.handlers["daemon.info"] = info
+        daemon = self.daemon(daemon_upgrade=dies_once(lambda c, r: c.answer(r, {})), daemon_info=info)
         client = self.connect(daemon)
+        self.refused("not_running", lambda: client.call("daemon.upgrade"))
+        self.assertEqual(len(daemon.asked), 1)
         client.info()
         served[0].die()
         self.assertEqual(client.call("daemon.upgrade"), {})
@@ -170,9 +165,14 @@ class Subscriptions(WithFakeDaemon):
             connection.notify("event", {"event": "state", "to": "ready"})
             connection.die()
 
+        async def on_a_loop(client: bulkhead.aio.Client) -> list[str]:
+            async with client, await client.events() as events:
+                return [(await anext(events))["event"] for _ in range(3)]
+
         with self.connect(self.daemon(events_subscribe=subscribe)).events() as events:
             seen = [next(events)["event"] for _ in range(3)]
         self.assertEqual(seen, ["state", "resubscribed", "state"])
+        self.assertEqual(asyncio.run(on_a_loop(bulkhead.aio.connect(self.daemon(events_subscribe=subscribe).path))), seen)
 
     def test_lines_of_a_log_are_not_told_twice(self) -> None:
         line = [{"time": at, "replica": 0, "generation": 1, "stream": "output", "text": str(at)} for at in range(4)]
@@ -257,25 +257,27 @@ class Retries(WithFakeDaemon):
         daemon = self.daemon(channel_open=introduce)
         return daemon, self.connect(daemon)
 
-    def test_a_request_that_may_be_is_sent_once_more(self) -> None:
-        daemon, client = self.serving(die_of_one, FakeWorker.answer_next)
-        self.assertEqual(client.infer("fake", x=[5.0], retry_safe=True)["y"].tolist(), [5.0])
-        self.assertEqual(len(daemon.asked), 2)
+    def test_a_request_is_sent_once_more_if_it_may_be_and_its_model_keeps_no_state(self) -> None:
+        for safe, stateful, lives, asked in ((True, False, [die_of_one], 2), (False, False, [die_of_one], 1), (True, False, [die_of_one] * 2, 2),
+                                             (True, True, [die_of_one], 1)):  # fmt: skip
+            with self.subTest(safe=safe, stateful=stateful, lives=len(lives)):
+                daemon, client = self.serving(*lives, FakeWorker.answer_next, stateful=stateful)
+                if asked > len(lives):
+                    self.assertEqual(client.infer("fake", x=[5.0], retry_safe=safe)["y"].tolist(), [5.0])
+                else:
+                    self.refused("worker_lost", lambda: client.infer("fake", x=[5.0], retry_safe=safe))
+                self.assertEqual(len(daemon.asked), asked)
+                if asked <= len(lives) and not stateful:  # the next request finds the next worker
+                    self.assertEqual(client.infer("fake", x=[6.0])["y"].tolist(), [6.0])
 
-    def test_without_leave_it_is_lost_and_the_next_request_finds_the_next_worker(self) -> None:
-        _, client = self.serving(die_of_one, FakeWorker.answer_next)
-        self.refused("worker_lost", lambda: client.infer("fake", x=[5.0]))
-        self.assertEqual(client.infer("fake", x=[6.0])["y"].tolist(), [6.0])
+    def test_on_a_loop_it_is_sent_once_more_too(self) -> None:
+        daemon, _ = self.serving(die_of_one, FakeWorker.answer_next)
 
-    def test_not_a_second_time(self) -> None:
-        daemon, client = self.serving(die_of_one, die_of_one, FakeWorker.answer_next)
-        self.refused("worker_lost", lambda: client.infer("fake", x=[5.0], retry_safe=True))
-        self.assertEqual(len(daemon.asked), 2)
+        async def run() -> Any:
+            async with bulkhead.aio.connect(daemon.path) as client:
+                return (await client.infer("fake", x=[2.0], retry_safe=True))["y"].tolist()
 
-    def test_not_of_a_model_that_keeps_state(self) -> None:
-        daemon, client = self.serving(die_of_one, FakeWorker.answer_next, stateful=True)
-        self.refused("worker_lost", lambda: client.infer("fake", x=[5.0], retry_safe=True))
-        self.assertEqual(len(daemon.asked), 1)
+        self.assertEqual(asyncio.run(run()), [2.0])
 
     def test_state_that_was_lost_between_two_requests_is_told(self) -> None:
         def answer_and_die(worker: FakeWorker) -> None:
@@ -395,33 +397,6 @@ class Asynchronous(WithFakeDaemon):
             self.assertEqual(worker.socket.recv(10), b"")
 
         self.run_with(daemon, work)
-
-    def test_events(self) -> None:
-        def subscribe(connection: Connection, request: dict[str, Any]) -> None:
-            connection.answer(request, {"subscribed": True})
-            connection.notify("event", {"event": "state"})
-            connection.die()
-
-        async def work(client: bulkhead.aio.Client) -> list[str]:
-            async with await client.events() as events:
-                return [(await anext(events))["event"] for _ in range(3)]
-
-        self.assertEqual(self.run_with(self.daemon(events_subscribe=subscribe), work), ["state", "resubscribed", "state"])
-
-    def test_retry_safe(self) -> None:
-        lives = [die_of_one, FakeWorker.answer_next]
-
-        def introduce(connection: Connection, request: dict[str, Any]) -> None:
-            worker = FakeWorker()
-            self.addCleanup(open_and(worker, lives.pop(0)).join)
-            daemon.introduce(worker, connection, request)
-
-        daemon = self.daemon(channel_open=introduce)
-
-        async def work(client: bulkhead.aio.Client) -> Any:
-            return (await client.infer("fake", x=[2.0], retry_safe=True))["y"].tolist()
-
-        self.assertEqual(self.run_with(daemon, work), [2.0])
 
 
 if __name__ == "__main__":

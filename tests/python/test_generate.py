@@ -98,6 +98,9 @@ class Generating(Serving):
             worker.part(number, [10])
             worker.part(number, [11, 12], 1)
             worker.last(number, [10, 11, 12, 13])
+            number, _, _ = worker.asked()
+            worker.part(number, [[1, 2], [3, 4]])
+            worker.values(number, {"finish": "stop"})
 
         client = self.connect(self.serving(script))
         generation = client.generate("fake", [1, 2, 3], temperature=0.5, stop=[7])
@@ -106,6 +109,7 @@ class Generating(Serving):
         self.assertEqual(list(generation), [11, 12, 13])
         self.assertEqual((generation.tokens, generation.finish), ([10, 11, 12, 13], "stop"))
         self.assertEqual(generation.statistics["tokens_per_second"], 20.5)
+        self.assertEqual(list(client.generate("fake", [[1, 2]])), [[1, 2], [3, 4]], "several codebooks give a list each")
 
     def test_a_worker_that_does_not_stream_gives_all_at_the_end(self) -> None:
         def script(worker: GeneratingWorker) -> None:
@@ -114,15 +118,6 @@ class Generating(Serving):
         client = self.connect(self.serving(script, features=0))
         generation = client.generate("fake", tokens := [1])
         self.assertEqual((list(generation), generation.finish, tokens), ([4, 5], "length", [1]))
-
-    def test_several_codebooks_give_a_list_each(self) -> None:
-        def script(worker: GeneratingWorker) -> None:
-            number, _, _ = worker.asked()
-            worker.part(number, [[1, 2], [3, 4]])
-            worker.values(number, {"finish": "stop"})
-
-        client = self.connect(self.serving(script))
-        self.assertEqual(list(client.generate("fake", [[1, 2]])), [[1, 2], [3, 4]])
 
     def test_leaving_cancels(self) -> None:
         cancelled = []
@@ -416,10 +411,12 @@ class Words(Serving):
         self.assertIn("'\\udcff' is not a character", err)
 
     def test_what_cannot_be_said_in_words_is_refused(self) -> None:
+        (self.package / "chat_template.jinja").write_text("{{ raise_exception('no ' + messages[0].role) }}")
         cases = {
             "no method `generate`": ({"forward": {"inputs": [], "parameters": [], "outputs": []}}, "method_unknown"),
             "codebooks": ({"generate": {**self.methods["generate"], "codebooks": 8}}, "input_invalid"),
             "tokenizer.json is not there": ({"generate": {**self.methods["generate"], "package": "/nowhere"}}, "input_invalid"),
+            "the chat template refuses the conversation: no user": (self.methods, "input_invalid"),
         }
         for words, (methods, code) in cases.items():
             with self.subTest(words):
@@ -427,13 +424,6 @@ class Words(Serving):
                 self.assertEqual((status, out), (1, ""))
                 self.assertIn(words, err)
                 self.assertIn(f"({code})", err)
-
-    def test_a_template_that_refuses_is_told(self) -> None:
-        (self.package / "chat_template.jinja").write_text("{{ raise_exception('no ' + messages[0].role) }}")
-        daemon = self.serving(self.introduced, methods=self.methods)
-        status, _, err = self.ran(daemon, "generate", "fake", "x")
-        self.assertEqual(status, 1)
-        self.assertIn("the chat template refuses the conversation: no user", err)
 
     def test_wrong_usage_and_no_daemon_have_statuses_of_their_own(self) -> None:
         for wrong in (["generate", "m"], ["generate", "m", "x", "--temperature", "nan"], ["fly"], []):

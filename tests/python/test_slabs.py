@@ -143,10 +143,8 @@ class OwnMemory(Opened):
                 self.assertIn("8192", said.attempt)
             with mock.patch.object(resource, "getrlimit", lambda _: (4096, 4096)):
                 self.assertIn("ulimit -f", self.refused("resources_exhausted", lambda: arena.allocate((8192,), "uint8")).attempt)
-
-    def test_available_memory_is_read_as_the_kernel_writes_it(self) -> None:
-        lie = mock.mock_open(read_data="MemTotal:       9 kB\nMemAvailable:    3 kB\n")
-        with mock.patch("builtins.open", lie):
+        # As the kernel writes it, or not at all.
+        with mock.patch("builtins.open", mock.mock_open(read_data="MemTotal:       9 kB\nMemAvailable:    3 kB\n")):
             self.assertEqual(memory.available_bytes(), 3072)
         with mock.patch("builtins.open", side_effect=FileNotFoundError):
             self.assertIsNone(memory.available_bytes())

@@ -58,47 +58,34 @@ class Codec(unittest.TestCase):
 
 
 class FromWorker(Codec):
-    def reads(self, kind: str, body: bytes, number: int = 0, flags: int = 0, /, **expected: Any) -> None:
-        self.assertEqual(self.through("worker", packet(kind, body, number, flags)), expected)
-
-    def test_welcome(self) -> None:
-        numbers = {"slab_count": 2, "in_flight_max": 64, "features": 60, "generation": 1 << 41, "channel": 77, "slab_bytes_max": 1 << 42,
+    def test_each_message_is_read_as_it_was_written(self) -> None:
+        methods, finish, lent = json.dumps(METHODS, separators=(",", ":")).encode(), b'{"finish":"stop"}', LIMITS["lent_slab_id_min"] + 3
+        welcome = {"slab_count": 2, "in_flight_max": 64, "features": 60, "generation": 1 << 41, "channel": 77, "slab_bytes_max": 1 << 42,
                    "replica": 5, "model": "größer"}  # fmt: skip
-        text = json.dumps(METHODS, separators=(",", ":")).encode()
-        self.reads("welcome", layout.WELCOME.pack(version=1, json_bytes=len(text), **numbers) + text, methods=METHODS, **numbers)
-
-    def test_slab_offer(self) -> None:
         offer = {"slab_id": 9, "direction": 2, "kind": KIND["host_memfd"], "size_bytes": 1 << 33}
-        self.reads("slab_offer", layout.SLAB_OFFER.pack(**offer), 6, request_id=6, handle=bytes(64).hex(), **offer)
-        offer["kind"] = KIND["cuda_ipc"]
-        self.reads("slab_offer", layout.SLAB_OFFER.pack(**offer) + bytes(HANDLE), 6, request_id=6, handle=bytes(HANDLE).hex(), **offer)
-
-    def test_result(self) -> None:
-        text = b'{"finish":"stop"}'
-        body = layout.RESULT.pack(tensor_count=2, json_bytes=len(text), queued_us=11, run_us=12) + tensor() + tensor(name="z", event_id=4) + text
-        self.reads("result", body, 8, FLAG["more"], request_id=8, more=True, queued_us=11, run_us=12, values={"finish": "stop"},
-                   tensors=[TENSOR, {**TENSOR, "name": "z", "event_id": 4}])  # fmt: skip
-
-    def test_error(self) -> None:
-        body = layout.ERROR.pack(code=10, attempt_bytes=3, remedy_bytes=5) + b"whyhelps"
-        self.reads("error", body, 8, request_id=8, code="shape_mismatch", attempt="why", remedy="helps")
+        on_gpu = {**offer, "kind": KIND["cuda_ipc"]}
+        result = layout.RESULT.pack(tensor_count=2, json_bytes=len(finish), queued_us=11, run_us=12) + tensor() + tensor(name="z", event_id=4) + finish
+        error = layout.ERROR.pack(code=10, attempt_bytes=3, remedy_bytes=5) + b"whyhelps"
+        event = layout.EVENT_OFFER.pack(event_id=3, from_worker=1, handle=HANDLE)
+        for kind, body, number, expected in (
+            ("welcome", layout.WELCOME.pack(version=1, json_bytes=len(methods), **welcome) + methods, 0, {"methods": METHODS, **welcome}),
+            ("slab_offer", layout.SLAB_OFFER.pack(**offer), 6, {"request_id": 6, "handle": bytes(64).hex(), **offer}),
+            ("slab_offer", layout.SLAB_OFFER.pack(**on_gpu) + bytes(HANDLE), 6, {"request_id": 6, "handle": bytes(HANDLE).hex(), **on_gpu}),
+            ("result", result, 8, {"request_id": 8, "more": True, "queued_us": 11, "run_us": 12, "values": {"finish": "stop"},
+                                   "tensors": [TENSOR, {**TENSOR, "name": "z", "event_id": 4}]}),
+            ("error", error, 8, {"request_id": 8, "code": "shape_mismatch", "attempt": "why", "remedy": "helps"}),
+            ("closing", layout.CLOSING.pack(code=14, deadline_ms=1500), 0, {"code": "worker_draining", "deadline_ms": 1500}),
+            ("slab_accepted", layout.SLAB_NAME.pack(slab_id=lent), 4, {"request_id": 4, "slab_id": lent}),
+            ("slab_withdraw", layout.SLAB_NAME.pack(slab_id=3), 0, {"slab_id": 3}),
+            ("event_offer", event, 0, {"event_id": 3, "from_worker": True, "handle": bytes(HANDLE).hex()}),
+        ):  # fmt: skip
+            with self.subTest(kind):
+                self.assertEqual(self.through("worker", packet(kind, body, number, FLAG["more"] if kind == "result" else 0)), expected)
 
     def test_every_error_code(self) -> None:
         for code, name in layout.ERROR_NAMES.items():
             described = self.through("worker", packet("error", layout.ERROR.pack(code=code, attempt_bytes=1) + b"x", 1))
             self.assertEqual(described["code"], name)
-
-    def test_closing(self) -> None:
-        self.reads("closing", layout.CLOSING.pack(code=14, deadline_ms=1500), code="worker_draining", deadline_ms=1500)
-
-    def test_accepted_and_withdrawn(self) -> None:
-        lent = LIMITS["lent_slab_id_min"] + 3
-        self.reads("slab_accepted", layout.SLAB_NAME.pack(slab_id=lent), 4, request_id=4, slab_id=lent)
-        self.reads("slab_withdraw", layout.SLAB_NAME.pack(slab_id=3), slab_id=3)
-
-    def test_event_offer(self) -> None:
-        self.reads("event_offer", layout.EVENT_OFFER.pack(event_id=3, from_worker=1, handle=HANDLE), event_id=3, from_worker=True,
-                   handle=bytes(HANDLE).hex())  # fmt: skip
 
 
 class FromClient(Codec):
@@ -124,12 +111,10 @@ class FromClient(Codec):
         data, _ = self.core.outgoing.popleft()
         return self.through("client", data)
 
-    def test_hello(self) -> None:
+    def test_hello_and_a_long_name_that_is_cut_between_characters(self) -> None:
         said = self.queued()
         self.assertEqual(said["client"], "größer")
         self.assertEqual(said["features"] & 8, FEATURE["streaming"])
-
-    def test_a_long_name_is_cut_between_characters(self) -> None:
         self.core = ChannelCore("ö" * 40)
         self.assertEqual(self.queued()["client"], "ö" * 23)
 

@@ -41,7 +41,7 @@ class LanguageModel(WithPack):
     def loaded(self) -> list[str]:
         return [one["model"] for one in self.client.ps() if one["pid"] is not None]
 
-    def test_it_is_counted_after_the_request_that_loads_it_and_free_ends_both(self) -> None:
+    def test_it_is_counted_after_the_request_that_loads_it_and_ends_with_its_engine(self) -> None:
         self.prompt("speaker")
         sizes = {one.guest._guest().name: (one.guest.loaded_size(), one.device) for one in self.manager.listed}
         self.assertEqual(sizes, {"speaker": (3 * GIB, cuda(0)), "words": (2 * GIB, cuda(0))})
@@ -49,6 +49,12 @@ class LanguageModel(WithPack):
         self.assertEqual(kept["words"]["bytes"], 2 * GIB)
         self.manager.press_free()
         self.assertEqual((self.manager.names(), self.loaded(), self.free_of(cuda(0))), ([], [], 8 * GIB))
+        self.prompt("large")
+        self.manager.disable_smart_memory = True
+        self.prompt("speaker")
+        self.assertEqual(self.loaded(), ["speaker", "words"], "the two do not unload each other")
+        next(one.guest._guest() for one in self.manager.listed if one.guest._guest().name == "speaker").detach()
+        self.assertEqual(self.loaded(), [])
 
     def test_it_is_counted_on_the_gpu_that_the_daemon_chose(self) -> None:
         self.begin(1)
@@ -56,16 +62,13 @@ class LanguageModel(WithPack):
         self.assertEqual({one.guest._guest().name: one.device for one in self.manager.listed}, {"speaker": cuda(1), "words": cuda(1)})
         self.assertEqual([one.guest.loaded_size() for one in self.manager.listed if one.guest._guest().name == "words"], [2 * GIB])
 
-    def test_room_is_made_for_those_that_are_not_loaded(self) -> None:
+    def test_room_is_made_for_those_that_are_not_loaded_and_not_by_the_engines_own(self) -> None:
         self.prompt("speaker")
         for unloaded, size in ((("speaker", "words"), 5 * GIB), (("words",), 2 * GIB), (("speaker",), 3 * GIB)):
             self.client.unload(*unloaded)
             self.prompt("speaker")
             self.assertEqual(self.manager.freed[-1], (size, cuda(0)))
-
-    def test_room_for_an_engine_is_not_its_language_models(self) -> None:
-        """Else ComfyUI would unload that one, the smallest, and the request would load it."""
-        self.prompt("speaker")
+        # ComfyUI would unload the smallest, its language model, which the request would load again.
         self.client.unload("speaker")
         self.prompt("large")
         words = row(self.client, "words")["pid"]
@@ -81,11 +84,6 @@ class LanguageModel(WithPack):
         asyncio.run(nodes.unload("speaker"))
         self.assertEqual(self.loaded(), [])
 
-    def test_what_ends_the_engine_alone_ends_its_language_model_too(self) -> None:
-        self.prompt("speaker")
-        next(one.guest._guest() for one in self.manager.listed if one.guest._guest().name == "speaker").detach()
-        self.assertEqual(self.loaded(), [])
-
     def test_a_comfyui_that_starts_again_lists_both_and_unloads_neither(self) -> None:
         self.prompt("speaker")
         self.new_comfyui()
@@ -93,12 +91,6 @@ class LanguageModel(WithPack):
         self.manager.disable_smart_memory = True
         asyncio.run(self.pack("__init__").comfy_entrypoint())
         self.assertEqual((sorted(self.manager.names()), self.loaded()), (["speaker", "words"], ["speaker", "words"]))
-
-    def test_without_smart_memory_the_two_do_not_unload_each_other(self) -> None:
-        self.prompt("large")
-        self.manager.disable_smart_memory = True
-        self.prompt("speaker")
-        self.assertEqual(self.loaded(), ["speaker", "words"])
 
     def test_another_engine_and_another_client_may_use_it(self) -> None:
         """Their requests are refused while it is unloaded, and asking again loads it."""

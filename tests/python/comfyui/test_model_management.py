@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import unittest
 import uuid
 import weakref
@@ -36,39 +35,52 @@ class OneModel(WithPack):
     def run_prompt(self) -> None:
         self.manager.on_prompt_thread(lambda: self.assertEqual(asyncio.run(self.echo("echo")), [1.0, 1.0, 1.0]))
 
-    def test_free_unloads_and_the_next_prompt_loads(self) -> None:
-        for _ in range(3):
+    def state(self) -> Any:
+        return row(self.client, "echo")["state"]
+
+    def test_prompts_load_a_model_and_keep_it_and_free_unloads_it(self) -> None:
+        """Whoever loaded or unloaded it before."""
+        self.client.load("echo")
+        self.assertEqual(self.manager.names(), [])
+        for _ in range(2):
+            self.run_prompt()
+            pid = row(self.client, "echo")["pid"]
+            self.run_prompt()
+            self.assertEqual((self.manager.names(), row(self.client, "echo")["pid"]), (["echo"], pid))
+            self.client.unload("echo")
             self.run_prompt()
             self.assertEqual(self.manager.names(), ["echo"])
             self.manager.press_free()
-            self.assertEqual((self.manager.names(), row(self.client, "echo")["state"]), ([], "stopped"))
+            self.assertEqual((self.manager.names(), self.state()), ([], "stopped"))
 
-    def test_memory_is_the_measured_one(self) -> None:
+    def test_a_guest_is_what_the_manager_reads(self) -> None:
+        """With the measured memory, of which no part goes alone; its model outlives `detach`, and
+        only the pack holds it."""
         self.run_prompt()
-        patcher = self.manager.listed[0].guest
-        self.assertGreater(patcher.loaded_size(), 64 << 20)
-        self.assertLess(patcher.loaded_size(), 128 << 20)
-        self.assertEqual(patcher.model_size(), patcher.loaded_size())
-        self.assertEqual(patcher.current_loaded_device(), torch.device("cpu"))
-        self.client.unload("echo")
+        gc.collect()
+        guest = self.manager.listed[0].guest
+        self.assertFalse(guest.gone, "ComfyUI holds weak references only")
+        for name in MEMBERS:
+            getattr(guest, name)
+        self.assertEqual((guest.parent, guest.is_dynamic(), guest.get_nested_additional_models()), (None, False, []))
+        self.assertGreater(guest.loaded_size(), 64 << 20)
+        self.assertLess(guest.loaded_size(), 128 << 20)
+        self.assertEqual(guest.model_size(), guest.loaded_size())
+        self.assertEqual(guest.current_loaded_device(), torch.device("cpu"))
+        for amount in (0.1, 1, 1e30):
+            self.assertEqual(guest.partially_unload(guest.offload_device, amount), 0)
+        guest.detach(unpatch_all=False)
+        self.assertEqual(self.state(), "ready")
+        self.manager.free = lambda device: 99
+        model = weakref.ref(guest.model)
+        hash(model())
+        self.manager.free_memory(99.5, torch.device("cpu"))  # half a byte too little
+        self.assertEqual(self.state(), "stopped")
+        gc.collect()
+        self.assertIsNotNone(model())
         self.pack("daemon").rows()  # as after the time for which an answer is used again
-        self.assertEqual(patcher.loaded_size(), 0)
-        self.assertGreater(patcher.model_size(), 64 << 20, "what was measured last")
-
-    def test_a_model_that_is_used_again_is_kept_and_listed_once(self) -> None:
-        self.run_prompt()
-        pid = row(self.client, "echo")["pid"]
-        for _ in range(3):
-            self.run_prompt()
-        self.assertEqual((self.manager.names(), row(self.client, "echo")["pid"]), (["echo"], pid))
-        self.manager.press_free()
-        self.assertIsNone(row(self.client, "echo")["pid"])
-
-    def test_detach_that_means_keep_keeps(self) -> None:
-        self.run_prompt()
-        pid = row(self.client, "echo")["pid"]
-        self.manager.listed[0].guest.detach(unpatch_all=False)
-        self.assertEqual(row(self.client, "echo")["pid"], pid)
+        self.assertEqual(guest.loaded_size(), 0)
+        self.assertGreater(guest.model_size(), 64 << 20, "what was measured last")
 
     def test_without_a_daemon_detach_does_not_raise(self) -> None:
         self.run_prompt()
@@ -104,56 +116,20 @@ class OneModel(WithPack):
             os.kill(supervisor, signal.SIGCONT)
         self.run_prompt()
 
-    def test_what_a_user_unloaded_elsewhere_is_loaded_by_the_next_prompt(self) -> None:
-        self.run_prompt()
-        self.client.unload("echo")
-        self.run_prompt()
-        self.assertEqual(self.manager.names(), ["echo"])
-
-    def test_what_another_client_loaded_is_listed_by_the_first_prompt_that_uses_it(self) -> None:
-        self.client.load("echo")
-        self.assertEqual(self.manager.names(), [])
-        self.run_prompt()
-        self.assertEqual(self.manager.names(), ["echo"])
-        self.manager.press_free()
-        self.assertEqual((self.manager.names(), row(self.client, "echo")["state"]), ([], "stopped"))
-
-    def test_a_restarted_worker_is_reached_by_the_next_unload(self) -> None:
+    def test_restarted_and_hung_workers_are_reached_by_the_next_unload(self) -> None:
         self.run_prompt()
         dead = row(self.client, "echo")["pid"]
         os.kill(dead, signal.SIGKILL)
         until(self.client, "echo", lambda now: now["state"] == "ready" and now["pid"] != dead)
         self.manager.press_free()
-        self.assertEqual((self.manager.names(), row(self.client, "echo")["state"]), ([], "stopped"))
-
-    def test_a_hung_worker_is_killed_within_its_deadlines(self) -> None:
+        self.assertEqual((self.manager.names(), self.state()), ([], "stopped"))
         self.run_prompt()
         os.kill(row(self.client, "echo")["pid"], signal.SIGSTOP)
         with self.assertLogs(level="INFO") as logged:
             self.manager.press_free()
         self.assertIn("killed", logged.output[-1])
-        self.assertEqual(row(self.client, "echo")["state"], "stopped")
+        self.assertEqual(self.state(), "stopped")
         self.run_prompt()
-
-    def test_the_model_outlives_detach_and_only_the_pack_holds_the_patcher(self) -> None:
-        self.run_prompt()
-        gc.collect()
-        listed = self.manager.listed[0]
-        self.assertFalse(listed.guest.gone, "ComfyUI holds weak references only")
-        model = weakref.ref(listed.guest.model)
-        hash(model())
-        listed.guest.detach(True)
-        gc.collect()
-        self.assertIsNotNone(model())
-
-    def test_no_part_of_a_process_goes_alone(self) -> None:
-        self.run_prompt()
-        patcher = self.manager.listed[0].guest
-        for amount in (0.1, 1, 1e30):
-            self.assertEqual(patcher.partially_unload(patcher.offload_device, amount), 0)
-        self.manager.free = lambda device: 99
-        self.manager.free_memory(99.5, torch.device("cpu"))  # half a byte too little
-        self.assertEqual(row(self.client, "echo")["state"], "stopped")
 
     def test_a_comfyui_that_starts_again_lists_what_it_used_and_what_is_still_loaded(self) -> None:
         self.run_prompt()
@@ -169,28 +145,6 @@ class OneModel(WithPack):
         self.new_comfyui()
         asyncio.run(self.pack("__init__").comfy_entrypoint())
         self.assertEqual(self.manager.names(), [])
-
-    def test_every_prompt_has_a_loop_of_its_own(self) -> None:
-        failed: list[BaseException] = []
-
-        def prompt() -> None:
-            try:
-                asyncio.run(self.echo("echo"))
-            except BaseException as error:
-                failed.append(error)
-
-        for _ in range(2):
-            thread = threading.Thread(target=prompt)
-            thread.start()
-            thread.join()
-        self.assertEqual(failed, [])
-
-    def test_all_that_the_manager_reads_is_there(self) -> None:
-        self.run_prompt()
-        guest = self.manager.listed[0].guest
-        for name in MEMBERS:
-            getattr(guest, name)
-        self.assertEqual((guest.parent, guest.is_dynamic(), guest.get_nested_additional_models()), (None, False, []))
 
 
 class Interrupts(WithPack):
@@ -225,12 +179,11 @@ class Interrupts(WithPack):
         self.manager.press_free()
         self.assertEqual((self.manager.names(), row(self.client, "loading")["state"]), ([], "stopped"))
 
-    def test_a_request_that_is_interrupted_is_cancelled(self) -> None:
+    def test_a_request_that_is_interrupted_is_cancelled_also_behind_another_clients(self) -> None:
         self.interrupt(self.echo("slow"), self.busy)
         self.assertFalse(self.manager.interrupted, "ComfyUI's flag is taken back, as its own nodes do")
         self.assertEqual(row(self.client, "slow")["errors"], 1, "the worker has answered `cancelled`")
-
-    def test_a_request_that_waits_behind_another_clients_is_cancelled(self) -> None:
+        self.client.unload("slow")  # whose model does not notice
         with self.client.open("slow") as channel:
             channel.submit(x=[1.0])
             self.busy()
@@ -300,14 +253,24 @@ class OnGpus(WithPack):
     def prompt(self, model: str) -> None:
         self.manager.on_prompt_thread(lambda: asyncio.run(self.echo(model)))
 
-    def test_the_drivers_figure_is_counted_on_comfyuis_own_device(self) -> None:
+    def test_the_drivers_figure_is_counted_and_what_is_in_the_way_is_unloaded(self) -> None:
         self.prompt("first")
         guest = self.manager.listed[0].guest
         self.assertEqual((guest.loaded_size(), guest.load_device), (3 * GIB, cuda(0)))
         self.assertEqual(guest.current_loaded_device(), cuda(0))
-        self.manager.press_free()
-        self.assertEqual(self.free_of(cuda(0)), 8 * GIB)
+        self.manager.on_prompt_thread(lambda: self.manager.free_memory(5 * GIB, cuda(0)))
+        self.assertEqual((self.manager.names(), row(self.client, "first")["gpu_bytes"]), (["first"], 3 * GIB))
+        # A checkpoint of ComfyUI's own.
+        self.manager.on_prompt_thread(lambda: self.manager.free_memory(6 * GIB, cuda(0)))
+        self.assertEqual((self.free_of(cuda(0)), row(self.client, "first")["state"]), (8 * GIB, "stopped"))
         self.assertEqual(guest.current_loaded_device(), guest.offload_device)
+        self.manager.disable_smart_memory = True  # a load unloads the rest
+        self.prompt("first")
+        self.prompt("second")
+        self.assertEqual((self.manager.names(), row(self.client, "first")["state"]), (["second"], "stopped"))
+        raised = self.pack("daemon").translated(bulkhead.Error("out_of_memory", "allocating 2 GiB for speak", "unload another model"))
+        self.assertIsInstance(raised, OutOfMemory)
+        self.assertIn("allocating 2 GiB", str(raised))
 
     def test_a_driver_that_tells_no_figure_of_a_process(self) -> None:
         """As in WSL2 and in containers: without a worker's own report, what is expected
@@ -352,29 +315,26 @@ class OnGpus(WithPack):
         self.assertEqual(self.manager.names(), ["elsewhere"])
 
     def test_before_a_load_comfyui_is_asked_for_what_was_measured_last(self) -> None:
+        """Also the next ComfyUI; for a file's size, and for what is declared, where nothing else
+        is known."""
         self.prompt("second")
+        self.assertEqual(self.manager.freed[-1][0], self.weights())
         self.manager.press_free()
-        self.assertEqual(self.manager.freed[-1][0], self.weights(), "nothing was measured before: its file")
         self.prompt("second")
         self.assertEqual(self.manager.freed[-1], (4 * GIB, cuda(0)))
-
-    def weights(self) -> int:
-        from daemon import MINIMAL
-
-        return (MINIMAL / "bulkhead-worker").stat().st_size
-
-    def test_what_was_measured_is_known_to_the_next_comfyui(self) -> None:
-        self.prompt("second")
         self.client.unload("second")
         self.new_comfyui()
         self.pack("devices").uuid_of = lambda device: str(self.numbers[device])
         self.prompt("second")
         self.assertEqual(self.manager.freed[-1], (4 * GIB, cuda(0)))
+        unheard_of = {"model": "unheard_of", "device": f"GPU-{GPUS[1]}", "memory": {"estimated": 2 * GIB, "measured": None}}
+        self.pack("manager").make_room([unheard_of], ["unheard_of"])
+        self.assertEqual(self.manager.freed[-1], (2 * GIB, cuda(1)))
 
-    def test_a_load_asks_for_what_is_declared_where_nothing_else_is_known(self) -> None:
-        row = {"model": "unheard_of", "device": f"GPU-{GPUS[1]}", "memory": {"estimated": 2 * GIB, "measured": None}}
-        self.pack("manager").make_room([row], ["unheard_of"])
-        self.assertEqual(self.manager.freed, [(2 * GIB, cuda(1))])
+    def weights(self) -> int:
+        from daemon import MINIMAL
+
+        return (MINIMAL / "bulkhead-worker").stat().st_size
 
     def test_replicas_are_counted_on_the_gpu_that_each_is_on(self) -> None:
         self.prompt("first")
@@ -416,34 +376,6 @@ class OnGpus(WithPack):
         self.assertEqual(told[2:], [[("cuda:0", 8 * GIB, 0, 0)] * 2], "a model without a process is shown where it would be")
         bars = self.pack("pictures")
         self.assertEqual(picture.shape[1] - alone.shape[1], 2 * (bars.BAR + bars.GAP))
-
-    def test_another_models_need_unloads_what_is_in_its_way(self) -> None:
-        self.prompt("first")
-        # A checkpoint of ComfyUI's own.
-        self.manager.on_prompt_thread(lambda: self.manager.free_memory(6 * GIB, cuda(0)))
-        self.assertEqual(row(self.client, "first")["state"], "stopped")
-        self.assertEqual(self.free_of(cuda(0)), 8 * GIB)
-
-    def test_what_is_not_in_the_way_stays(self) -> None:
-        self.prompt("first")
-        self.manager.on_prompt_thread(lambda: self.manager.free_memory(5 * GIB, cuda(0)))
-        self.assertEqual((self.manager.names(), row(self.client, "first")["gpu_bytes"]), (["first"], 3 * GIB))
-
-    def test_without_smart_memory_a_load_unloads_the_rest(self) -> None:
-        self.prompt("first")
-        self.manager.disable_smart_memory = True
-        self.prompt("second")
-        self.assertEqual(self.manager.names(), ["second"])
-        self.assertEqual(row(self.client, "first")["state"], "stopped")
-
-    def test_out_of_memory_is_comfyuis_own_and_then_all_is_unloaded(self) -> None:
-        self.prompt("first")
-        error = bulkhead.Error("out_of_memory", "allocating 2 GiB for speak", "unload another model")
-        raised = self.pack("daemon").translated(error)
-        self.assertIsInstance(raised, OutOfMemory)
-        self.assertIn("allocating 2 GiB", str(raised))
-        self.manager.press_free()  # what ComfyUI does then
-        self.assertEqual(self.free_of(cuda(0)), 8 * GIB)
 
 
 if __name__ == "__main__":

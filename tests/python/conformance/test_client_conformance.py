@@ -89,38 +89,34 @@ class Exchanges(unittest.TestCase):
 
     # --- opening
 
-    def test_a_refusal_in_place_of_the_welcome_is_the_error_of_opening(self) -> None:
-        worker = self.worker()
-        self.client.begin("open a", worker.client_end)
-        worker.expect("hello")
+    def test_a_worker_that_refuses_dies_or_says_nothing_in_place_of_the_opening(self) -> None:
+        worker = self.begun()
         worker.error(0, 18, "it has its one client", "wait for it")
         self.says("busy it has its one client")
         self.gone(worker)
-
-    def test_a_worker_that_dies_before_it_is_open_is_lost(self) -> None:
         for slabs in (None, 0, 1):
             with self.subTest(slabs):
-                worker = self.worker()
-                self.client.begin("open a", worker.client_end)
-                worker.expect("hello")
+                worker = self.begun()
                 if slabs is not None:
                     worker.welcome()
                 for number in range(1, (slabs or 0) + 1):
                     worker.offer(number, "input")
                 worker.close()
                 self.says("worker_lost")
-
-    def test_a_worker_that_says_nothing_is_given_up(self) -> None:
-        worker = self.worker()
-        self.client.begin("open a 20", worker.client_end)
+        worker = self.begun("20")
         self.says("deadline_exceeded")
         self.gone(worker)
 
+    def begun(self, milliseconds: str = "") -> FakeWorker:
+        """One whose client has said hello."""
+        worker = self.worker()
+        self.client.begin(f"open a {milliseconds}", worker.client_end)
+        worker.expect("hello")
+        return worker
+
     def broken(self, say: Say, *before: str) -> None:
         """Opening fails, since this was said behind the hello, or behind what comes before it."""
-        worker = self.worker()
-        self.client.begin("open a", worker.client_end)
-        worker.expect("hello")
+        worker = self.begun()
         for kind in before:
             getattr(worker, kind)()
         say(worker)
@@ -128,15 +124,11 @@ class Exchanges(unittest.TestCase):
         self.gone(worker)
         worker.close()
 
-    def test_what_is_no_welcome_is_refused(self) -> None:
-        for name, say in BAD_WELCOMES.items():
-            with self.subTest(name):
-                self.broken(say)
-
-    def test_slabs_that_are_not_what_the_message_says_are_refused(self) -> None:
-        for name, say in BAD_SLABS.items():
-            with self.subTest(name):
-                self.broken(say, "welcome")
+    def test_welcomes_and_slabs_that_are_none_are_refused(self) -> None:
+        for bad, before in ((BAD_WELCOMES, ()), (BAD_SLABS, ("welcome",))):
+            for name, say in bad.items():
+                with self.subTest(name):
+                    self.broken(say, *before)
 
     # --- answers
 
@@ -174,14 +166,12 @@ class Exchanges(unittest.TestCase):
         self.assertIn(tensor["lease"]["offset_bytes"], places)
         self.assertNotIn(tensor["lease"]["lease_id"], [one["lease"]["lease_id"] for _, one in sent.values()])
 
-    def test_an_error_of_one_request_is_its_own(self) -> None:
+    def test_an_error_of_one_request_is_its_own_and_one_of_the_channel_ends_it_only_if_nothing_follows(self) -> None:
         worker, number = self.asking()
         worker.error(number, 10, "x has rank 1", "send rank 2")
         self.do("get r", "shape_mismatch x has rank 1; send rank 2")
         self.serves(worker)
-
-    def test_an_error_of_the_channel_ends_it_only_if_nothing_follows(self) -> None:
-        worker, number = self.asking()
+        number, _ = self.asked(worker, "r")
         worker.error(0, BROKEN, "a stale release")
         worker.answer(number, [1.0])
         self.do("get r", "ok 1")
@@ -292,12 +282,8 @@ class Exchanges(unittest.TestCase):
         self.says("resources_exhausted creating a slab")
         self.do("new a huge 1000000", "resources_exhausted 1048576 bytes")  # nobody is asked
         self.serves(worker)
-
-    def test_a_slab_that_is_less_than_was_asked_for_is_refused(self) -> None:
-        worker = self.opened()
-        self.client.begin("new a big 40000")
-        head, _ = worker.expect("slab_request")
-        worker.offer(3, "input", 4096, request_id=head["request_id"])
+        self.client.begin("new a more 80000")
+        worker.offer(4, "input", 4096, request_id=worker.expect("slab_request")[0]["request_id"])  # less than was asked for
         self.says("protocol_violation")
         self.gone(worker)
 
@@ -324,13 +310,11 @@ class Exchanges(unittest.TestCase):
         self.serves(worker)
         # Of the parts that nobody took.
         self.assertEqual(sorted(worker.released), [(0, 1), (64, 2)])
-
-    def test_a_worker_that_dies_amid_parts_leaves_what_came(self) -> None:
-        worker, number = self.asking(features=FEATURE["streaming"], how="parts")
+        number, _ = self.asked(worker, "u", how="parts")
         self.streams(worker, number, 2, last=False)
         worker.close()
         for expected in ("more 0", "more 1", "worker_lost"):
-            self.do("get r", expected)
+            self.do("get u", expected)
 
     def test_leaving_a_stream_cancels_it_and_gives_back_what_still_comes(self) -> None:
         worker, number = self.asking(features=FEATURE["streaming"], how="parts")
@@ -376,6 +360,10 @@ class Exchanges(unittest.TestCase):
             first.slabs[2][192:196] = struct.pack("<f", 8.0 + loans)
             second.answer(number, second.floats(tensor), offset=64 * loans, lease_id=loans + 1)
             self.do(f"get {name}", f"ok {8 + loans} 5 6")
+        loan, number, tensor = self.forwarded(first, "u", channel="a")  # also by its own worker
+        self.assertEqual(tensor["lease"]["slab_id"], loan)
+        first.answer(number, first.floats(tensor), offset=64, lease_id=78)
+        self.do("get u", "ok 9 5 6")
 
     def test_its_lease_goes_back_when_the_second_has_answered_and_not_earlier(self) -> None:
         first, second = self.given()
@@ -460,13 +448,6 @@ class Exchanges(unittest.TestCase):
                 taker.answer(head["request_id"], taker.floats(tensor))
                 self.do("get s", "ok 4 5 6")
                 self.do("reset")
-
-    def test_an_output_may_go_back_to_its_own_worker(self) -> None:
-        first, _ = self.given()
-        loan, number, tensor = self.forwarded(first, "s", channel="a")
-        self.assertEqual(tensor["lease"]["slab_id"], loan)
-        first.answer(number, first.floats(tensor))
-        self.do("get s", "ok 4 5 6")
 
 
 class CppBlocking(Exchanges):

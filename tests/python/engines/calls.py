@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import unittest
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,42 +34,42 @@ class SmallModelTest(unittest.TestCase):
 
 
 class StreamingCalls:
-    """What every engine's streaming method promises. Of a SmallModelTest with `engine`, which is a
-    fresh one; with `fresh(graphs=…)`, and with `equals`."""
+    """What every engine's streaming method promises. Of a SmallModelTest with `fresh(graphs=…)` and
+    `equals`, whose `engine` was captured as on a GPU; `first` is what it said first."""
 
     method: ClassVar[str]
     usual: ClassVar[dict[str, Any]]  #: what a request says
     before: ClassVar[dict[str, Any]]  #: of a request that must leave nothing for the next
     cancelled: ClassVar[dict[str, Any]]  #: of one that is left after its first part
-    again: ClassVar[dict[str, Any]] = {}  #: of the request that follows them
     bad: ClassVar[Sequence[dict[str, Any]]]
     engine: ClassVar[Any]
+    first: ClassVar[Any]
+
+    @classmethod
+    def begin(cls: Any) -> None:
+        cls.engine = cls.fresh(context=Capturing)
+        cls.first = cls.said()
 
     @staticmethod
     def taken(whole: Result) -> Any:
         """What is compared of an answer."""
         return whole.tensors["audio"]
 
-    def said(self, engine: Any = None, **given: Any) -> Any:
-        return self.taken(answered(engine or self.engine, self.method, **{**self.usual, **given})[1])
+    @classmethod
+    def said(cls, engine: Any = None, **given: Any) -> Any:
+        return cls.taken(answered(engine or cls.engine, cls.method, **{**cls.usual, **given})[1])
 
-    def test_the_second_request_equals_that_of_a_fresh_worker(self: Any) -> None:
-        first = self.said(self.fresh(), **self.again)
-        for graphs in ("preferred", "off"):
-            with self.subTest(graphs=graphs):
-                engine = self.fresh(graphs=graphs)
-                self.said(engine, **self.before)
-                self.equals(self.said(engine, **self.again), first)
-                cancelled = started(engine, self.method, **{**self.usual, **self.cancelled})
-                next(cancelled)
-                cancelled.close()
-                self.equals(self.said(engine, **self.again), first)
-
-    def test_without_graphs_there_is_no_static_cache_and_the_answer_is_the_same(self: Any) -> None:
-        engine = self.fresh(graphs="off")
-        self.assertFalse(getattr(engine.caches, "static", engine.caches))
-        self.equals(self.said(engine), self.said())
-        self.assertEqual(set(counted(engine)), {"graphs_off"})
+    def test_requests_leave_nothing_for_the_next_also_without_graphs_and_their_static_caches(self: Any) -> None:
+        eager = self.fresh(graphs="off")
+        for engine in (self.engine, eager):
+            self.said(engine, **self.before)
+            self.equals(self.said(engine), self.first)
+            cancelled = started(engine, self.method, **{**self.usual, **self.cancelled})
+            next(cancelled)
+            cancelled.close()
+            self.equals(self.said(engine), self.first)
+        self.assertFalse(getattr(eager.caches, "static", eager.caches))
+        self.assertEqual(set(eager.context._graphs.report()["eager"]), {"graphs_off"})
 
     def test_bad_input_is_refused(self: Any) -> None:
         for given in self.bad:
@@ -134,7 +135,10 @@ def steps_by_cache(engine: Any) -> Iterator[list[int]]:
         yield steps
 
 
-def counted(engine: Any) -> dict[str, int]:
-    """Calls of captured functions that were no replay, by their reason."""
-    eager: dict[str, int] = engine.context._graphs.report()["eager"]
-    return eager
+@contextmanager
+def counted(engine: Any) -> Iterator[Counter[str]]:
+    """Calls of captured functions meanwhile that were no replay, by their reason."""
+    calls: Counter[str] = Counter()
+    before = Counter(engine.context._graphs.report()["eager"])
+    yield calls
+    calls.update(Counter(engine.context._graphs.report()["eager"]) - before)

@@ -1,5 +1,6 @@
-"""A folder of Higgs Audio 2 as boson-multimodal reads it, with few and small layers and
-random weights."""
+"""A folder of Higgs Audio 2 as boson-multimodal reads it, with few and small layers and random
+weights, and the engine that loads it. The codec's networks take their widths from nowhere: small
+ones are given to them while they are made."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from unittest import mock
 import small_models
 import torch
 import transformers
-from boson_multimodal.audio_processing.higgs_audio_tokenizer import HiggsAudioTokenizer
+from boson_multimodal.audio_processing import higgs_audio_tokenizer
 from boson_multimodal.model.higgs_audio import HiggsAudioConfig, HiggsAudioModel
+from bulkhead.engines.higgs_audio_boson import HiggsAudio
 from small_models import tiny_models
 
 SPECIAL = ["<|begin_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|scene_desc_start|>", "<|scene_desc_end|>",
@@ -24,6 +26,20 @@ CODEC = {"D": 32, "target_bandwidths": [1.0], "ratios": [8, 5, 4, 2], "sample_ra
 def hub(folder: Path) -> Any:
     """While it holds, this folder is the cache of the Hugging Face Hub."""
     return mock.patch("transformers.utils.hub.TRANSFORMERS_CACHE", str(folder))
+
+
+def small_sizes() -> Any:
+    codec = higgs_audio_tokenizer.dac2
+    encoder, decoder = codec.Encoder, codec.Decoder
+    return mock.patch.multiple(codec, Encoder=lambda _, *rest: encoder(4, *rest), Decoder=lambda dim, _, rates: decoder(dim, 64, rates))
+
+
+class SmallHiggsAudio(HiggsAudio):
+    """With a small codec."""
+
+    def load(self, context: Any) -> None:
+        with small_sizes():
+            super().load(context)
 
 
 def boson(folder: Path) -> Path:
@@ -65,8 +81,8 @@ def _codec(folder: Path) -> None:
         (kept / "refs").mkdir(parents=True)
         (kept / "refs" / "main").write_text("one")
         semantic.save_pretrained(kept / "snapshots" / "one")
-        with hub(folder / "hub"):
-            codec = HiggsAudioTokenizer(**CODEC, device="cpu").eval()
+        with hub(folder / "hub"), small_sizes():
+            codec = higgs_audio_tokenizer.HiggsAudioTokenizer(**CODEC, device="cpu").eval()
         for layer in codec.quantizer.vq.layers:
             layer._codebook.inited.fill_(1)  # else the first sound that it hears makes them
             torch.nn.init.normal_(layer._codebook.embed)

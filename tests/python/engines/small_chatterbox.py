@@ -53,19 +53,16 @@ class SmallChatterBox(ChatterBox):
             super().load(context)
 
 
-class WithPackage(SmallChatterBox):
-    """Whose T3 is `tiny_models.chatterbox_t3`, of which the exporter's tests make a package."""
+class SpokenTokens(SmallChatterBox):
+    """Whose T3 is `tiny_models.chatterbox_t3`, of which the exporter's tests make a package, and whose
+    sound is its speech tokens, so that two can be compared: upstream's vocoder draws
+    random numbers."""
 
     t3_width = 256
 
-
-class SpokenTokens(WithPackage):
-    """Whose sound is its speech tokens, so that two can be compared: upstream's vocoder draws
-    random numbers."""
-
     def load(self, context: Any) -> None:
         super().load(context)
-        self.tts.s3gen.inference = lambda speech_tokens, ref_dict: (speech_tokens[None].repeat_interleave(960, 1) / 6561, None)
+        self.tts.s3gen.inference = lambda speech_tokens, ref_dict: (speech_tokens.reshape(1, -1).repeat_interleave(960, 1) / 6561, None)
 
     def _marked(self, sound: torch.Tensor) -> torch.Tensor:
         return sound[None]

@@ -27,7 +27,7 @@ from boson_multimodal.serve.serve_engine import HiggsAudioServeEngine
 from bulkhead.engines.higgs_audio_boson import HiggsAudio
 from bulkhead.engines.upstream import wave_file
 from comfyui import caches
-from calls import Capturing, SmallModelTest, StreamingCalls, answered, counted, loaded, started, waits_for_nothing
+from calls import SmallModelTest, StreamingCalls, answered, counted, loaded, started, waits_for_nothing
 from daemon import Daemon
 from loguru import logger
 
@@ -53,12 +53,13 @@ class HiggsAudioTest(StreamingCalls, SmallModelTest):
         logger.remove()
         super().setUpClass()
         cls.enterClassContext(small_boson.hub(cls.folder / "hub"))
-        cls.model = HiggsAudioServeEngine(str(cls.folder), str(cls.folder / "codec"), device="cpu", kv_cache_lengths=[256, 512])
-        cls.engine = cls.fresh()
+        with small_boson.small_sizes():
+            cls.model = HiggsAudioServeEngine(str(cls.folder), str(cls.folder / "codec"), device="cpu", kv_cache_lengths=[256, 512])
+        cls.begin()
 
     @classmethod
     def fresh(cls, graphs: str = "preferred", context: type[LocalContext] = LocalContext) -> HiggsAudio:
-        engine: HiggsAudio = loaded(HiggsAudio, cls.options(), graphs, context)
+        engine: HiggsAudio = loaded(small_boson.SmallHiggsAudio, cls.options(), graphs, context)
         return engine
 
     @classmethod
@@ -76,36 +77,27 @@ class HiggsAudioTest(StreamingCalls, SmallModelTest):
         return torch.from_numpy(done.audio)[None], done.generated_text
 
     def equals(self, ours: tuple[torch.Tensor, str], theirs: tuple[torch.Tensor, str]) -> None:
-        self.assertGreater(ours[0].shape[1], 2000)
+        self.assertGreater(ours[0].shape[1], 1000)
         self.assertTrue(torch.equal(ours[0], theirs[0]), f"{ours[0].shape} and {theirs[0].shape}")
         self.assertEqual(ours[1], theirs[1])
 
     def test_sound_and_text_are_upstreams(self) -> None:
-        self.equals(self.said(), self.upstream())
+        self.equals(self.first, self.upstream())
         self.equals(self.said(speech_only=False), self.upstream(forced=False))
 
-    def test_each_parameter_of_sampling_is_upstreams(self) -> None:
-        usual = self.said()
-        for given, theirs in (({"top_k": 3}, {}), ({"top_k": 0}, {"top_k": None}), ({"top_p": 0.5}, {}), ({"temperature": 0.6}, {}), ({"seed": 6}, {}),
-                              ({"ras_window": 12, "ras_repeats": 1}, {"ras_win_len": 12, "ras_win_max_num_repeat": 1}),
-                              ({"ras_window": 0}, {"ras_win_len": None})):  # fmt: skip
+    def test_each_parameter_is_upstreams(self) -> None:
+        without_scene = self.upstream(system=PROMPT)
+        for given, theirs in (
+            ({"top_k": 3}, {"top_k": 3}), ({"top_k": 0}, {"top_k": None}), ({"top_p": 0.5}, {"top_p": 0.5}), ({"temperature": 0.6}, {"temperature": 0.6}),
+            ({"seed": 6}, {"seed": 6}), ({"ras_window": 12, "ras_repeats": 1}, {"ras_win_len": 12, "ras_win_max_num_repeat": 1}),
+            ({"ras_window": 0}, {"ras_win_len": None}), ({"system_prompt": "Whisper it."}, {"system": "Whisper it." + SCENE}),
+            ({"scene": "A church."}, {"system": PROMPT + SCENE.replace("Audio is recorded from a quiet room.", "A church.")}),
+            ({"scene": ""}, without_scene), ({"scene": " \n"}, without_scene),
+        ):  # fmt: skip
             with self.subTest(**given):
                 ours = self.said(**given)
-                self.equals(ours, self.upstream(**(theirs or given)))
-                self.assertNotEqual(ours[1], usual[1])
-
-    def test_system_prompt_and_scene_are_upstreams(self) -> None:
-        usual = self.said()
-        for given, system in (
-            ({"system_prompt": "Whisper it."}, "Whisper it." + SCENE),
-            ({"scene": "A church."}, PROMPT + SCENE.replace("Audio is recorded from a quiet room.", "A church.")),
-            ({"scene": ""}, PROMPT),
-            ({"scene": " \n"}, PROMPT),
-        ):
-            with self.subTest(**given):
-                ours = self.said(**given)
-                self.equals(ours, self.upstream(system=system))
-                self.assertNotEqual(ours[1], usual[1])
+                self.equals(ours, self.upstream(**theirs) if isinstance(theirs, dict) else theirs)
+                self.assertFalse(torch.equal(ours[0], self.first[0]))
 
     def test_it_ends_at_the_stop_strings_where_upstream_does(self) -> None:
         whole = self.said(speech_only=False)[1]
@@ -133,10 +125,11 @@ class HiggsAudioTest(StreamingCalls, SmallModelTest):
                 self.equals(self.said(ras_window=0, **given), greedy)
 
     def test_references_are_turns_before(self) -> None:
-        self.equals(self.said(reference=VOICE, reference_text="Who is it?"), self.upstream(*turn("Who is it?", VOICE)))
         voices = {"reference": VOICE, "second_reference": OTHER, "reference_text": "One.", "second_reference_text": "Two."}
-        theirs = self.upstream(*turn("[SPEAKER0] One.", VOICE), *turn("[SPEAKER1] Two.", OTHER))
-        self.equals(self.said(multi_speaker="conversation", **voices), theirs)
+        seed = {"seed": 5}  # with others upstream's engine fails: the sound is too short
+        self.equals(self.said(reference=VOICE, reference_text="Who is it?", **seed), self.upstream(*turn("Who is it?", VOICE), **seed))
+        theirs = self.upstream(*turn("[SPEAKER0] One.", VOICE), *turn("[SPEAKER1] Two.", OTHER), **seed)
+        self.equals(self.said(multi_speaker="conversation", **voices, **seed), theirs)
 
     def test_what_is_streamed_is_the_whole(self) -> None:
         parts, whole = answered(self.engine, "speak", **{"text": TEXT, **SAMPLING, "seed": 10, "max_new_tokens": 160})
@@ -152,28 +145,27 @@ class HiggsAudioTest(StreamingCalls, SmallModelTest):
             torch.testing.assert_close(part, whole[:, start * hop : end * hop], atol=1e-5, rtol=1e-4)
 
     def test_static_caches_are_used_as_long_as_they_hold(self) -> None:
-        engine = self.fresh()
-        self.said(engine)
-        steps = counted(engine)["no_gpu"]
-        self.assertGreater(steps, 50)
+        with counted(self.engine) as calls:
+            self.said()
+        self.assertEqual(set(calls), {"no_gpu"})
+        self.assertGreater(calls["no_gpu"], 30)
         # Beside the prompt that is too long for the cache of 512.
-        long = started(engine, "speak", **{"text": TEXT, **SAMPLING, "max_new_tokens": 500})
-        next(long)
-        long.close()
-        self.assertEqual(counted(engine)["no_gpu"], steps)
-        self.assertGreater(counted(engine)["no_bucket"], 20)
+        long = started(self.engine, "speak", **{"text": TEXT, **SAMPLING, "max_new_tokens": 500})
+        with counted(self.engine) as calls:
+            next(long)
+            long.close()
+        self.assertEqual(set(calls), {"no_bucket"})
+        self.assertGreater(calls["no_bucket"], 20)
 
     def test_the_nodes_expect_the_caches_that_it_makes(self) -> None:
         held = sum(one.nbytes for cache in self.engine.caches.values() for one in (*cache.key_cache, *cache.value_cache))
         self.assertEqual(caches.of_engine(self.folder, {}, [256, 512]), held)
 
-    def test_a_step_can_be_captured_and_capturing_leaves_nothing(self) -> None:
-        engine = self.fresh(context=Capturing)
-        self.equals(self.said(engine), self.upstream())
-        cache, place = engine.caches[256], torch.zeros(1, 1, dtype=torch.int64)
-        hidden, mask = torch.zeros(1, 1, engine.model.config.text_config.hidden_size), torch.zeros(1, 1, 1, 256)
+    def test_a_step_can_be_captured(self) -> None:
+        cache, place = self.engine.caches[256], torch.zeros(1, 1, dtype=torch.int64)
+        hidden, mask = torch.zeros(1, 1, self.engine.model.config.text_config.hidden_size), torch.zeros(1, 1, 1, 256)
         for of_sound in (True, False):
-            waits_for_nothing(engine._step, cache=cache, of_sound=of_sound, hidden_states=hidden, causal_mask=mask, position_ids=place,
+            waits_for_nothing(self.engine._step, cache=cache, of_sound=of_sound, hidden_states=hidden, causal_mask=mask, position_ids=place,
                               audio_discrete_codes_mask=place > 0, cache_position=place[0], audio_attention_mask=mask,
                               fast_forward_attention_mask=mask)  # fmt: skip
 
@@ -192,18 +184,18 @@ class HiggsAudioTest(StreamingCalls, SmallModelTest):
     def test_a_failure_of_upstreams_loop_is_the_requests(self) -> None:
         with mock.patch.object(self.engine.model, "_sample_audio_tokens", side_effect=RuntimeError("a broken loop")), self.assertRaisesRegex(RuntimeError, "broken"):
             self.said()
-        self.equals(self.said(), self.upstream())
+        self.equals(self.said(), self.first)
 
     def test_a_daemon_gives_the_same(self) -> None:
         environment = {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_CACHE": str(self.folder / "hub")}
-        model = {"runtime": "python", "engine": "bulkhead.engines.higgs_audio_boson:HiggsAudio", "interpreter": sys.executable, "device": "cpu",
+        model = {"runtime": "python", "engine": f"{small_boson.__file__}:SmallHiggsAudio", "interpreter": sys.executable, "device": "cpu",
                  "threads": 1, "options": self.options(), "environment": environment}  # fmt: skip
         daemon = Daemon(json.dumps({"version": 1, "models": {"higgs": model}}))
         self.addCleanup(daemon.stop)
         with bulkhead.connect(daemon.socket) as client:
             parts = list(client.stream("higgs", method="speak", parameters={"text": TEXT, **SAMPLING}, deadline=120))
         self.assertGreater(len(parts), 2)
-        self.equals((torch.tensor(parts[-1]["audio"].numpy()), parts[-1].values_json["text"]), self.upstream())
+        self.equals((torch.tensor(parts[-1]["audio"].numpy()), parts[-1].values_json["text"]), self.first)
 
 
 def turn(said: str, voice: Any) -> list[Message]:

@@ -37,7 +37,7 @@ class LinkConformance:
         worker.load()
         return worker
 
-    def test_the_first_hello_says_who_it_is_and_brings_the_page(self) -> None:
+    def test_the_first_hello_says_who_it_is_and_brings_the_page_which_shows_its_death(self) -> None:
         worker = self.worker()
         hello = worker.expect("hello")
         self.assertEqual([hello[name] for name in ("protocol", "model", "replica", "generation", "channels")], [[1, 1], "echo", 0, 7, []])
@@ -45,10 +45,9 @@ class LinkConformance:
         self.assertTrue(hello["page"])
         self.assertNotIn("nonce", hello)
         self.assertNotIn("loaded", hello)
-
-    def test_the_page_shows_the_workers_death_to_whoever_waits_on_its_word(self) -> None:
-        worker = self.worker()
-        worker.expect("hello")
+        client = worker.offer_channel()
+        self.assertEqual(worker.expect("channel_refused")["code"], "model_loading")
+        self.assertEqual(client.error(), ("model_loading", 0))
         self.assertEqual(os.fstat(worker.fds[0]).st_size, PAGE_BYTES)
         with self.assertRaises(PermissionError):  # type: ignore[attr-defined]
             mmap.mmap(worker.fds[0], PAGE_BYTES)  # writable
@@ -74,16 +73,13 @@ class LinkConformance:
         self.assertEqual(hello["loaded"]["methods"], ready["methods"])
         self.assertEqual(len(worker.fds) - received, self.own_descriptors + 1, "its own and the channel's end")
 
-    def test_what_is_no_message_is_ignored(self) -> None:
+    def test_busy_and_idle_enclose_requests_statistics_count_and_what_is_no_message_is_ignored(self) -> None:
         worker = self.loaded()
         for packet in (b"", b"no JSON", b"[]", b'{"type": 7}', b'{"type": "unknown"}', b'{"type": "drain"}', b'{"type": "channel"}', b"{" * 4000):
             worker.link.send(packet)
         worker.send("channel", channel=4)  # without its descriptor
         worker.send("statistics_asked")
         self.assertEqual(worker.expect("statistics")["channels"], 0)
-
-    def test_statistics_count(self) -> None:
-        worker = self.loaded()
         client = worker.offer_channel()
         client.raw(b"")
         client.open(0)
@@ -91,6 +87,7 @@ class LinkConformance:
         client.write([1.0] * 4)
         client.infer(1, client.tensor())
         client.result(1)
+        self.assertEqual([worker.receive()["type"] for _ in range(3)], ["channel_opened", "busy", "idle"])
         client.infer(2, client.tensor("z"))
         self.assertEqual(client.error(), ("input_invalid", 2))
         worker.send("statistics_asked")
@@ -123,14 +120,6 @@ class LinkConformance:
         worker.link.settimeout(0)  # it has come
         self.assertEqual(worker.expect("statistics")["out_of_memory"], count)
         worker.link.settimeout(SECONDS)
-
-    def test_busy_and_idle_enclose_requests(self) -> None:
-        worker = self.loaded()
-        client = worker.open_channel()
-        client.infer(1, client.tensor())
-        client.result(1)
-        said = [worker.receive()["type"] for _ in range(3)]
-        self.assertEqual(said, ["channel_opened", "busy", "idle"])
 
     def test_a_load_that_fails_is_told_and_ends_the_process(self) -> None:
         worker = self.worker(fails=True)
@@ -237,10 +226,3 @@ class LinkConformance:
         self.assertEqual(worker.expect("channel_refused")["code"], "resources_exhausted")
         first.close()
         self.assertEqual(worker.expect("channel_closed")["channel"], 1)
-
-    def test_a_channel_before_ready_is_refused(self) -> None:
-        worker = self.worker()
-        worker.expect("hello")
-        client = worker.offer_channel()
-        self.assertEqual(worker.expect("channel_refused")["code"], "model_loading")
-        self.assertEqual(client.error(), ("model_loading", 0))

@@ -20,8 +20,69 @@ MANY = 30_000  #: tokens, which take seconds where they cannot be held
 FAKE_CUDART = BUILD / "lib/fake_cudart/libcuda.so.1"
 
 
-class Conformance(LinkConformance):
-    """Of a client's channels too; the kinds of workers at the end are run."""
+class Streams(LinkConformance):
+    """Streamed answers too, of the model of each kind of worker."""
+
+    def streaming(self, **how: object) -> tuple[Worker, Client]:
+        worker = self.loaded(generates=True, **how)
+        client = worker.open_channel(FEATURE["streaming"])
+        self.assertEqual(client.welcome["features"], FEATURE["streaming"])
+        return worker, client
+
+    def generates(self, client: Client, number: int, count: int) -> None:
+        client.generate(number, count)
+        streamed, whole = client.parts(number, [])
+        self.assertEqual((streamed, len(whole)), (whole, count))
+
+    def test_parts_come_in_order_then_the_whole_which_a_client_without_streams_gets_alone(self) -> None:
+        """Also to a client that reads late, and before that to another."""
+        worker, late = self.streaming()
+        late.generate(1, 1000)
+        self.generates(worker.open_channel(FEATURE["streaming"]), 1, 4)
+        streamed, whole = late.parts(1, [])
+        self.assertEqual((streamed, len(whole)), (whole, 1000))
+        other = worker.open_channel(0)
+        other.generate(1, 16)
+        self.assertEqual(other.parts(1, []), ([], whole[:16]))
+
+    def test_a_cancel_amid_parts_is_the_last_word(self) -> None:
+        _, client = self.streaming()
+        client.generate(1, MANY, held=True)
+        begun = client.part(1)
+        client.send("cancel", number=1)
+        self.assertEqual(client.parts(1, begun)[1], "cancelled")
+        client.let_go(PROMPT)
+        self.generates(client, 2, 4)  # nothing of the first comes after its end
+
+    def test_a_client_that_leaves_amid_parts_ends_alone(self) -> None:
+        worker, client = self.streaming()
+        client.generate(1, MANY, held=True)
+        client.part(1)
+        client.close()
+        client.let_go(PROMPT)
+        self.assertEqual(worker.expect("channel_closed")["channel"], 1)
+        self.generates(worker.open_channel(FEATURE["streaming"]), 1, 4)
+
+
+class Channels(Streams):
+    """All that a client may say on a channel: of the server, which has one model like another. Most
+    tests are clients of one worker."""
+
+    shared: Worker | None = None
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        if cls.shared is not None:
+            cls.shared.close()
+
+    def client(self, features: int = FEATURE["returning"] | FEATURE["lending"]) -> Client:
+        """Of a worker that others have had before."""
+        if self.shared is None:
+            type(self).shared = Worker(self.kind)
+            self.shared.load()
+        client = self.shared.open_channel(features)
+        self.addCleanup(client.close)  # type: ignore[attr-defined]
+        return client
 
     def test_welcome_agrees_and_offers(self) -> None:
         worker = self.loaded(queue=8)
@@ -33,7 +94,7 @@ class Conformance(LinkConformance):
         self.assertEqual(sorted(client.memory), [1, 2])
 
     def test_results_are_lent_until_they_are_released_once(self) -> None:
-        client = self.loaded().open_channel()
+        client = self.client()
         client.write([1.0, 2.0, 3.0, 4.0])
         client.infer(1, client.tensor())
         values, lease = client.result(1)
@@ -48,7 +109,7 @@ class Conformance(LinkConformance):
         self.lives(client)
 
     def test_a_slab_more_for_each_side(self) -> None:
-        client = self.loaded().open_channel()
+        client = self.client()
         client.send("slab_request", ask_slab(DIRECTION["input"], 100_000), 9)
         offer = client.take_slab()
         self.assertEqual((offer["request_id"], offer["size_bytes"], offer["direction"]), (9, 102_400, DIRECTION["input"]))
@@ -58,7 +119,7 @@ class Conformance(LinkConformance):
         self.assertEqual(client.result(1)[0][-1], 24_999.0)
 
     def test_an_input_slab_that_was_returned_is_gone(self) -> None:
-        client = self.loaded().open_channel()
+        client = self.client()
         client.send("slab_request", ask_slab(DIRECTION["input"], 4096), 9)
         first, offer = client.input, client.take_slab()
         client.send("slab_return", layout.SLAB_NAME.pack(slab_id=offer["slab_id"]))
@@ -130,7 +191,7 @@ class Conformance(LinkConformance):
         self.lives(client)
 
     def test_deadlines(self) -> None:
-        client = self.loaded().open_channel()
+        client = self.client()
         client.hold()
         client.infer(1, client.tensor(), deadline_ms=50)
         client.infer(2, client.tensor(offset=64), deadline_ms=60)
@@ -150,7 +211,7 @@ class Conformance(LinkConformance):
         client.let_go()
 
     def test_leases_in_flight_are_the_workers(self) -> None:
-        client = self.loaded().open_channel()
+        client = self.client()
         client.hold()
         client.infer(1, client.tensor(dims=(32,), lease_id=50))
         # The very same one may be named again.
@@ -163,7 +224,7 @@ class Conformance(LinkConformance):
         self.assertEqual((len(client.result(1)[0]), len(client.result(2)[0])), (32, 32))
 
     def test_one_fault_too_many_ends_the_channel(self) -> None:
-        client = self.loaded().open_channel()
+        client = self.client()
         for _ in range(16):
             client.infer(1, client.tensor(slab=77))
             self.assertEqual(client.error(), ("protocol_violation", 1))
@@ -172,82 +233,25 @@ class Conformance(LinkConformance):
         self.assertTrue(client.is_over())
 
     def test_a_client_that_does_not_read_ends_alone(self) -> None:
-        worker = self.loaded()
-        deaf, other = worker.open_channel(), worker.open_channel()
+        deaf, other = self.client(), self.client()
         with self.assertRaises(BrokenPipeError):  # type: ignore[attr-defined]
             for number in range(1, 100_000):
                 deaf.infer(number, deaf.tensor("z"))
         self.lives(other)
 
-    # --- streams
-
-    def streaming(self, **how: object) -> tuple[Worker, Client]:
-        worker = self.loaded(generates=True, **how)
-        client = worker.open_channel(FEATURE["streaming"])
-        self.assertEqual(client.welcome["features"], FEATURE["streaming"])
-        return worker, client
-
-    def generates(self, client: Client, number: int, count: int) -> None:
-        client.generate(number, count)
-        streamed, whole = client.parts(number, [])
-        self.assertEqual((streamed, len(whole)), (whole, count))
-
-    def test_parts_come_in_order_and_then_the_whole(self) -> None:
-        _, client = self.streaming()
-        self.generates(client, 1, 40)
-
-    def test_a_client_that_agreed_to_no_stream_gets_the_whole_alone(self) -> None:
-        worker, client = self.streaming()
-        client.generate(1, 16)
-        _, whole = client.parts(1, [])
-        other = worker.open_channel(0)
-        other.generate(1, 16)
-        self.assertEqual(other.parts(1, []), ([], whole))
-
-    def test_parts_wait_for_a_client_that_reads_late(self) -> None:
-        worker, late = self.streaming()
-        late.generate(1, 1000)
-        self.generates(worker.open_channel(FEATURE["streaming"]), 1, 4)
-        streamed, whole = late.parts(1, [])
-        self.assertEqual((streamed, len(whole)), (whole, 1000))
-
-    def test_a_cancel_amid_parts_is_the_last_word(self) -> None:
-        _, client = self.streaming()
-        client.generate(1, MANY, held=True)
-        begun = client.part(1)
-        client.send("cancel", number=1)
-        self.assertEqual(client.parts(1, begun)[1], "cancelled")
-        client.let_go(PROMPT)
-        self.generates(client, 2, 4)  # nothing of the first comes after its end
-
-    def test_a_client_that_leaves_amid_parts_ends_alone(self) -> None:
-        worker, client = self.streaming()
-        client.generate(1, MANY, held=True)
-        client.part(1)
-        client.close()
-        client.let_go(PROMPT)
-        self.assertEqual(worker.expect("channel_closed")["channel"], 1)
-        self.generates(worker.open_channel(FEATURE["streaming"]), 1, 4)
-
     # --- what clients say wrongly
 
     def test_what_breaks_the_protocol_ends_the_channel(self) -> None:
         worker = self.loaded()
-        for exchange in BEFORE_HELLO:
-            with self.subTest(exchange.name):  # type: ignore[attr-defined]
-                self.play(worker.offer_channel(), exchange)
-        for exchange in BREAKING:
-            with self.subTest(exchange.name):  # type: ignore[attr-defined]
-                self.play(worker.open_channel(), exchange)
-        for exchange in UNAGREED:
-            with self.subTest(exchange.name):  # type: ignore[attr-defined]
-                self.play(worker.open_channel(0), exchange)
+        for features, exchanges in ((None, BEFORE_HELLO), (FEATURE["returning"] | FEATURE["lending"], BREAKING), (0, UNAGREED)):
+            for exchange in exchanges:
+                with self.subTest(exchange.name):  # type: ignore[attr-defined]
+                    self.play(worker.offer_channel() if features is None else worker.open_channel(features), exchange)
 
     def test_what_cannot_be_is_refused_and_the_channel_lives(self) -> None:
-        worker = self.loaded()
         for exchange in REFUSED:
             with self.subTest(exchange.name):  # type: ignore[attr-defined]
-                client = worker.open_channel()
+                client = self.client()
                 self.play(client, exchange)
                 self.lives(client)
                 client.close()
@@ -300,19 +304,21 @@ class Conformance(LinkConformance):
         self.assertEqual(client.result(1000)[0], [7.0])
 
 
-class InCpp(Conformance):
+class InCpp:
     def test_a_fatal_signal_is_told_at_once(self) -> None:
         worker = self.loaded()
         worker.process.send_signal(signal.SIGSEGV)
         self.assertEqual(worker.expect("dying")["signal"], signal.SIGSEGV)  # type: ignore[attr-defined]
 
 
-class MinimalWorker(InCpp, unittest.TestCase):
+class MinimalWorker(InCpp, Channels, unittest.TestCase):
     kind = "minimal"
 
 
 @unittest.skipUnless(PROGRAMS["torch"].exists(), f"no {PROGRAMS['torch']}: this build is without LibTorch")
-class TorchWorker(InCpp, unittest.TestCase):
+class TorchWorker(InCpp, Streams, unittest.TestCase):
+    """Its server is the minimal worker's."""
+
     kind = "torch"
 
     @unittest.skipUnless(FAKE_CUDART.exists(), f"no {FAKE_CUDART}: this build is without a CUDA toolkit")
@@ -326,9 +332,17 @@ class TorchWorker(InCpp, unittest.TestCase):
         self.assertIn("no context on its GPU", without.process.stderr.read().decode())  # type: ignore[union-attr]
 
 
-class PythonWorker(Conformance, unittest.TestCase):
+class PythonWorker(Channels, unittest.TestCase):
     kind = "python"
     own_descriptors = 2  #: the page, and the pipe that faulthandler writes to
+
+    def worker(self, **how: object) -> Worker:
+        """A blank imports torch, unless a test says otherwise an empty one."""
+        if "born_as" in how and "environment" not in how:
+            folder = self.enterContext(tempfile.TemporaryDirectory())
+            Path(folder, "torch.py").touch()
+            how["environment"] = {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+        return super().worker(**how)
 
     def test_a_fatal_signal_is_told_at_once(self) -> None:
         worker = self.loaded()

@@ -13,6 +13,7 @@ from bulkhead.engine import LocalContext
 from bulkhead.errors import Error
 from bulkhead.worker.graphs import Graphs
 from bulkhead.worker.host import device_name
+from bulkhead.worker.loading import ran_out_of_memory
 from fake_cuda import FakeCuda
 
 WARM = ["side waits for main", "fn on side", "fn on side", "fn on side", "main waits for side", "synchronize", "empty_cache",
@@ -142,6 +143,10 @@ class OnTheStandIn(unittest.TestCase):
 
 
 class OnAGpuWithoutTorch(unittest.TestCase):
+    def test_torchs_own_error_is_known_by_its_name(self) -> None:
+        self.assertTrue(ran_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")))
+        self.assertFalse(ran_out_of_memory(RuntimeError("CUDA error")))
+
     def test_nothing_imports_it_before_the_engine_does(self) -> None:
         with mock.patch.dict(sys.modules, torch=None):
             self.assertEqual(Graphs("cuda", "preferred").report(), {"mode": "eager", "pool_bytes": 0, "buckets": [], "eager": {}})

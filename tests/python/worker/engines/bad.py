@@ -17,6 +17,10 @@ SOUND = [Tensor("audio", "float32", ["samples=0.."])]
 _kept: list[Any] = []
 
 
+class OutOfMemoryError(RuntimeError):
+    """As torch's, whose name is all that is known of it: torch may not be there."""
+
+
 def hold_the_lock(seconds: int) -> None:
     """As a C extension that computes without letting the interpreter go."""
     os.write(1, b"the lock is held\n")
@@ -100,9 +104,7 @@ class Bad:
         if what == "memory of another model":
             raise bulkhead.Error("out_of_memory", "running method \"generate\"", "send it again")
         if what == "memory of torch":
-            import torch
-
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if what == "hold":
             hold_the_lock(seconds or 60)
         if what == "spin":

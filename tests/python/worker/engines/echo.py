@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import numpy
-from bulkhead.engine import Context, Integer, Result, Tensor, method
+from bulkhead.engine import Context, Integer, Result, Tensor, Text, method
 
 ANY = ["0..16777216"]
 
@@ -77,6 +77,17 @@ class Generates(Echo):
         for _ in range(times):
             yield {"y": x}
         return {"y": x}
+
+
+class Seeing(Echo):
+    """Answers with what it was given, word by word, with the names that Bulkhead's Qwen3-VL has."""
+
+    @method(inputs=[Tensor("images", "uint8", ["1..", "1..", "1..", 3], optional=True)], parameters=[Text("prompt")])
+    def answer(self, *, prompt: str, images: Any = None) -> Any:
+        told = f"{prompt} {None if images is None else images.tolist()}"
+        for word in told.split(" "):
+            yield Result(values={"text": f"{word} "})
+        return Result(values={"text": f"{told} "})
 
 
 class Loads(Echo):

@@ -50,11 +50,8 @@ class Resampling(unittest.TestCase):
             np.testing.assert_allclose(tone[inner], self.sine(1000, 16_000, 16_000)[inner], atol=2e-3, err_msg=str(rate))
             constant = resample(np.full(rate, 0.5, np.float32), rate, 16_000)
             np.testing.assert_allclose(constant[inner], 0.5, atol=1e-5, err_msg=str(rate))
-
-    def test_what_the_lower_rate_cannot_carry_is_silent(self) -> None:
-        np.testing.assert_allclose(resample(self.sine(10_000, 48_000, 48_000), 48_000, 16_000)[200:-200], 0, atol=1e-3)
-
-    def test_equal_rates_change_nothing(self) -> None:
+        lost = resample(self.sine(10_000, 48_000, 48_000), 48_000, 16_000)
+        np.testing.assert_allclose(lost[inner], 0, atol=1e-3, err_msg="what the lower rate cannot carry is silent")
         samples = np.array([0.1, -0.2], np.float32)
         self.assertIs(resample(samples, 16_000, 16_000), samples)
 
@@ -64,21 +61,19 @@ class Segments(unittest.TestCase):
         """Runs of chunks with one probability each."""
         return speech_segments([value for count, value in runs for _ in range(count)], 0.5)
 
-    def test_speech_is_padded_on_both_sides(self) -> None:
-        self.assertEqual(self.of((10, 0.1), (20, 0.9), (10, 0.1)), [(10 * 512 - 480, 30 * 512 + 480)])
-
-    def test_a_short_sound_is_not_speech_and_a_dip_is_not_a_pause(self) -> None:
-        self.assertEqual(self.of((10, 0), (7, 0.9), (10, 0)), [])
-        self.assertEqual(len(self.of((10, 0.9), (3, 0), (10, 0.9), (10, 0))), 1)
-        self.assertEqual(len(self.of((10, 0.9), (30, 0.4), (10, 0.9), (10, 0))), 1, "between the two thresholds nothing changes")
-
-    def test_neighbours_share_a_short_silence(self) -> None:
-        (_, first_end), (second_start, _) = self.of((10, 0.9), (5, 0), (10, 0.9), (10, 0))
-        self.assertEqual((first_end, second_start), (10 * 512 + 480, 15 * 512 - 480))
-
-    def test_speech_until_the_end_ends_there(self) -> None:
-        self.assertEqual(self.of((20, 0.9)), [(0, 20 * 512)])
-        self.assertEqual(self.of(), [])
+    def test_segments_are_those_of_silero_vads_rule(self) -> None:
+        speech, silence = (10, 0.9), (10, 0)
+        for runs, expected in (
+            (((10, 0.1), (20, 0.9), (10, 0.1)), [(10 * 512 - 480, 30 * 512 + 480)]),  # padded on both sides
+            ((silence, (7, 0.9), silence), []),  # a short sound is not speech
+            ((speech, (3, 0), speech, silence), [(0, 23 * 512 + 480)]),  # a dip is not a pause
+            ((speech, (30, 0.4), speech, silence), [(0, 50 * 512 + 480)]),  # between the two thresholds nothing changes
+            ((speech, (5, 0), speech, silence), [(0, 10 * 512 + 480), (15 * 512 - 480, 25 * 512 + 480)]),
+            (((20, 0.9),), [(0, 20 * 512)]),  # until the end
+            ((), []),
+        ):
+            with self.subTest(runs):
+                self.assertEqual(self.of(*runs), expected)
 
 
 if __name__ == "__main__":

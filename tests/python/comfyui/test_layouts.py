@@ -27,7 +27,7 @@ class Layouts(WithPack):
         self.assertEqual((back.shape, back.dtype), (image.shape, torch.float32))
         self.assertTrue(torch.allclose(back, image.clamp(0, 1), atol=1 / 255))
 
-    def test_a_sound_keeps_its_sign_in_integers(self) -> None:
+    def test_a_sound_keeps_its_sign_in_integers_which_an_image_fills(self) -> None:
         sound = {"waveform": torch.tensor([[[0.0, 0.5, -0.5, 1.0, -1.0, 2.0]]]), "sample_rate": 8000}
         for dtype, numbers in (
             ("int16", [0, 1 << 14, -(1 << 14), (1 << 15) - 1, -(1 << 15), (1 << 15) - 1]),
@@ -37,8 +37,6 @@ class Layouts(WithPack):
         ):
             sent, _ = self.given(sound, dtype, "channels=1..2", "samples=1..")
             self.assertEqual((str(sent.dtype), sent[0].tolist()), (f"torch.{dtype}", numbers))
-
-    def test_an_image_fills_the_integers_that_the_model_takes(self) -> None:
         image = torch.tensor([0.0, 0.5, 1.0]).reshape(1, 1, 1, 3)
         for dtype, numbers in (("int16", [0, 16384, 32767]), ("int32", [0, 1 << 30, (1 << 31) - 1]), ("int8", [0, 64, 127])):
             self.assertEqual(self.given(image, dtype, 1, 1, 1, 3).flatten().tolist(), numbers)

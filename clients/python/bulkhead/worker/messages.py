@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 from .. import layout
 from ..errors import Error
@@ -103,38 +103,29 @@ def parse(data: bytes) -> Message:
     form = _FIXED[kind]
     if len(body) != form.size:
         raise Broken(f"a {kind} of the wrong size")
-    message = Message(kind, number, form.unpack(body, checked=True))
-    _CHECKS[kind](message)
-    return message
+    said = form.unpack(body, checked=True)
+    _check(kind, number, said)
+    return Message(kind, number, said)
 
 
 _FIXED = {"hello": layout.HELLO, "slab_request": layout.SLAB_REQUEST, "slab_lend": layout.SLAB_LEND, "slab_return": layout.SLAB_NAME}
 
 
-def _check_hello(message: Message) -> None:
-    said = message.fields
-    if said["client"] is None:
-        raise Broken("a client name that is not terminated or not printable UTF-8")
-    if not said["version_min"] <= layout.VERSION <= said["version_max"]:
-        raise Broken(f"a client that speaks versions {said['version_min']} to {said['version_max']}, this worker speaks {layout.VERSION}",
-                     "use a client and a daemon of matching releases")  # fmt: skip
-
-
-def _check_slab_request(message: Message) -> None:
-    said = message.fields
-    if said["direction"] not in DIRECTION.values() or said["kind"] not in KIND.values() or said["size_bytes"] == 0:
-        raise Refused(message.request_id, Error("input_invalid", f"a slab of direction {said['direction']}, kind {said['kind']}, {said['size_bytes']} bytes",
-                                                "ask for a known direction and kind, and at least one byte"))  # fmt: skip
-
-
-def _check_slab_lend(message: Message) -> None:
-    said = message.fields
-    if said["kind"] not in KIND.values() or said["size_bytes"] == 0 or said["slab_id"] < LIMITS["lent_slab_id_min"]:
-        raise Refused(message.request_id, Error("input_invalid", f"lending slab {said['slab_id']} of kind {said['kind']}, {said['size_bytes']} bytes",
-                                                f"lend a slab of a known kind, at least one byte, with a number of at least {LIMITS['lent_slab_id_min']}"))  # fmt: skip
-
-
-_CHECKS: dict[str, Callable[[Message], None]] = {"hello": _check_hello, "slab_request": _check_slab_request, "slab_lend": _check_slab_lend, "slab_return": lambda _: None}
+def _check(kind: str, number: int, said: dict[str, Any]) -> None:
+    if kind == "hello":
+        if said["client"] is None:
+            raise Broken("a client name that is not terminated or not printable UTF-8")
+        if not said["version_min"] <= layout.VERSION <= said["version_max"]:
+            raise Broken(f"a client that speaks versions {said['version_min']} to {said['version_max']}, this worker speaks {layout.VERSION}",
+                         "use a client and a daemon of matching releases")  # fmt: skip
+    elif kind == "slab_request":
+        if said["direction"] not in DIRECTION.values() or said["kind"] not in KIND.values() or said["size_bytes"] == 0:
+            raise Refused(number, Error("input_invalid", f"a slab of direction {said['direction']}, kind {said['kind']}, {said['size_bytes']} bytes",
+                                        "ask for a known direction and kind, and at least one byte"))  # fmt: skip
+    elif kind == "slab_lend":
+        if said["kind"] not in KIND.values() or said["size_bytes"] == 0 or said["slab_id"] < LIMITS["lent_slab_id_min"]:
+            raise Refused(number, Error("input_invalid", f"lending slab {said['slab_id']} of kind {said['kind']}, {said['size_bytes']} bytes",
+                                        f"lend a slab of a known kind, at least one byte, with a number of at least {LIMITS['lent_slab_id_min']}"))  # fmt: skip
 
 
 def _release(body: bytes) -> Message:

@@ -146,7 +146,7 @@ class TensorView:
 
 
 def _empty_list(shape: tuple[int, ...]) -> Any:
-    return [] if not shape or shape[0] == 0 else [_empty_list(shape[1:]) for _ in range(shape[0])]
+    return [_empty_list(shape[1:]) for _ in range(shape[0])] if shape else []
 
 
 class Source:

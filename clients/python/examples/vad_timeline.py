@@ -116,7 +116,7 @@ def speech_segments(probabilities: list[float], threshold: float) -> list[tuple[
     min_speech, min_silence, pad = 4000, 1600, 480
     lower = max(threshold - 0.15, 0.01)
     length = CHUNK * len(probabilities)
-    found: list[list[int]] = []
+    found: list[tuple[int, int]] = []
     start = silent_since = -1
     for index, probability in enumerate(probabilities):
         now = CHUNK * index
@@ -129,21 +129,12 @@ def speech_segments(probabilities: list[float], threshold: float) -> list[tuple[
                 silent_since = now
             if now - silent_since >= min_silence:
                 if silent_since - start > min_speech:
-                    found.append([start, silent_since])
+                    found.append((start, silent_since))
                 start = silent_since = -1
     if start >= 0 and length - start > min_speech:
-        found.append([start, length])
-    for index, segment in enumerate(found):
-        if index == 0:
-            segment[0] = max(0, segment[0] - pad)
-        if index + 1 == len(found):
-            segment[1] = min(length, segment[1] + pad)
-            break
-        silence = found[index + 1][0] - segment[1]
-        share = silence // 2 if silence < 2 * pad else pad
-        segment[1] += share
-        found[index + 1][0] -= share
-    return [(first, last) for first, last in found]
+        found.append((start, length))
+    # Twice the padding is less than a silence.
+    return [(max(0, first - pad), min(length, last + pad)) for first, last in found]
 
 
 def main() -> int:

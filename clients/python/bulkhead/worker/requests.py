@@ -148,8 +148,7 @@ class Dispatcher:
 
     def _finished(self, request: Request) -> None:
         self._running = None
-        if request.ended:
-            self._durations.append((request.ended - request.received) * 1000)
+        self._durations.append((request.ended - request.received) * 1000)
         self._start_next()  # before writing the answer, so that the engine keeps working
         if request.ran_out_of_memory:
             self._note_out_of_memory(request)

@@ -7,6 +7,7 @@ import contextlib
 import io
 import tempfile
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +24,7 @@ try:
     import small_chatterbox
 except ImportError as error:
     raise unittest.SkipTest(f"{error}; scripts/install --tests brings what ChatterBox imports") from error
+import perth
 import soundfile
 from chatterbox.vc import ChatterboxVC
 from small_chatterbox import SmallChatterBox
@@ -32,12 +34,16 @@ VOICE = numpy.random.default_rng(1).normal(0, 0.1, (1, 16000)).astype(numpy.floa
 SAMPLING = {"seed": 3, "max_new_tokens": 24, "stream": False}
 
 
-def spoken(_: Any, speech_tokens: torch.Tensor, ref_dict: dict[str, torch.Tensor]) -> tuple[torch.Tensor, None]:
-    """Its speech tokens in place of the sound, and whose voice it has, in a fraction of the time."""
-    return speech_tokens.reshape(1, -1).repeat_interleave(960, 1) / 6561 + ref_dict["embedding"].mean(), None
+@contextlib.contextmanager
+def without_vocoder() -> Iterator[None]:
+    """A sound is its speech tokens, and a number for the voice, in a fraction of the time."""
 
+    def spoken(_: Any, speech_tokens: torch.Tensor, ref_dict: dict[str, torch.Tensor]) -> tuple[torch.Tensor, None]:
+        return speech_tokens.reshape(1, -1).repeat_interleave(960, 1) / 6561 + ref_dict["embedding"].mean(), None
 
-without_vocoder = mock.patch.object(small_chatterbox.S3Gen, "inference", spoken)
+    unmarked = mock.patch.object(perth.PerthImplicitWatermarker, "apply_watermark", lambda _, sound, sample_rate: sound)
+    with mock.patch.object(small_chatterbox.S3Gen, "inference", spoken), unmarked:
+        yield
 
 
 class ChatterBoxTest(StreamingCalls, SmallModelTest):
@@ -55,7 +61,7 @@ class ChatterBoxTest(StreamingCalls, SmallModelTest):
             with small_chatterbox.small_sizes():
                 cls.upstream = small_chatterbox.ChatterboxTTS.from_local(cls.folder, "cpu")
                 cls.converter = ChatterboxVC(cls.upstream.s3gen, "cpu")
-            with without_vocoder:
+            with without_vocoder():
                 cls.begin()
         cls.voice = str(cls.folder / "other.wav")
         soundfile.write(cls.voice, VOICE[0], 16000, subtype="FLOAT")
@@ -85,11 +91,11 @@ class ChatterBoxTest(StreamingCalls, SmallModelTest):
     def test_the_models_own_voice_sounds_as_upstreams(self) -> None:
         self.equals(self.said(), self.theirs())
 
-    @without_vocoder
+    @without_vocoder()
     def test_requests_leave_nothing_for_the_next_also_without_graphs_and_their_static_caches(self) -> None:
         super().test_requests_leave_nothing_for_the_next_also_without_graphs_and_their_static_caches()
 
-    @without_vocoder
+    @without_vocoder()
     def test_each_parameter_is_upstreams(self) -> None:
         for given in ({"exaggeration": 1.5}, {"cfg_weight": 0.9}, {"temperature": 0.5}, {"repetition_penalty": 2.0}, {"min_p": 0.5}, {"top_p": 0.5}, {"seed": 4}):
             with self.subTest(**given):
@@ -100,11 +106,11 @@ class ChatterBoxTest(StreamingCalls, SmallModelTest):
     def test_a_reference_is_heard_as_upstream_hears_it(self) -> None:
         self.equals(self.said(reference=VOICE, reference_rate=16000), self.theirs(audio_prompt_path=self.voice))
 
-    @without_vocoder
+    @without_vocoder()
     def test_without_guidance_it_speaks_too(self) -> None:
         self.assertGreater(self.said(cfg_weight=0.0).shape[1], 0)
 
-    @without_vocoder
+    @without_vocoder()
     def test_the_first_sound_comes_before_t3_ends(self) -> None:
         stream = started(self.engine, "speak", **{"text": TEXT, **SAMPLING, "stream": True, "max_new_tokens": 200})
         with counted(self.engine) as calls:
@@ -143,7 +149,7 @@ class ChatterBoxTest(StreamingCalls, SmallModelTest):
             torch.testing.assert_close(part.tensors["audio"][0], torch.cat([faded, new if index == 4 else new[:-480]]))
 
     def test_a_voice_is_converted_as_upstream_converts(self) -> None:
-        source = numpy.random.default_rng(2).normal(0, 0.1, (1, 24000)).astype(numpy.float32)
+        source = numpy.random.default_rng(2).normal(0, 0.1, (1, 12000)).astype(numpy.float32)
         soundfile.write(self.folder / "source.wav", source[0], 24000, subtype="FLOAT")
         for given, target in (({}, None), ({"reference": VOICE, "reference_rate": 16000}, self.voice), ({}, None)):
             self.converter.ref_dict = dict(small_chatterbox.Conditionals.load(self.folder / "conds.pt").gen)
@@ -152,7 +158,7 @@ class ChatterBoxTest(StreamingCalls, SmallModelTest):
             ours = self.engine.convert(source=source, source_rate=24000, **{"reference_rate": 24000, "seed": 5, **given})
             self.equals(ours.tensors["audio"], theirs)
 
-    @without_vocoder
+    @without_vocoder()
     def test_a_cache_that_is_full_goes_on_in_the_next_one(self) -> None:
         engine = self.fresh(cache_lengths=list(range(40, 264, 8)))
         with steps_by_cache(engine) as steps:
@@ -169,7 +175,7 @@ class ChatterBoxTest(StreamingCalls, SmallModelTest):
         held = sum(layer.keys.nbytes + layer.values.nbytes for cache in self.engine.caches.static for layer in cache.layers)
         self.assertEqual(caches.of_engine(self.folder, {}, [256]), held)
 
-    @without_vocoder
+    @without_vocoder()
     def test_a_folder_without_a_voice_needs_a_reference(self) -> None:
         voice = Path(self.folder, "conds.pt").rename(self.folder / "kept.pt")
         try:

@@ -189,11 +189,11 @@ class HiggsAudioTest(StreamingCalls, SmallModelTest):
     def test_a_daemon_gives_the_same(self) -> None:
         environment = {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_CACHE": str(self.folder / "hub")}
         model = {"runtime": "python", "engine": f"{small_boson.__file__}:SmallHiggsAudio", "interpreter": sys.executable, "device": "cpu",
-                 "threads": 1, "options": self.options(), "environment": environment}  # fmt: skip
+                 "threads": 1, "options": self.options(), "environment": environment, "deadlines": {"load": "300s", "request": "300s"}}  # fmt: skip
         daemon = Daemon(json.dumps({"version": 1, "models": {"higgs": model}}))
         self.addCleanup(daemon.stop)
         with bulkhead.connect(daemon.socket) as client:
-            parts = list(client.stream("higgs", method="speak", parameters={"text": TEXT, **SAMPLING}, deadline=120))
+            parts = list(client.stream("higgs", method="speak", parameters={"text": TEXT, **SAMPLING}, deadline=300))
         self.assertGreater(len(parts), 2)
         self.equals((torch.tensor(parts[-1]["audio"].numpy()), parts[-1].values_json["text"]), self.first)
 

@@ -76,9 +76,7 @@ class Looked(unittest.TestCase):
         said = re.search(r"project\(bulkhead VERSION (\S+)", (SOURCE / "CMakeLists.txt").read_text())
         assert said is not None
         self.assertEqual(bulkhead.__version__, said[1])
-
-    def test_the_layout_exists_once(self) -> None:
-        self.assertTrue((PACKAGE / "bulkhead" / "wire.json").samefile(SOURCE / "ipc/channel/wire.json"))
+        self.assertTrue((PACKAGE / "bulkhead" / "wire.json").samefile(SOURCE / "ipc/channel/wire.json"), "the layout exists once")
 
     def test_all_that_is_public_says_what_it_does(self) -> None:
         for module in (bulkhead, bulkhead.aio):

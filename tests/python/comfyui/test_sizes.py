@@ -89,10 +89,7 @@ class Sizes(WithPack):
             repository(home, of, model_safetensors=bytes(7), config_json=json.dumps(HIGGS).encode())
             self.assertEqual(self.engine(name), 7 + 3 * HIGGS_POSITION * LENGTHS)
             self.assertEqual(self.engine(name, graphs="off"), 7)
-
-    def test_what_defaults_of_the_fleet_say_counts(self) -> None:
-        repository(self.hub(), "Qwen/Qwen3-VL-4B-Instruct", model_safetensors=bytes(7), config_json=json.dumps(HIGGS).encode())
-        for off in ("off", "'off'"):
+        for off in ("off", "'off'"):  # also as the fleet's default
             self.daemon.fleet.write_text(f"version: 1\ndefaults: {{graphs: {off}}}\nmodels:\n  one: {{runtime: python, engine: 'bulkhead.engines.qwen3_vl:Qwen3VL'}}\n")
             self.assertEqual(self.pack("sizes").expected({"model": "one"}), 7)
 
@@ -148,17 +145,16 @@ class Sizes(WithPack):
                 size = self.expected({"runtime": "generate", "package": package, **told})
                 self.assertEqual(size, 9 + 2 * 3 * 2 * 8 * 2 * positions * 4)
 
-    def test_a_size_that_hardly_differs_is_not_written_again(self) -> None:
+    def test_a_size_that_hardly_differs_is_not_written_again_and_is_told_in_the_unit_that_fits(self) -> None:
         learnt = self.pack("learnt")
         learnt.learn_size("one", 1000)
         file = Path(self.user.name, "bulkhead.json")
         for size, written in ((1030, 1000), (990, 1000), (1100, 1100)):
             learnt.learn_size("one", size)
             self.assertEqual(json.loads(file.read_text())["models"]["one"]["bytes"], written)
-
-    def test_memory_is_told_in_the_unit_that_fits(self) -> None:
         told = [self.pack("sizes").text(size) for size in (0, 3 << 19, GIB - 1, GIB, 35 * GIB // 2)]
         self.assertEqual(told, ["0.0 MiB", "1.5 MiB", "1024.0 MiB", "1.00 GiB", "17.50 GiB"])
+
 
 
 if __name__ == "__main__":

@@ -365,17 +365,26 @@ class Exchanges(unittest.TestCase):
         first.answer(number, first.floats(tensor), offset=64, lease_id=78)
         self.do("get u", "ok 9 5 6")
 
-    def test_its_lease_goes_back_when_the_second_has_answered_and_not_earlier(self) -> None:
-        first, second = self.given()
-        _, number, _ = self.forwarded(second, "s")
-        self.do("drop r")
-        self.serves(first)
-        self.assertNotIn((192, 77), first.released)
-        second.answer(number, [1.0])
-        self.do("get s", "ok 1")
-        self.do("drop s")
-        self.serves(first)
-        self.assertIn((192, 77), first.released)
+    def test_its_lease_goes_back_when_the_second_has_answered_or_ended_and_not_earlier(self) -> None:
+        for ends in (False, True):
+            with self.subTest(ends=ends):
+                first, second = self.given()
+                _, number, _ = self.forwarded(second, "s")
+                if ends:
+                    second.close()
+                    self.do("get s", "worker_lost")
+                    self.do("read r", "ok 4 5 6")
+                    self.do("drop r")
+                else:
+                    self.do("drop r")
+                    self.serves(first)
+                    self.assertNotIn((192, 77), first.released)
+                    second.answer(number, [1.0])
+                    self.do("get s", "ok 1")
+                self.do("drop s")  # its error may hold what it was about
+                self.serves(first)
+                self.assertIn((192, 77), first.released)
+                self.do("reset")
 
     def test_a_withdrawn_slab_goes_back_when_neither_the_client_nor_the_borrower_needs_it(self) -> None:
         first, second = self.given()
@@ -421,17 +430,6 @@ class Exchanges(unittest.TestCase):
                     second.answer(number, second.floats(tensor), offset=64, lease_id=2)
                     self.do("get u", "ok 4 5 6")
                 self.do("reset")
-
-    def test_the_end_of_the_second_leaves_the_firsts_output(self) -> None:
-        first, second = self.given()
-        self.forwarded(second, "s")
-        second.close()
-        self.do("get s", "worker_lost")
-        self.do("read r", "ok 4 5 6")
-        self.do("drop r")
-        self.do("drop s")  # its error may hold what it was about
-        self.serves(first)
-        self.assertIn((192, 77), first.released)
 
     def test_a_worker_that_takes_no_loan_gets_a_copy(self) -> None:
         for why in ("it did not agree", "it has no room"):

@@ -31,7 +31,7 @@ from small_chatterbox import SmallChatterBox
 
 TEXT = "Hello there, you."
 VOICE = numpy.random.default_rng(1).normal(0, 0.1, (1, 16000)).astype(numpy.float32)
-SAMPLING = {"seed": 3, "max_new_tokens": 24, "stream": False}
+SAMPLING = {"seed": 3, "max_new_tokens": 18, "stream": False}
 
 
 @contextlib.contextmanager
@@ -165,7 +165,7 @@ class ChatterBoxTest(StreamingCalls, SmallModelTest):
             self.equals(self.said(engine), self.first)
         used = [count for count in steps if count]
         self.assertEqual(sum(used), SAMPLING["max_new_tokens"])
-        self.assertEqual(used[1:-1], [8, 8])
+        self.assertEqual(set(used[1:-1]), {8})
 
     def test_decoding_can_be_captured(self) -> None:
         place = torch.zeros(1, 1, dtype=torch.int64)

@@ -227,9 +227,9 @@ class Engines(unittest.TestCase):
                     error = self.refused(self.client.load, model)
                     self.assertEqual(error.code, code)
                     self.assertIn(words, error.attempt)
-                    self.assertIn(words, self.client.why(model))
                     states = (event["to"] for event in events if event["event"] == "state")
                     self.assertEqual(next(state for state in states if state in ("backoff", "quarantined", "stopped")), "quarantined")
+                    self.assertIn(words, self.client.why(model))
 
     def test_what_a_load_raises_is_told_with_its_line(self) -> None:
         error = self.refused(self.client.load, "load-raise")

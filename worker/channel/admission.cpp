@@ -25,17 +25,13 @@ Result<const config::MethodSpec*> find_method(const Model& model, const generati
                  fmt::format("call one of: {}", fmt::join(known, ", "))};
 }
 
-/// Ignores lent slabs: nothing writes to them while a result in them is held.
-bool overlap(const wire::LeaseRef& a, const wire::LeaseRef& b) {
-    return a.slab_id == b.slab_id && a.slab_id < wire::lent_slab_id_min &&
-           a.offset_bytes < b.offset_bytes + b.size_bytes && b.offset_bytes < a.offset_bytes + a.size_bytes;
+/// Whether two leases overlap and are not the same. Ignores lent slabs: nothing writes to them
+/// while a result in them is held.
+bool collide(const wire::LeaseRef& a, const wire::LeaseRef& b) {
+    if (a.slab_id != b.slab_id || a.slab_id >= wire::lent_slab_id_min) return false;
+    if (a.offset_bytes == b.offset_bytes && a.size_bytes == b.size_bytes && a.lease_id == b.lease_id) return false;
+    return a.offset_bytes < b.offset_bytes + b.size_bytes && b.offset_bytes < a.offset_bytes + a.size_bytes;
 }
-
-bool same(const wire::LeaseRef& a, const wire::LeaseRef& b) {
-    return a.offset_bytes == b.offset_bytes && a.size_bytes == b.size_bytes && a.lease_id == b.lease_id;
-}
-
-bool collide(const wire::LeaseRef& a, const wire::LeaseRef& b) { return overlap(a, b) && !same(a, b); }
 
 /// `before`: the tensors of the same request that were checked already.
 Result<> check_overlap(const channel::Tensor& tensor, std::span<const channel::Tensor> before,
@@ -74,8 +70,7 @@ Result<> admit(channel::Infer& message, const Model& model, const generation::Me
     request.method = *method;
     const bool generates = generate != nullptr && *method == &generate->spec;
     if (generates)  // its steps have deadlines, the request has none
-        request.deadline =
-            message.deadline.count() > 0 ? request.received + message.deadline : Clock::time_point::max();
+        request.deadline = message.deadline.count() > 0 ? request.received + message.deadline : never;
 
     request.tensors = std::move(message.tensors);
     boost::container::small_vector<TensorView, wire::tensors_max> views;

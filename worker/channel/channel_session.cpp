@@ -47,23 +47,17 @@ Error violation(std::string attempt, std::string remedy) {
 
 ChannelSession::ChannelSession(const SessionContext& context, SessionHost& host, const ChannelMessage& arrival)
     : context_{context}, host_{host}, id_{arrival.channel}, client_pid_{arrival.client_pid},
-      slabs_{std::make_shared<ChannelSlabs>(
-          fmt::format("{}{}:",
-                      slab_owner_prefix(context.identity.daemon_token, context.identity.model, context.identity.replica,
-                                        context.identity.generation),
-                      arrival.channel),
-          context.spec.channel, context.slab_budget)},
+      slabs_{std::make_shared<ChannelSlabs>(label(), context.spec.channel, context.slab_budget)},
       hello_deadline_{context.io,
-                      [this]() -> std::optional<Clock::time_point> {
+                      [this] {
                           if (state_ == State::awaiting_hello) close("its client said no hello in time");
-                          return std::nullopt;
+                          return never;
                       }},
       idle_slabs_{context.io,
-                  [this]() -> std::optional<Clock::time_point> {
+                  [this] {
                       for (const std::uint32_t id : slabs_->withdraw_idle(Clock::now()))
                           send(channel::encode(channel::SlabWithdraw{id}));
-                      if (!is_open()) return std::nullopt;
-                      return slabs_->idle_due();
+                      return is_open() ? slabs_->idle_due() : never;
                   }},
       unread_streams_{context.io, [this] { return end_unread_streams(); }} {}
 
@@ -152,19 +146,11 @@ void ChannelSession::open() {
         if (Result<> made = slabs->add(wire::SlabDirection::input, limits.input_bytes); !made) return made;
         return slabs->add(wire::SlabDirection::output, limits.output_bytes);
     };
-    if (!stateful && limits.input_bytes + limits.output_bytes <= limits::loop_slab_bytes_max)
-        return slabs_made(prepare());
-    ++slabs_pending_;
-    context_.executor.post([self = shared_from_this(), prepare = std::move(prepare)] {
-        return [self, made = prepare()] {
-            --self->slabs_pending_;
-            self->slabs_made(made);
-        };
-    });
+    run(stateful ? Where::executor : where_to_make(limits.input_bytes + limits.output_bytes), std::move(prepare),
+        [this](const Result<>& made) { slabs_made(made); });
 }
 
 void ChannelSession::slabs_made(const Result<>& made) {
-    if (is_closed()) return end_if_unused();
     if (!made) return refuse(made.error());
     std::unique_ptr<RingEnd> rings = agreed(wire::feature_rings) ? make_rings() : nullptr;
     if (!rings) features_ &= ~std::uint64_t{wire::feature_rings};
@@ -182,12 +168,14 @@ void ChannelSession::slabs_made(const Result<>& made) {
     host_.opened(*this);
 }
 
+std::string ChannelSession::label() const {
+    const Identity& own = context_.identity;
+    return fmt::format("{}{}:", slab_owner_prefix(own.daemon_token, own.model, own.replica, own.generation), id_);
+}
+
 /// Null if the machine lacks memory for them: the channel then stays on the socket.
 std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
-    const Identity& own = context_.identity;
-    const std::string label =
-        fmt::format("{}{}:rings", slab_owner_prefix(own.daemon_token, own.model, own.replica, own.generation), id_);
-    Result<std::unique_ptr<RingEnd>> rings = RingEnd::make(ring::cells_usual, ring::cells_usual, label);
+    Result<std::unique_ptr<RingEnd>> rings = RingEnd::make(ring::cells_usual, ring::cells_usual, label() + "rings");
     if (rings) return std::move(*rings);
     spdlog::warn("channel {} gets no rings: {}", id_, rings.error().text());
     return nullptr;
@@ -261,25 +249,28 @@ ChannelSession::Where ChannelSession::where_to_make(std::uint64_t slab_bytes) no
 
 void ChannelSession::make_slab(std::uint64_t request_id, Where where, std::function<Result<>()> make,
                                std::function<void()> then) {
-    const auto made = [this, request_id, then = std::move(then)](const Result<>& result) {
-        result ? then() : fail_or_count(request_id, result.error());
-    };
-    if (where == Where::loop) return made(make());
-    if (slabs_pending_ >= limits::channel_slabs_max)
+    if (where != Where::loop && slabs_pending_ >= limits::channel_slabs_max)
         return fail(request_id, Error{ErrorCode::resources_exhausted, "too many slabs asked for at once",
                                       "wait for the answers about those slabs"});
+    run(where, std::move(make), [this, request_id, then = std::move(then)](const Result<>& made) {
+        made ? then() : fail_or_count(request_id, made.error());
+    });
+}
+
+void ChannelSession::run(Where where, std::function<Result<>()> job, std::function<void(const Result<>&)> then) {
+    if (where == Where::loop) return then(job());
     ++slabs_pending_;
-    Executor::Job job = [self = shared_from_this(), make = std::move(make), made] {
-        return [self, made, result = make()] {
+    Executor::Job posted = [self = shared_from_this(), job = std::move(job), then = std::move(then)] {
+        return [self, then, result = job()] {
             --self->slabs_pending_;
             if (self->is_closed()) return self->end_if_unused();
-            made(result);
+            then(result);
         };
     };
     if (where == Where::gpu)
-        context_.gpu_jobs.post(fmt::format("making a slab of channel {} of \"{}\"", id_, client_), std::move(job));
+        context_.gpu_jobs.post(fmt::format("making a slab of channel {} of \"{}\"", id_, client_), std::move(posted));
     else
-        context_.executor.post(std::move(job));
+        context_.executor.post(std::move(posted));
 }
 
 void ChannelSession::on_message(const channel::SlabReturn& message) {
@@ -306,14 +297,13 @@ void ChannelSession::drop_returned_slabs() {
     if (returned.empty()) return;
     if (ChannelSlabs::wait_for_gpu(returned)) wait_for_gpu();
     auto unread = std::make_shared<ChannelSlabs::Returned>(std::move(returned));
-    ++slabs_pending_;
-    context_.executor.post([self = shared_from_this(), slabs = slabs_, unread] {
-        slabs->drop(std::move(*unread), self->context_.model);
-        return [self] {
-            --self->slabs_pending_;
-            self->end_if_unused();
-        };
-    });
+    run(
+        Where::executor,
+        [slabs = slabs_, unread, &model = context_.model]() -> Result<> {
+            slabs->drop(std::move(*unread), model);
+            return {};
+        },
+        [](const Result<>&) {});
 }
 
 void ChannelSession::wait_for_gpu() {
@@ -323,7 +313,7 @@ void ChannelSession::wait_for_gpu() {
 
 void ChannelSession::watch_idle_slabs() {
     if (!is_open() || !agreed(wire::feature_returning)) return;
-    if (const auto due = slabs_->idle_due()) idle_slabs_.no_later_than(*due);
+    idle_slabs_.no_later_than(slabs_->idle_due());
 }
 
 void ChannelSession::not_agreed() {
@@ -393,7 +383,7 @@ void ChannelSession::part(const PendingRequest& request, std::span<const std::in
 void ChannelSession::send_parts() {
     while (is_open() && !token_streams_.empty()) {
         if (!stream_->has_room())
-            return unread_streams_.no_later_than(*token_streams_.unread_since() + context_.unread_stream);
+            return unread_streams_.no_later_than(token_streams_.unread_since() + context_.unread_stream);
         send_part(*token_streams_.take_part());
     }
 }
@@ -402,15 +392,14 @@ void ChannelSession::send_part(const channel::InferResult& part) {
     if (const auto message = channel::encode(part)) send(*message);
 }
 
-std::optional<Clock::time_point> ChannelSession::end_unread_streams() {
+Clock::time_point ChannelSession::end_unread_streams() {
     for (const std::uint64_t request : token_streams_.unread_since(Clock::now() - context_.unread_stream))
         context_.dispatcher.end_stream(id_, request,
                                        Error{ErrorCode::cancelled,
                                              fmt::format("request {}: its client took no part of the stream for {} ms",
                                                          request, context_.unread_stream.count()),
                                              "read the parts as they come, or open the channel without streaming"});
-    const auto since = token_streams_.unread_since();
-    return since ? std::optional{*since + context_.unread_stream} : std::nullopt;
+    return token_streams_.empty() ? never : token_streams_.unread_since() + context_.unread_stream;
 }
 
 void ChannelSession::completed(const PendingRequest& request, Completion completion) {

@@ -126,11 +126,14 @@ private:
     void on_message(const channel::SlabReturn& message);
     void not_agreed();
     void slabs_made(const Result<>& made);
+    [[nodiscard]] std::string label() const;  ///< with which those of this channel's memfds begin
     [[nodiscard]] std::unique_ptr<RingEnd> make_rings() const;
     void use_rings(std::unique_ptr<RingEnd> rings);  ///< offers them to the client first
     /// `executor` takes long; `gpu`: it calls the driver.
     enum class Where : std::uint8_t { loop, executor, gpu };
     [[nodiscard]] static Where where_to_make(std::uint64_t slab_bytes) noexcept;  ///< a host slab
+    /// Runs `job` there, then `then` on the event loop, unless the channel is closed by then.
+    void run(Where where, std::function<Result<>()> job, std::function<void(const Result<>&)> then);
     /// Runs `make` there. Calls `then` on success, while the channel is open.
     void make_slab(std::uint64_t request_id, Where where, std::function<Result<>()> make, std::function<void()> then);
     void watch_idle_slabs();
@@ -141,7 +144,7 @@ private:
     [[nodiscard]] std::size_t unanswered() const;
     void send_parts();
     void send_part(const channel::InferResult& part);
-    [[nodiscard]] std::optional<Clock::time_point> end_unread_streams();
+    [[nodiscard]] Clock::time_point end_unread_streams();
 
     void send(std::span<const std::byte> bytes, int fd = -1);
     void send_offers();
@@ -165,7 +168,7 @@ private:
     std::shared_ptr<ChannelSlabs> slabs_;
     TokenStreams token_streams_;
     std::vector<const PendingRequest*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
-    std::size_t slabs_pending_ = 0;                 ///< being made on the executor
+    std::size_t slabs_pending_ = 0;                 ///< jobs of `run` on the executor
     std::uint32_t violations_ = 0;
     Alarm hello_deadline_;
     Alarm idle_slabs_;

@@ -18,17 +18,12 @@ void TokenStreams::end(std::uint64_t request) {
     std::erase_if(streams_, [request](const Stream& stream) { return stream.request == request; });
 }
 
-std::optional<channel::InferResult> TokenStreams::take_part() {
-    const auto stream = std::ranges::find_if(streams_, [](const Stream& each) { return !each.unsent.empty(); });
-    return stream == streams_.end() ? std::nullopt : std::optional{part_of(*stream)};
-}
-
-std::optional<channel::InferResult> TokenStreams::take_part(std::uint64_t request) {
-    const auto stream = std::ranges::find(streams_, request, &Stream::request);
-    return stream == streams_.end() || stream->unsent.empty() ? std::nullopt : std::optional{part_of(*stream)};
-}
-
-channel::InferResult TokenStreams::part_of(Stream& stream) {
+std::optional<channel::InferResult> TokenStreams::take_part(std::optional<std::uint64_t> request) {
+    const auto found = std::ranges::find_if(streams_, [&](const Stream& each) {
+        return !each.unsent.empty() && each.request == request.value_or(each.request);
+    });
+    if (found == streams_.end()) return std::nullopt;
+    Stream& stream = *found;
     const std::size_t width = stream.codebooks;
     const std::size_t steps_max = std::max<std::size_t>(1, generation::limits::part_tokens_max / width);
     const std::size_t steps = std::min(steps_max, stream.unsent.size() / width);
@@ -45,13 +40,13 @@ channel::InferResult TokenStreams::part_of(Stream& stream) {
     stream.unsent.erase(stream.unsent.begin(), stream.unsent.begin() + static_cast<std::ptrdiff_t>(steps * width));
     stream.index += steps;
     stream.since = Clock::now();
-    return {stream.request, true, {}, std::move(values)};
+    return channel::InferResult{stream.request, true, {}, std::move(values)};
 }
 
-std::optional<Clock::time_point> TokenStreams::unread_since() const {
-    std::optional<Clock::time_point> longest;
+Clock::time_point TokenStreams::unread_since() const {
+    Clock::time_point longest = never;
     for (const Stream& stream : streams_)
-        if (!stream.unsent.empty() && (!longest || stream.since < *longest)) longest = stream.since;
+        if (!stream.unsent.empty()) longest = std::min(longest, stream.since);
     return longest;
 }
 

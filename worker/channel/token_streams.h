@@ -20,12 +20,12 @@ public:
 
     /// Returns the next part of any request, or of this one: {"tokens": [t, …], "index": of the
     /// first}. With several codebooks each entry is an array of C. Nothing if no token waits.
-    [[nodiscard]] std::optional<channel::InferResult> take_part();
-    [[nodiscard]] std::optional<channel::InferResult> take_part(std::uint64_t request);
+    [[nodiscard]] std::optional<channel::InferResult> take_part(std::optional<std::uint64_t> request = {});
 
-    [[nodiscard]] bool empty() const { return !unread_since(); }
-    /// The earliest time since which a client has left tokens of some request unread.
-    [[nodiscard]] std::optional<Clock::time_point> unread_since() const;
+    [[nodiscard]] bool empty() const { return unread_since() == never; }
+    /// The earliest time since which a client has left tokens of some request unread; `never` if it
+    /// has read all.
+    [[nodiscard]] Clock::time_point unread_since() const;
     /// Requests whose tokens have been unread since `time` or longer.
     [[nodiscard]] std::vector<std::uint64_t> unread_since(Clock::time_point time) const;
 
@@ -37,7 +37,6 @@ private:
         std::vector<std::int32_t> unsent{};
         Clock::time_point since{};  ///< start of the wait, if `unsent` is not empty
     };
-    static channel::InferResult part_of(Stream& stream);
 
     std::vector<Stream> streams_;  ///< of requests that have given tokens and have not ended
 };

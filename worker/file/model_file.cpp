@@ -28,22 +28,20 @@ Error not_opened(const std::filesystem::path& path, std::string_view what, std::
 }  // namespace
 
 Result<ModelFile> ModelFile::open_any(const std::filesystem::path& path) {
-    const auto failed = [&](std::string_view what, std::string remedy) {
-        return not_opened(path, what, std::move(remedy));
-    };
     // Non-blocking: a FIFO in place of a file is refused instead of awaited.
     ModelFile file{path, UniqueFd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)}};
     if (!file.fd_) {
         const int number = errno;
-        return failed(std::strerror(number), number == EACCES ? "let the daemon's user read it"
-                                                              : "correct the model's `file` in the fleet file");
+        return not_opened(path, std::strerror(number),
+                          number == EACCES ? "let the daemon's user read it"
+                                           : "correct the model's `file` in the fleet file");
     }
     struct stat status {};
-    if (::fstat(file.fd_.get(), &status) != 0) return failed(std::strerror(errno), "");
+    if (::fstat(file.fd_.get(), &status) != 0) return not_opened(path, std::strerror(errno), "");
     if (!S_ISREG(status.st_mode))
-        return failed("it is not a regular file",
-                      "let the model's `file` name the TorchScript file or the .pt2 package");
-    if (status.st_size == 0) return failed("it is empty (0 bytes)", "copy or export it again");
+        return not_opened(path, "it is not a regular file",
+                          "let the model's `file` name the TorchScript file or the .pt2 package");
+    if (status.st_size == 0) return not_opened(path, "it is empty (0 bytes)", "copy or export it again");
     file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
     file.identity_ = file_identity(status);
     return file;

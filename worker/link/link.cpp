@@ -39,10 +39,6 @@ bool WorkerLink::send(const boost::json::object& message) {
 
 void WorkerLink::say_hello() {
     hello_owed_ = true;
-    say_owed_hello();
-}
-
-void WorkerLink::say_owed_hello() {
     for (const bool with_descriptors : {true, false}) {
         const HelloPacket hello = events_.hello(with_descriptors);
         const std::string text = boost::json::serialize(hello.message);
@@ -56,7 +52,7 @@ void WorkerLink::say_owed_hello() {
 }
 
 void WorkerLink::has_flushed() {
-    if (hello_owed_) return say_owed_hello();
+    if (hello_owed_) return say_hello();
     if (std::exchange(dropped_, false)) events_.caught_up();
 }
 

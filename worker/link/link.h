@@ -55,7 +55,6 @@ public:
     void flush();
 
 private:
-    void say_owed_hello();
     void has_flushed();
     void count_dropped(std::string_view type);
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -14,7 +13,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/json.hpp>
 
 #include "ipc/links/worker_link.h"
@@ -38,7 +36,10 @@ public:
     };
     using Report = std::function<void(const boost::json::object&)>;
     LoadProgress(boost::asio::io_context& io, Report report)
-        : io_{io}, lock_{HandlerLock::of(io)}, timer_{io}, report_{std::move(report)} {}
+        : io_{io}, report_{std::move(report)}, next_report_{io, [this] {
+                                                                deliver();
+                                                                return never;
+                                                            }} {}
 
     /// Thread  any
     void update(const Step& step) {
@@ -54,14 +55,14 @@ public:
             latest_ = packet(step);
         }
         if (!awaits_its_time && !std::exchange(posted_, true))
-            boost::asio::post(io_, lock_.wrap([self = shared_from_this()] { self->deliver(); }));
+            boost::asio::post(io_, HandlerLock::of(io_).wrap([self = shared_from_this()] { self->deliver(); }));
     }
 
     /// Sends what is left; nothing follows. Thread  the event loop
     void finish() {
-        timer_.cancel();
-        if (!report_) return;
-        say(true);
+        delivered_ = {};
+        deliver();
+        next_report_.cancel();
         report_ = nullptr;
     }
 
@@ -76,39 +77,27 @@ private:
                                                           std::string{step.unit}, std::string{step.detail}});
     }
 
-    void deliver() {
-        {
-            const std::lock_guard lock{mutex_};
-            posted_ = false;
-        }
-        if (!report_) return;
-        say(false);
-        {
-            const std::lock_guard lock{mutex_};
-            if (!latest_) return;
-        }
-        timer_.expires_at(std::max(Clock::now(), delivered_ + limits::progress_interval));
-        timer_.async_wait(lock_.wrap([self = shared_from_this()](boost::system::error_code cancelled) {
-            if (cancelled || !self->report_) return;
-            self->delivered_ = Clock::now();
-            self->say(true);
-        }));
-    }
     /// Sends the marks, and the latest step if its time has come. Takes both at once, so that their
     /// order is kept.
-    void say(bool with_latest) {
+    void deliver() {
+        if (!report_) return;
+        const Clock::time_point now = Clock::now();
         std::vector<boost::json::object> reports;
         {
             const std::lock_guard lock{mutex_};
+            posted_ = false;
             reports.swap(marks_);
-            if (with_latest && latest_) reports.push_back(*std::exchange(latest_, std::nullopt));
+            if (latest_ && now < delivered_ + limits::progress_interval) {
+                next_report_.no_later_than(delivered_ + limits::progress_interval);
+            } else if (latest_) {
+                reports.push_back(*std::exchange(latest_, std::nullopt));
+                delivered_ = now;
+            }
         }
         for (const auto& report : reports) report_(report);
     }
 
     boost::asio::io_context& io_;
-    HandlerLock& lock_;
-    boost::asio::steady_timer timer_;
     Report report_;
     Clock::time_point delivered_{};
     std::mutex mutex_;
@@ -117,6 +106,7 @@ private:
     bool posted_ = false;                        ///< `deliver` is posted
     std::string marked_phase_;
     std::uint64_t marked_done_ = 0;
+    Alarm next_report_;
 };
 
 }  // namespace bulkhead::worker

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -14,6 +13,8 @@ namespace bulkhead::worker {
 
 using Clock = std::chrono::steady_clock;
 
+inline constexpr Clock::time_point never = Clock::time_point::max();
+
 /// One timer for many deadlines. A new deadline can only make it earlier; when it expires, its
 /// handler returns the next one. So a request that ends in time costs no timer call, and without
 /// deadlines there is no wake-up.
@@ -21,8 +22,8 @@ using Clock = std::chrono::steady_clock;
 /// Thread  the event loop
 class Alarm {
 public:
-    /// Called when the timer expires. Returns the next expiry, or nothing.
-    using Rang = std::function<std::optional<Clock::time_point>()>;
+    /// Called when the timer expires. Returns the next expiry, or `never`.
+    using Rang = std::function<Clock::time_point()>;
 
     Alarm(boost::asio::io_context& io, Rang rang) : state_{std::make_shared<State>(io, std::move(rang))} {}
     ~Alarm() {
@@ -33,10 +34,10 @@ public:
     Alarm& operator=(const Alarm&) = delete;
 
     void no_later_than(Clock::time_point due) {
-        if (!state_->due || due < *state_->due) arm(state_, due);
+        if (due < state_->due) arm(state_, due);
     }
     void cancel() {
-        state_->due.reset();
+        state_->due = never;
         state_->timer.cancel();
     }
 
@@ -47,7 +48,7 @@ private:
         HandlerLock& lock;
         boost::asio::steady_timer timer;
         Rang rang;  ///< empty once the alarm is gone
-        std::optional<Clock::time_point> due;
+        Clock::time_point due = never;
     };
 
     static void arm(const std::shared_ptr<State>& state, Clock::time_point due) {
@@ -56,11 +57,10 @@ private:
         state->timer.async_wait(state->lock.wrap([state](boost::system::error_code cancelled) {
             // A timer that expired before it was moved or cancelled still calls this
             // without an error.
-            if (cancelled || !state->rang || !state->due || Clock::now() < *state->due) return;
-            state->due.reset();
+            if (cancelled || !state->rang || Clock::now() < state->due) return;
+            state->due = never;
             const auto rang = state->rang;  // it may destroy the alarm
-            if (const auto next = rang(); next && state->rang && (!state->due || *next < *state->due))
-                arm(state, *next);
+            if (const auto next = rang(); state->rang && next < state->due) arm(state, next);
         }));
     }
 

@@ -37,18 +37,16 @@ void Executor::run() {
         await_timer();
         lock.lock();
         const Handover::Cover next = handover_.rang();
-        if (next == Handover::Cover::runs_loop) cover(lock);
+        if (next == Handover::Cover::runs_loop) {
+            do run_loop(lock);
+            while (!ended_ && handover_.keeps_loop());
+            model_thread_waits_.notify_one();
+        }
         if (next == Handover::Cover::sleeps || ended_) continue;
         lock.unlock();
         set_timer(next == Handover::Cover::looks_rarely ? limits::cover_looks_every : limits::cover_after);
         lock.lock();
     }
-}
-
-void Executor::cover(std::unique_lock<std::mutex>& lock) {
-    do run_loop(lock);
-    while (!ended_ && handover_.keeps_loop());
-    model_thread_waits_.notify_one();
 }
 
 void Executor::serve() {
@@ -97,12 +95,9 @@ void Executor::run_job(std::unique_lock<std::mutex>& lock) {
     if (!handlers_.try_run([this] { follow_jobs(); }))
         boost::asio::post(io_, handlers_.wrap([this] { follow_jobs(); }));
     lock.lock();
-    if (has_loop && !jobs_.empty()) handle_some(lock);
-}
-
-/// Handles what arrives between jobs, however many jobs wait.
-void Executor::handle_some(std::unique_lock<std::mutex>& lock) {
+    if (!has_loop || jobs_.empty()) return;
     lock.unlock();
+    // Handles what arrives between jobs, however many jobs wait.
     for (std::size_t i = 0; i < limits::handlers_between_jobs && io_.poll_one() > 0; ++i) {
     }
     lock.lock();

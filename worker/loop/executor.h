@@ -52,8 +52,6 @@ private:
     // Each is called with the lock, and releases it while it works.
     void run_loop(std::unique_lock<std::mutex>& lock);
     void run_job(std::unique_lock<std::mutex>& lock);
-    void handle_some(std::unique_lock<std::mutex>& lock);
-    void cover(std::unique_lock<std::mutex>& lock);
     void follow_jobs();  ///< with the handler lock
     void set_timer(std::chrono::nanoseconds after) const noexcept;
     void await_timer() const noexcept;  ///< ends the process if the timer fails

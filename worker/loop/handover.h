@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <utility>
 
@@ -79,7 +80,7 @@ public:
         return state_ == State::covered;
     }
 
-    friend constexpr bool operator==(const Handover&, const Handover&) = default;
+    friend constexpr auto operator<=>(const Handover&, const Handover&) = default;
 
 private:
     State state_ = State::model_loops;

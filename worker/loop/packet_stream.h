@@ -63,7 +63,6 @@ public:
 
     [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
     [[nodiscard]] int descriptor() { return socket_.native_handle(); }
-    [[nodiscard]] bool is_open() const noexcept { return state_ != State::closed; }
     /// Number of empty packets received.
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return ignored_frames_; }
     /// Whether the peer has closed its end; true before its event comes.

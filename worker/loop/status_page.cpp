@@ -35,28 +35,24 @@ Result<std::unique_ptr<StatusPage>> StatusPage::make() {
     constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
     if (::fcntl(made->fd(), F_ADD_SEALS, seals) != 0 || ::madvise(memory.data(), memory.size(), MADV_DONTFORK) != 0)
         return system_error(attempt, errno);
-    if (Result<> held = made->hold_word(); !held) return held.error();
+    pthread_mutexattr_t kind;
+    ::pthread_mutexattr_init(&kind);
+    ::pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+    ::pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+    Page& page = made->page_;
+    int failed = ::pthread_mutex_init(mutex_of(page), &kind);
+    ::pthread_mutexattr_destroy(&kind);
+    if (failed == 0) failed = ::pthread_mutex_lock(mutex_of(page));
+    if (failed != 0) return system_error("holding the word in the worker's page", failed);
+    // The kernel wakes waiters only if this bit is set. They cannot set it: they map the
+    // page read-only.
+    std::atomic_ref{*reinterpret_cast<std::uint32_t*>(page.alive.data())}.fetch_or(FUTEX_WAITERS);
+    std::atomic_ref{page.magic_number}.store(worker_page::magic, std::memory_order_release);
     return made;
 }
 
 StatusPage::StatusPage(UniqueFd memfd, Mapping mapping)
     : memfd_{std::move(memfd)}, mapping_{std::move(mapping)}, page_{*new (mapping_.bytes().data()) Page{}} {}
-
-Result<> StatusPage::hold_word() {
-    pthread_mutexattr_t kind;
-    ::pthread_mutexattr_init(&kind);
-    ::pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
-    ::pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
-    int failed = ::pthread_mutex_init(mutex_of(page_), &kind);
-    ::pthread_mutexattr_destroy(&kind);
-    if (failed == 0) failed = ::pthread_mutex_lock(mutex_of(page_));
-    if (failed != 0) return system_error("holding the word in the worker's page", failed);
-    // The kernel wakes waiters only if this bit is set. They cannot set it: they map the
-    // page read-only.
-    std::atomic_ref{*reinterpret_cast<std::uint32_t*>(page_.alive.data())}.fetch_or(FUTEX_WAITERS);
-    std::atomic_ref{page_.magic_number}.store(worker_page::magic, std::memory_order_release);
-    return {};
-}
 
 void StatusPage::begin(Clock::time_point started, std::string_view what) noexcept {
     tell(what);

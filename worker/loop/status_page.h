@@ -43,8 +43,6 @@ public:
 
 private:
     StatusPage(UniqueFd memfd, Mapping mapping);
-    Result<> hold_word();
-
     void tell(std::string_view what) noexcept;
 
     UniqueFd memfd_;

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <charconv>
-#include <optional>
 
 #include <fmt/format.h>
 
@@ -72,36 +71,21 @@ bool fits(const Rule& rule, std::string_view text) {
     return !rule.needle.empty() && text.find(rule.needle) != std::string_view::npos;
 }
 
-/// Returns the line that ends before `end`, and moves `end` to its start.
-std::string_view line_before(std::string_view text, std::size_t& end) {
-    if (end == 0) return {};
-    const std::size_t newline = text.rfind('\n', end - 1);
-    const std::size_t begin = newline == std::string_view::npos ? 0 : newline + 1;
-    const std::string_view line = text.substr(begin, end - begin);
-    end = newline == std::string_view::npos ? 0 : newline;
-    return line;
-}
-
-struct Frame {
-    std::string where;
-    std::string line;
-};
-
 /// Finds the innermost frame of the model's original source. TorchScript prints `File "x.py", line
 /// 12, in f`, some source, and `~~~~ <--- HERE` under the failing line. Packages without debug
 /// records have none.
-std::optional<Frame> model_frame(std::string_view text) {
+void find_model_frame(std::string_view text, CaptureDiagnosis& diagnosis) {
     const std::size_t original = text.find("Traceback of TorchScript, original code");
-    if (original == std::string_view::npos) return std::nullopt;
+    if (original == std::string_view::npos) return;
     const std::string_view traceback = text.substr(original);
 
     constexpr std::string_view opening = "File \"";
     const std::size_t file = traceback.rfind(opening);
-    if (file == std::string_view::npos) return std::nullopt;
+    if (file == std::string_view::npos) return;
     const std::string_view frame = traceback.substr(file + opening.size());
     const std::string_view head = frame.substr(0, frame.find('\n'));
     const std::size_t quote = head.find("\", line ");
-    if (quote == std::string_view::npos) return std::nullopt;
+    if (quote == std::string_view::npos) return;
     std::string_view path = head.substr(0, quote);
     if (const std::size_t slash = path.rfind('/'); slash != std::string_view::npos) path.remove_prefix(slash + 1);
 
@@ -109,19 +93,18 @@ std::optional<Frame> model_frame(std::string_view text) {
     std::string_view rest = head.substr(quote + line_word.size());
     int number = 0;
     const auto [end, failed] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
-    if (failed != std::errc{}) return std::nullopt;
+    if (failed != std::errc{}) return;
     rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
     constexpr std::string_view in_word = ", in ";
     const std::string_view function =
         rest.starts_with(in_word) ? trimmed(rest.substr(in_word.size())) : std::string_view{};
 
-    Frame found{fmt::format("{}:{}{}{}", path, number, function.empty() ? "" : " in ", function), {}};
-    if (const std::size_t marker = frame.find("<--- HERE"); marker != std::string_view::npos) {
-        std::size_t cursor = marker;
-        (void)line_before(frame, cursor);  // the marker's own line
-        found.line = trimmed(line_before(frame, cursor));
-    }
-    return found;
+    diagnosis.where = fmt::format("{}:{}{}{}", path, number, function.empty() ? "" : " in ", function);
+    const std::size_t marker = frame.find("<--- HERE");
+    const std::size_t source_end = marker == frame.npos ? frame.npos : frame.rfind('\n', marker);
+    if (source_end == frame.npos) return;
+    const std::string_view source = frame.substr(0, source_end);
+    diagnosis.line = trimmed(source.substr(source.rfind('\n') + 1));
 }
 
 /// Returns the model's own message without the traceback: its last "XError: …" line, else
@@ -136,11 +119,8 @@ std::string_view own_words(std::string_view text) {
 }
 
 CaptureDiagnosis from(const Rule& rule, std::string_view text) {
-    CaptureDiagnosis diagnosis{rule.cause, {}, {}, std::string{rule.reason}, std::string{rule.remedy}};
-    if (auto frame = model_frame(text)) {
-        diagnosis.where = std::move(frame->where);
-        diagnosis.line = std::move(frame->line);
-    }
+    CaptureDiagnosis diagnosis{rule.cause, std::string{rule.reason}, std::string{rule.remedy}};
+    find_model_frame(text, diagnosis);
     return diagnosis;
 }
 
@@ -163,25 +143,17 @@ CaptureDiagnosis diagnose_capture(std::string_view text, int cuda_error) {
 }
 
 CaptureDiagnosis output_on_cpu(std::string_view output) {
-    return {"output_on_cpu",
-            {},
-            {},
-            fmt::format("output \"{}\" is made on the CPU, so a replay would not renew it", output),
+    return {"output_on_cpu", fmt::format("output \"{}\" is made on the CPU, so a replay would not renew it", output),
             "return it on the device (device=x.device)"};
 }
 
 CaptureDiagnosis keeps_state() {
-    return {"keeps_state",
-            {},
-            {},
-            "two runs on equal inputs and equal random seed differ: the model keeps state between calls",
+    return {"keeps_state", "two runs on equal inputs and equal random seed differ: the model keeps state between calls",
             "give state as inputs and take it as outputs, or set graphs: off"};
 }
 
 CaptureDiagnosis replay_differs(std::string_view output) {
     return {"replay_differs",
-            {},
-            {},
             fmt::format("output \"{}\" of the replay differs from the eager run's: a value was fixed during capture",
                         output),
             "compute on the device what depends on the inputs, and do not rebind the module's attributes in the call"};

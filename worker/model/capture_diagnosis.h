@@ -10,10 +10,10 @@ namespace bulkhead::worker {
 
 struct CaptureDiagnosis {
     std::string_view cause;  ///< one word for programs, listed in `diagnose_capture`
-    std::string where;       ///< "model.py:12 in forward"; empty if the exception does not tell
-    std::string line;        ///< the model's own line there, such as "return x * n.item()"
     std::string reason;      ///< a sentence for people
     std::string remedy;
+    std::string where = {};  ///< "model.py:12 in forward"; empty if the exception does not tell
+    std::string line = {};   ///< the model's own line there, such as "return x * n.item()"
     /// "reason (at where: line)"
     [[nodiscard]] std::string sentence() const;
 };

@@ -17,14 +17,8 @@ std::string describe(const std::vector<config::DimRange>& shape) {
     return fmt::format("[{}]", fmt::join(dims, ", "));
 }
 
-std::string_view with_article(config::ParameterType type) noexcept {
-    switch (type) {
-    case config::ParameterType::integer: return "an integer";
-    case config::ParameterType::number: return "a number";
-    case config::ParameterType::boolean: return "a boolean";
-    case config::ParameterType::string: return "a string";
-    }
-    return "a value";
+std::string with_article(config::ParameterType type) {
+    return fmt::format("{} {}", type == config::ParameterType::integer ? "an" : "a", config::word_of(type));
 }
 
 std::string_view trimmed(std::string_view text) {

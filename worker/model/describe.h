@@ -14,7 +14,7 @@ namespace bulkhead::worker {
 [[nodiscard]] std::string describe(std::span<const std::int64_t> dims);            ///< "[1, 512]"
 /// "[1, 1..256]".
 [[nodiscard]] std::string describe(const std::vector<config::DimRange>& shape);
-[[nodiscard]] std::string_view with_article(config::ParameterType type) noexcept;  ///< "an integer"
+[[nodiscard]] std::string with_article(config::ParameterType type);                ///< "an integer"
 /// Without the white space around it.
 [[nodiscard]] std::string_view trimmed(std::string_view text);
 /// Whether each dim lies in its declared range.

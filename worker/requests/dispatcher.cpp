@@ -45,17 +45,6 @@ Result<> run_guarded(Model& model, StatusPage* page, PendingRequest& request) {
     }
 }
 
-Error deadline_passed(const PendingRequest& request, bool running, Clock::time_point now) {
-    const auto budget = duration_cast<milliseconds>(request.deadline - request.received);
-    const auto spent = duration_cast<milliseconds>(now - request.received);
-    return Error{ErrorCode::deadline_exceeded,
-                 fmt::format("request {} of method \"{}\" is {} after {} ms, its deadline is {} ms", request.id,
-                             request.method->name, running ? "still running" : "still waiting", spent.count(),
-                             budget.count()),
-                 running ? "give the request a longer deadline, or raise the model's request deadline"
-                         : "give the request a longer deadline, or send fewer at once"};
-}
-
 Error cancelled(std::uint64_t id) {
     return Error{ErrorCode::cancelled, fmt::format("request {} was cancelled by its client", id), {}};
 }
@@ -141,16 +130,15 @@ void Dispatcher::answer_early(const Error& error) {
     running_->fail(error);
 }
 
-void Dispatcher::end_queued(RequestPtr request, const Error& error) {
+void Dispatcher::end_queued(PendingRequest& request, const Error& error) {
     ++errors_;
-    request->fail(error);
-    request->let_go();
+    request.fail(error);
+    request.let_go();
 }
 
 void Dispatcher::cancel(std::uint64_t channel, std::uint64_t id) {
-    if (RequestPtr waiting = scheduler_.remove(channel, id)) {
-        const Error error = cancelled(id);
-        end_queued(std::move(waiting), error);
+    if (const RequestPtr waiting = scheduler_.remove(channel, id)) {
+        end_queued(*waiting, cancelled(id));
         settle();
     } else if (running_ && !running_->answered && running_->channel == channel && running_->id == id) {
         answer_early(cancelled(id));
@@ -178,7 +166,7 @@ void Dispatcher::drop(std::uint64_t channel) {
 }
 
 void Dispatcher::fail_all(const Error& error) {
-    for (RequestPtr& request : scheduler_.remove_all()) end_queued(std::move(request), error);
+    for (const RequestPtr& request : scheduler_.remove_all()) end_queued(*request, error);
     if (running_ && !running_->answered) answer_early(error);
     if (steps_) steps_->fail_all(error);
 }
@@ -190,40 +178,35 @@ void Dispatcher::settle() {
     events_.settled();
 }
 
-std::optional<Clock::time_point> Dispatcher::enforce_deadlines() {
+Clock::time_point Dispatcher::enforce_deadlines() {
     const Clock::time_point now = Clock::now();
-    auto expired = scheduler_.remove_expired(now);
-    for (RequestPtr& request : expired) {
-        const Error error = deadline_passed(*request, false, now);
-        end_queued(std::move(request), error);
-    }
+    const auto expired = scheduler_.remove_expired(now);
+    for (const RequestPtr& request : expired)
+        end_queued(*request, request->deadline_passed("still waiting", now,
+                                                      "give the request a longer deadline, or send fewer at once"));
     if (running_ && !running_->answered && running_->deadline <= now)
-        answer_early(deadline_passed(*running_, true, now));
+        answer_early(running_->deadline_passed(
+            "still running", now, "give the request a longer deadline, or raise the model's request deadline"));
     const Clock::time_point overrun_at = started_ + request_deadline_ + limits::overrun_grace;
     if (running_ && !overrun_told_ && overrun_at <= now) {
         overrun_told_ = true;
         events_.overrun(running_->method->name, duration_cast<milliseconds>(now - started_));
     }
-    std::optional<Clock::time_point> due = scheduler_.earliest_deadline();
-    const auto also = [&due](Clock::time_point other) {
-        if (!due || other < *due) due = other;
-    };
-    if (running_ && !running_->answered) also(running_->deadline);
-    if (running_ && !overrun_told_) also(overrun_at);
+    Clock::time_point due = scheduler_.earliest_deadline();
+    if (running_ && !running_->answered) due = std::min(due, running_->deadline);
+    if (running_ && !overrun_told_) due = std::min(due, overrun_at);
     if (!expired.empty()) settle();
-    if (steps_)
-        if (const auto of_steps = steps_->enforce_deadlines(now)) also(*of_steps);
-    return due;
+    return steps_ ? std::min(due, steps_->enforce_deadlines(now)) : due;
 }
 
-std::optional<Clock::time_point> Dispatcher::idle_due() {
-    if (in_flight() > 0 || !busy_) return std::nullopt;
+Clock::time_point Dispatcher::idle_due() {
+    if (in_flight() > 0 || !busy_) return never;
     const Clock::time_point due = settled_at_ + limits::idle_after;
     if (Clock::now() < due) return due;
     busy_ = false;
     deadlines_.cancel();  // it may be set for requests that ended long before their deadline
     events_.idle();
-    return std::nullopt;
+    return never;
 }
 
 }  // namespace bulkhead::worker

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string_view>
 
 #include <boost/asio/io_context.hpp>
@@ -81,11 +80,11 @@ private:
     void run();  ///< on the executor: runs `running_`
     void finished();
     void answer_early(const Error& error);  ///< answers `running_`
-    void end_queued(RequestPtr request, const Error& error);
+    void end_queued(PendingRequest& request, const Error& error);
     void settle();
     void note_out_of_memory();
-    [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines();
-    [[nodiscard]] std::optional<Clock::time_point> idle_due();
+    [[nodiscard]] Clock::time_point enforce_deadlines();
+    [[nodiscard]] Clock::time_point idle_due();
 
     Executor& executor_;
     StatusPage* page_;

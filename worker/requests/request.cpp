@@ -1,8 +1,12 @@
 #include "worker/requests/request.h"
 
+#include <fmt/format.h>
+
 #include "worker/slabs/channel_slabs.h"
 
 namespace bulkhead::worker {
+
+using std::chrono::duration_cast;
 
 bool PendingRequest::ran_out_of_memory() {
     if (result || result.error().code != ErrorCode::out_of_memory) return false;
@@ -15,7 +19,7 @@ bool PendingRequest::ran_out_of_memory() {
 }
 
 bool PendingRequest::complete(boost::json::object values) {
-    using std::chrono::duration_cast, std::chrono::microseconds;
+    using std::chrono::microseconds;
     if (answered) return true;
     if (result)
         requester->completed(*this, {duration_cast<microseconds>(started - received),
@@ -28,6 +32,15 @@ bool PendingRequest::complete(boost::json::object values) {
 void PendingRequest::fail(const Error& error) {
     answered = true;
     requester->failed(*this, error);
+}
+
+Error PendingRequest::deadline_passed(std::string_view how, Clock::time_point now, std::string remedy) const {
+    using std::chrono::milliseconds;
+    return {ErrorCode::deadline_exceeded,
+            fmt::format("request {} of method \"{}\" is {} after {} ms, its deadline is {} ms", id, method->name, how,
+                        duration_cast<milliseconds>(now - received).count(),
+                        duration_cast<milliseconds>(deadline - received).count()),
+            std::move(remedy)};
 }
 
 void PendingRequest::let_go() {

@@ -74,6 +74,8 @@ struct PendingRequest {
     bool complete(boost::json::object values = {});
     /// Answers the request with `error`. A later result is discarded.
     void fail(const Error& error);
+    /// The error of a request that is not complete in time. `how`: "still running".
+    [[nodiscard]] Error deadline_passed(std::string_view how, Clock::time_point now, std::string remedy) const;
     /// Ends the request for its requester, which may then let the executor unmap the slabs. Drops
     /// its own reference first: the event loop must never unmap, because that waits for the GPU,
     /// whose work may never end.

@@ -58,11 +58,10 @@ std::vector<RequestPtr> Scheduler::remove_expired(Clock::time_point now) {
     return take([now](const PendingRequest& request) { return request.deadline <= now; });
 }
 
-std::optional<Clock::time_point> Scheduler::earliest_deadline() const {
-    std::optional<Clock::time_point> earliest;
+Clock::time_point Scheduler::earliest_deadline() const {
+    Clock::time_point earliest = never;
     for (const auto& [channel, queue] : queues_)
-        for (const RequestPtr& request : queue)
-            if (!earliest || request->deadline < *earliest) earliest = request->deadline;
+        for (const RequestPtr& request : queue) earliest = std::min(earliest, request->deadline);
     return earliest;
 }
 

@@ -5,7 +5,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "worker/requests/request.h"
@@ -33,7 +32,7 @@ public:
     [[nodiscard]] std::vector<RequestPtr> remove_all();
     [[nodiscard]] std::vector<RequestPtr> remove_expired(Clock::time_point now);
 
-    [[nodiscard]] std::optional<Clock::time_point> earliest_deadline() const;
+    [[nodiscard]] Clock::time_point earliest_deadline() const;  ///< `never` if nothing waits
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
 private:

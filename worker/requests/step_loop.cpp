@@ -13,13 +13,7 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-Error deadline_passed(const PendingRequest& request, std::string_view where, Clock::time_point now) {
-    return {ErrorCode::deadline_exceeded,
-            fmt::format("request {} of method \"{}\" {} after {} ms, its deadline is {} ms", request.id, method_name,
-                        where, duration_cast<milliseconds>(now - request.received).count(),
-                        duration_cast<milliseconds>(request.deadline - request.received).count()),
-            "give the request a longer deadline, or ask for fewer tokens"};
-}
+constexpr const char* late_remedy = "give the request a longer deadline, or ask for fewer tokens";
 
 /// The last result's values besides the tokens.
 boost::json::object values_of(const Ending& ending, const PendingRequest& request) {
@@ -66,8 +60,8 @@ void StepLoop::tell(Command command) {
 }
 
 bool StepLoop::end(std::uint64_t channel, std::uint64_t id, const Error& error) {
-    if (RequestPtr waiting = scheduler_.remove(channel, id)) {
-        end_queued(std::move(waiting), error);
+    if (const RequestPtr waiting = scheduler_.remove(channel, id)) {
+        end_queued(*waiting, error);
         events_.settled();
         return true;
     }
@@ -109,7 +103,7 @@ void StepLoop::drop(std::uint64_t channel) {
 }
 
 void StepLoop::fail_all(const Error& error) {
-    for (RequestPtr& request : scheduler_.remove_all()) end_queued(std::move(request), error);
+    for (const RequestPtr& request : scheduler_.remove_all()) end_queued(*request, error);
     for (auto& [number, flight] : flights_)
         if (!flight.request->answered) answer_early(number, *flight.request, error);
 }
@@ -121,29 +115,24 @@ void StepLoop::answer_early(Number number, PendingRequest& request, const Error&
     request.fail(error);
 }
 
-void StepLoop::end_queued(RequestPtr request, const Error& error) {
+void StepLoop::end_queued(PendingRequest& request, const Error& error) {
     ++errors_;
-    request->fail(error);
-    request->let_go();
+    request.fail(error);
+    request.let_go();
 }
 
-std::optional<Clock::time_point> StepLoop::enforce_deadlines(Clock::time_point now) {
-    auto expired = scheduler_.remove_expired(now);
-    for (RequestPtr& request : expired) {
-        const Error error = deadline_passed(*request, "is still waiting", now);
-        end_queued(std::move(request), error);
-    }
-    std::optional<Clock::time_point> due = scheduler_.earliest_deadline();
-    const auto also = [&due](Clock::time_point other) {
-        if (!due || other < *due) due = other;
-    };
+Clock::time_point StepLoop::enforce_deadlines(Clock::time_point now) {
+    const auto expired = scheduler_.remove_expired(now);
+    for (const RequestPtr& request : expired)
+        end_queued(*request, request->deadline_passed("still waiting", now, late_remedy));
+    Clock::time_point due = scheduler_.earliest_deadline();
     for (auto& [number, flight] : flights_) {
         PendingRequest& request = *flight.request;
         if (request.answered) continue;
         if (request.deadline <= now)
-            answer_early(number, request, deadline_passed(request, "is not complete", now));
+            answer_early(number, request, request.deadline_passed("not complete", now, late_remedy));
         else
-            also(request.deadline);
+            due = std::min(due, request.deadline);
     }
     if (!flights_.empty() && !overrun_told_) {
         const Clock::rep began = turn_began_.load();
@@ -153,7 +142,7 @@ std::optional<Clock::time_point> StepLoop::enforce_deadlines(Clock::time_point n
         if (overrun_told_)
             events_.overrun(duration_cast<milliseconds>(now - since));
         else
-            also(overrun_at);
+            due = std::min(due, overrun_at);
     }
     if (!expired.empty()) events_.settled();
     return due;
@@ -209,16 +198,10 @@ Executor::Then StepLoop::run() {
     turn();
 
     const std::lock_guard lock{mutex_};
-    if (!saying_.empty()) {
-        if (said_.empty()) {
-            std::swap(said_, saying_);
-        } else {
-            said_.parts.insert(said_.parts.end(), saying_.parts.begin(), saying_.parts.end());
-            said_.tokens.insert(said_.tokens.end(), saying_.tokens.begin(), saying_.tokens.end());
-            std::ranges::move(saying_.ends, std::back_inserter(said_.ends));
-        }
-        saying_.clear();
-    }
+    said_.parts.insert(said_.parts.end(), saying_.parts.begin(), saying_.parts.end());
+    said_.tokens.insert(said_.tokens.end(), saying_.tokens.begin(), saying_.tokens.end());
+    std::ranges::move(saying_.ends, std::back_inserter(said_.ends));
+    saying_.clear();
     turns_ = batcher_.busy() || !commands_.empty();
     if (turns_) executor_.post([this] { return run(); });
     return [this] { deliver(); };

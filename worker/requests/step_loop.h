@@ -51,7 +51,7 @@ public:
     void drop(std::uint64_t channel);
     void fail_all(const Error& error);
     /// Ends requests past their deadline. Returns when to check next.
-    [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines(Clock::time_point now);
+    [[nodiscard]] Clock::time_point enforce_deadlines(Clock::time_point now);
 
     [[nodiscard]] std::size_t queued() const noexcept { return scheduler_.size(); }
     [[nodiscard]] std::size_t in_flight() const noexcept { return queued() + flights_.size(); }
@@ -86,7 +86,6 @@ private:
         std::vector<std::int32_t> tokens;  ///< of all parts, concatenated
         std::vector<End> ends;             ///< after the parts
 
-        [[nodiscard]] bool empty() const noexcept { return parts.empty() && ends.empty(); }
         void clear() noexcept { parts.clear(), tokens.clear(), ends.clear(); }
     };
 
@@ -96,7 +95,7 @@ private:
     void deliver();
     void ended(Said::End& end);
     void answer_early(Number number, PendingRequest& request, const Error& error);
-    void end_queued(RequestPtr request, const Error& error);
+    void end_queued(PendingRequest& request, const Error& error);
 
     // The executor.
     [[nodiscard]] Executor::Then run();

@@ -20,17 +20,6 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-spdlog::level::level_enum level_of(config::LogLevel level) {
-    switch (level) {
-    case config::LogLevel::trace: return spdlog::level::trace;
-    case config::LogLevel::debug: return spdlog::level::debug;
-    case config::LogLevel::info: return spdlog::level::info;
-    case config::LogLevel::warn: return spdlog::level::warn;
-    case config::LogLevel::error: return spdlog::level::err;
-    }
-    return spdlog::level::info;
-}
-
 /// Requests in flight per channel. A channel may fill the queue only if it is the only one.
 /// `slots`: a generating model's sequences, which run beside the queue.
 std::uint32_t channel_in_flight_max(const config::ModelSpec& spec, std::uint32_t slots) {
@@ -80,17 +69,17 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                                                   static_cast<std::uint64_t>(spec_.deadlines.request.count())});
                                       }}},
       drain_deadline_{io,
-                      [this]() -> std::optional<Clock::time_point> {
+                      [this] {
                           spdlog::warn("the drain deadline passed with {} requests in flight", dispatcher_.in_flight());
                           dispatcher_.fail_all(Error{ErrorCode::worker_draining,
                                                      "the worker ended before the request did",
                                                      "send the request again: it goes to the model's next worker"});
                           leave(1);
-                          return std::nullopt;
+                          return never;
                       }},
-      importers_deadline_{io, [this]() -> std::optional<Clock::time_point> {
+      importers_deadline_{io, [this] {
                               finish_drain_if_done();
-                              return std::nullopt;
+                              return never;
                           }} {}
 
 Server::~Server() {
@@ -116,7 +105,6 @@ std::string_view Server::phase_name() const {
 }
 
 HelloPacket Server::hello(bool with_descriptors) const {
-    static constexpr std::string_view grants[] = {"none", "asked", "given"};
     const bool page = with_descriptors && options_.page != nullptr;
     std::vector<int> fds;
     if (page) fds.push_back(options_.page->fd());
@@ -128,7 +116,7 @@ HelloPacket Server::hello(bool with_descriptors) const {
                                .state = {.configured = phase_ != Phase::starting,
                                          .phase = std::string{phase_name()},
                                          .in_flight = dispatcher_.in_flight(),
-                                         .grant = std::string{grants[static_cast<std::size_t>(grant_state_)]}},
+                                         .grant = std::string{grant_.name()}},
                                .nonce = nonce_};
     if (page) message.page = true;
     for (const auto& [id, session] : sessions_) {
@@ -168,7 +156,7 @@ void Server::on_link(worker_link::Configure message) {
     cuda_ = configuration->cuda;
     identity_ = {identity_.daemon_token, spec_.name, message.replica.value_or(identity_.replica),
                  message.generation.value_or(identity_.generation)};
-    spdlog::set_level(level_of(spec_.log_level));
+    spdlog::set_level(spdlog::level::from_str(std::string{config::word_of(spec_.log_level)}));
     phase_ = Phase::loading;
     load();
 }
@@ -188,7 +176,7 @@ void Server::load() {
                         .wait_for_grant =
                             [this](std::uint64_t device_bytes) {
                                 boost::asio::post(io_, HandlerLock::of(io_).wrap([this, device_bytes] {
-                                    grant_state_ = GrantState::asked;
+                                    grant_.ask();
                                     link_.send(worker_link::GrantAsked{device_bytes});
                                 }));
                                 return grant_.wait();
@@ -229,9 +217,8 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
         spdlog::critical("{}", error.text());
         leave(1);
     });
-    context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, identity_,
-                                    spec_, *model_, methods_, in_flight_max, options_.hello_deadline,
-                                    options_.unread_stream,
+    context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, identity_, spec_,
+                                    *model_, methods_, in_flight_max, options_.hello_deadline, options_.unread_stream,
                                     std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max), *gpu_jobs_});
     phase_ = Phase::ready;
     load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);
@@ -245,19 +232,10 @@ void Server::fail_load(const Error& error) {
     leave(exit_status_of(error, spec_));
 }
 
-void Server::on_link(worker_link::Grant /*message*/) {
-    grant_state_ = GrantState::given;
-    grant_.give();
-}
-
-void Server::on_link(worker_link::StatisticsAsked /*message*/) { say_statistics(); }
-
 void Server::on_link(worker_link::HelloAsked message) {
     nonce_ = message.nonce;
     link_.say_hello();
 }
-
-void Server::on_link(worker_link::Drain message) { drain(milliseconds{message.deadline_ms}); }
 
 void Server::say_statistics() {
     std::uint64_t slab_bytes = 0;
@@ -345,8 +323,6 @@ bool Server::take_state(ChannelSession& session) {
                     "wait until that channel is closed, or raise `replicas` of the model"});
     return false;
 }
-
-void Server::opened(ChannelSession& session) { link_.send(worker_link::ChannelOpened{session.id()}); }
 
 void Server::refused(ChannelSession& session, const Error& error) {
     spdlog::info("channel {} refused: {}", session.id(), error.text());

@@ -58,10 +58,10 @@ private:
     enum class Phase : std::uint8_t { starting, loading, ready, draining, ended };
 
     void on_link(worker_link::Configure message);
-    void on_link(worker_link::Grant message);
+    void on_link(worker_link::Grant /*message*/) { grant_.give(); }
     void on_link(ChannelMessage message);
-    void on_link(worker_link::Drain message);
-    void on_link(worker_link::StatisticsAsked message);
+    void on_link(worker_link::Drain message) { drain(std::chrono::milliseconds{message.deadline_ms}); }
+    void on_link(worker_link::StatisticsAsked /*message*/) { say_statistics(); }
     void on_link(worker_link::HelloAsked message);
     [[nodiscard]] HelloPacket hello(bool with_descriptors) const;
     [[nodiscard]] worker_link::Ready readiness() const;
@@ -77,7 +77,7 @@ private:
     void leave(int status);
 
     void hello_came(ChannelSession& session) override;
-    void opened(ChannelSession& session) override;
+    void opened(ChannelSession& session) override { link_.send(worker_link::ChannelOpened{session.id()}); }
     void refused(ChannelSession& session, const Error& error) override;
     void flushed() override { finish_drain_if_done(); }
     void ended(ChannelSession& session, bool was_refused) override;
@@ -99,7 +99,6 @@ private:
     std::chrono::milliseconds load_time_{0};
     std::shared_ptr<LoadProgress> progress_;
     std::atomic<bool> capturing_ = false;  ///< set by the loading thread
-    enum class GrantState : std::uint8_t { none, asked, given } grant_state_ = GrantState::none;
     Grant grant_;
     bool statistics_owed_ = false;        ///< requested while the peer did not read
     std::optional<std::uint64_t> nonce_;  ///< of the last `hello_asked`

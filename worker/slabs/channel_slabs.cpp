@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include "ipc/channel/tensor_layout.h"
 #include "worker/loop/limits.h"
@@ -11,7 +12,9 @@ namespace bulkhead::worker {
 
 ChannelSlabs::ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits,
                            std::shared_ptr<SlabBudget> worker_bytes)
-    : idle_{limits.idle}, source_{std::move(label_prefix), limits, std::move(worker_bytes)} {}
+    : label_prefix_{std::move(label_prefix)}, huge_pages_{limits.huge_pages}, idle_{limits.idle},
+      slab_count_{std::make_shared<SlabBudget>(limits::channel_slabs_max)},
+      bytes_{std::make_shared<SlabBudget>(limits.bytes_max)}, worker_bytes_{std::move(worker_bytes)} {}
 
 ChannelSlabs::~ChannelSlabs() = default;
 
@@ -19,46 +22,90 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
                            wire::SlabKind kind) {
     if (is_gpu(kind))
         if (Result<> made = make_events(); !made) return made;
-    Result<SlabSource::Made> made = source_.make(kind, direction, size_bytes);
-    if (!made) return std::move(made).error();
-    const std::uint64_t slab_bytes = made->memory.bytes.size();
-    const std::lock_guard lock{mutex_};
+    const std::uint64_t page =
+        huge_pages_ || is_gpu(kind) ? limits::huge_slab_granularity_bytes : limits::slab_granularity_bytes;
+    std::unique_lock lock{mutex_};  // a size that depends on the remainder is reserved in one step
+    if (const std::uint64_t left = bytes_->left(); size_bytes <= left) {
+        const std::uint64_t rounded = (size_bytes + page - 1) / page * page;
+        size_bytes = is_gpu(kind) ? rounded : std::min(left, rounded);
+    }
+    Result<Reservation> reserved = reserve(size_bytes);
+    if (!reserved) return std::move(reserved).error();
+    const std::uint32_t id = ++last_id_;
+    lock.unlock();
+    Result<SlabMemory> memory = make_memory(kind, direction, size_bytes, id);
+    if (!memory) return std::move(memory).error();
+    const std::uint64_t slab_bytes = memory->bytes.size();
+    if (slab_bytes > size_bytes) {  // a device may allocate in steps larger than pages
+        reserved = Reservation{};
+        reserved = reserve(slab_bytes);
+        if (!reserved) return std::move(reserved).error();
+    }
+    lock.lock();
     // Only a slab that the client asked for changes the kind: the kind may change again before the
     // worker's own slab is made.
     if (direction == wire::SlabDirection::output && is_gpu(kind) && request_id != 0) output_kind_ = kind;
     const bool is_first = std::ranges::none_of(
         slabs_, [&](const auto& slab) { return slab->direction == direction && slab->memory.kind == kind; });
-    slabs_.push_back(std::make_unique<Slab>(Slab{.id = made->id,
+    slabs_.push_back(std::make_unique<Slab>(Slab{.id = id,
                                                  .direction = direction,
                                                  .request_id = request_id,
                                                  .is_first = is_first,
-                                                 .reserved = std::move(made->reserved),
-                                                 .memory = std::move(made->memory),
+                                                 .reserved = std::move(*reserved),
+                                                 .memory = std::move(*memory),
                                                  .allocator = SlabAllocator{slab_bytes},
                                                  .idle_since = Clock::now()}));
     return {};
 }
 
-Result<> ChannelSlabs::lend(std::uint32_t id, std::uint64_t size_bytes, UniqueFd memfd) {
-    SlabSource::Reservation reserved;
-    {
-        const std::lock_guard lock{mutex_};
-        if (id <= last_lent_id_)
-            return Error{ErrorCode::protocol_violation, fmt::format("lending slab {} after slab {}", id, last_lent_id_),
-                         "number each loan of a channel above those before it"};
-        Result<SlabSource::Reservation> reservation = source_.reserve(0);
-        if (!reservation) return std::move(reservation).error();
-        reserved = std::move(*reservation);
-        last_lent_id_ = id;
+Result<ChannelSlabs::Reservation> ChannelSlabs::reserve(std::uint64_t bytes) const {
+    Reservation reserved;
+    if (!(reserved.bytes = bytes_->take(bytes)))
+        return Error{
+            ErrorCode::resources_exhausted,
+            fmt::format("a slab of {} bytes for a channel that has {} of its {}", bytes, bytes_->used(), bytes_->max()),
+            "give results back sooner, or raise `channel.max` of the model"};
+    if (!(reserved.slab = slab_count_->take(1)))
+        return Error{ErrorCode::resources_exhausted, fmt::format("slab {} of a channel", slab_count_->max() + 1),
+                     "ask for fewer, larger slabs, return loans, or raise `channel.input` and `channel.output`"};
+    if (!(reserved.worker_bytes = worker_bytes_->take(bytes)))
+        return Error{ErrorCode::resources_exhausted,
+                     fmt::format("a slab of {} bytes; the slabs of all channels of this worker have {} of {}", bytes,
+                                 worker_bytes_->used(), worker_bytes_->max()),
+                     "close channels or give results back, or raise `channel.worker_max` of the model"};
+    return reserved;
+}
+
+Result<SlabMemory> ChannelSlabs::make_memory(wire::SlabKind kind, wire::SlabDirection direction,
+                                             std::uint64_t size_bytes, std::uint32_t id) const {
+    if (is_gpu(kind)) return SlabMemory::on_gpu(kind, gpu_, size_bytes);
+    Result<HostSlab> slab = HostSlab::create(size_bytes, direction, fmt::format("{}{}", label_prefix_, id),
+                                             huge_pages_ ? SlabPages::huge : SlabPages::plain);
+    if (!slab) return std::move(slab).error();
+    if (!slab->plain_because().empty()) {
+        static std::once_flag said;  // the reason is the same for each slab of this worker
+        std::call_once(said, [&] { spdlog::warn("slabs lie on plain pages: {}", slab->plain_because()); });
     }
+    return SlabMemory{std::move(*slab)};
+}
+
+Result<> ChannelSlabs::lend(std::uint32_t id, std::uint64_t size_bytes, UniqueFd memfd) {
+    std::unique_lock lock{mutex_};
+    if (id <= last_lent_id_)
+        return Error{ErrorCode::protocol_violation, fmt::format("lending slab {} after slab {}", id, last_lent_id_),
+                     "number each loan of a channel above those before it"};
+    Result<Reservation> reserved = reserve(0);
+    if (!reserved) return std::move(reserved).error();
+    last_lent_id_ = id;
+    lock.unlock();
     Result<HostSlab> slab = HostSlab::adopt(std::move(memfd), size_bytes, wire::SlabDirection::output);
     if (!slab) return std::move(slab).error().during(fmt::format("taking lent slab {}", id));
-    const std::lock_guard lock{mutex_};
+    lock.lock();
     slabs_.push_back(std::make_unique<Slab>(Slab{.id = id,
                                                  .direction = wire::SlabDirection::input,
                                                  .request_id = 0,
                                                  .is_first = false,
-                                                 .reserved = std::move(reserved),
+                                                 .reserved = std::move(*reserved),
                                                  .memory = SlabMemory{std::move(*slab)},
                                                  .allocator = SlabAllocator{0},
                                                  .idle_since = {},
@@ -119,7 +166,7 @@ std::uint64_t ChannelSlabs::output_growth(wire::SlabKind kind) const {
     for (const auto& slab : slabs_)
         if (slab->direction == wire::SlabDirection::output && slab->state == State::in_use && slab->memory.kind == kind)
             have += slab->memory.bytes.size();
-    return std::max(limits::output_growth_bytes, std::min(have, source_.bytes_left() / 2));
+    return std::max(limits::output_growth_bytes, std::min(have, bytes_->left() / 2));
 }
 
 std::optional<ChannelSlabs::Room> ChannelSlabs::allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind) {
@@ -154,7 +201,7 @@ Result<> ChannelSlabs::release(const wire::LeaseRef& lease) {
 
 Result<> ChannelSlabs::make_events() {
     if (events_) return {};
-    Result<ChannelEvents> made = ChannelEvents::make(source_.gpu());
+    Result<ChannelEvents> made = ChannelEvents::make(gpu_);
     if (!made) return std::move(made).error();
     const std::lock_guard lock{mutex_};
     events_ = std::move(*made);
@@ -225,11 +272,11 @@ bool ChannelSlabs::is_idle(const Slab& slab) const {
            slab.state == State::in_use && slab.allocator.leases() == 0;
 }
 
-std::optional<Clock::time_point> ChannelSlabs::idle_due() const {
+Clock::time_point ChannelSlabs::idle_due() const {
     const std::lock_guard lock{mutex_};
-    std::optional<Clock::time_point> due;
+    Clock::time_point due = never;
     for (const auto& slab : slabs_)
-        if (is_idle(*slab) && (!due || slab->idle_since + idle_ < *due)) due = slab->idle_since + idle_;
+        if (is_idle(*slab)) due = std::min(due, slab->idle_since + idle_);
     return due;
 }
 
@@ -292,10 +339,7 @@ void ChannelSlabs::register_with(Model& model) {
     for (const std::span<std::byte> bytes : fresh) model.register_host_memory(bytes);
 }
 
-void ChannelSlabs::unregister_from(Model& model) noexcept {
-    for (const auto& slab : slabs_)
-        if (std::exchange(slab->registered, false)) model.unregister_host_memory(slab->memory.bytes);
-}
+void ChannelSlabs::unregister_from(Model& model) noexcept { drop(std::move(slabs_), model); }
 
 ChannelSlabs::Slab* ChannelSlabs::find(std::uint32_t id) const {
     const auto slab = std::ranges::find(slabs_, id, &Slab::id);

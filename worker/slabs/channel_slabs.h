@@ -14,11 +14,13 @@
 #include "ipc/base/error.h"
 #include "ipc/base/unique_fd.h"
 #include "ipc/channel/channel_codec.h"
+#include "ipc/cuda/gpu.h"
 #include "ipc/slab/slab_allocator.h"
 #include "worker/loop/alarm.h"
 #include "worker/model/model.h"
 #include "worker/slabs/channel_events.h"
-#include "worker/slabs/slab_source.h"
+#include "worker/slabs/slab_budget.h"
+#include "worker/slabs/slab_memory.h"
 
 namespace bulkhead::worker {
 
@@ -42,12 +44,13 @@ public:
 
     /// Sets the GPU once GPU kinds are agreed. Call it before the first slab of such a
     /// kind is added.
-    void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { source_.use_gpu(std::move(gpu)); }
+    void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { gpu_ = std::move(gpu); }
 
     /// Makes a slab of at least `size_bytes`; its offer waits in `take_offers`. A GPU slab is
     /// made on the executor. Once the client asks for a GPU output slab (`request_id`), all
     /// outputs go to that kind.
-    /// Errors  those of `SlabSource::make`
+    /// Errors  resources_exhausted naming `channel.max`, `channel.worker_max`, or what the machine
+    ///         lacks; those of `SlabMemory::on_gpu`
     Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id = 0,
                  wire::SlabKind kind = wire::SlabKind::host_memfd);
 
@@ -97,8 +100,9 @@ public:
     /// Records an event behind what is queued on the stream, and returns its id. On the executor.
     [[nodiscard]] Result<std::uint32_t> record_done(cuda::CUstream stream);
 
-    /// When the next output slab will have been empty for `channel.idle`; the first one is kept.
-    [[nodiscard]] std::optional<Clock::time_point> idle_due() const;
+    /// When the next output slab will have been empty for `channel.idle`, or `never`; the first one
+    /// is kept.
+    [[nodiscard]] Clock::time_point idle_due() const;
     /// Withdraws slabs that have been empty that long: they get no new results.
     [[nodiscard]] std::vector<std::uint32_t> withdraw_idle(Clock::time_point now);
 
@@ -126,16 +130,22 @@ public:
     void unregister_from(Model& model) noexcept;
 
     /// Bytes of the worker's own slabs.
-    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return source_.bytes_used(); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_->used(); }
 
 private:
     enum class State : std::uint8_t { in_use, withdrawn, returned };
+    /// A slab's share of the bounds; the destructor returns it.
+    struct Reservation {
+        SlabBudget::Share slab;
+        SlabBudget::Share bytes;
+        SlabBudget::Share worker_bytes;
+    };
     struct Slab {
         std::uint32_t id;
         wire::SlabDirection direction;
         std::uint64_t request_id;
-        bool is_first;                     ///< of its direction and kind
-        SlabSource::Reservation reserved;  ///< returned after the memory is freed
+        bool is_first;         ///< of its direction and kind
+        Reservation reserved;  ///< returned after the memory is freed
         SlabMemory memory;
         SlabAllocator allocator;       ///< of an output slab
         Clock::time_point idle_since;  ///< of an output slab without leases
@@ -145,6 +155,10 @@ private:
     };
     [[nodiscard]] Slab* find(std::uint32_t id) const;  ///< with the lock held
     [[nodiscard]] bool is_idle(const Slab& slab) const;
+    /// Reserves for one more slab. Errors  resources_exhausted
+    [[nodiscard]] Result<Reservation> reserve(std::uint64_t bytes) const;
+    [[nodiscard]] Result<SlabMemory> make_memory(wire::SlabKind kind, wire::SlabDirection direction,
+                                                 std::uint64_t size_bytes, std::uint32_t id) const;
     template <typename Matches>
     std::vector<std::uint32_t> withdraw(const Matches& matches);
     [[nodiscard]] std::optional<Room> allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind);
@@ -154,14 +168,20 @@ private:
     Result<> make_events();
     [[nodiscard]] Result<> check_event(std::uint32_t event_id) const;  ///< with the lock held
 
+    const std::string label_prefix_;
+    const bool huge_pages_;
     const std::chrono::milliseconds idle_;
-    SlabSource source_;
+    std::shared_ptr<const cuda::Gpu> gpu_;
+    const std::shared_ptr<SlabBudget> slab_count_;
+    const std::shared_ptr<SlabBudget> bytes_;
+    const std::shared_ptr<SlabBudget> worker_bytes_;
     mutable std::mutex mutex_;
     std::optional<ChannelEvents> events_;  ///< made with the first slab on the GPU
     bool events_offered_ = false;
     std::vector<std::uint32_t> released_behind_;  ///< events that freed room waits for
     wire::SlabKind output_kind_ = wire::SlabKind::host_memfd;
     std::vector<std::unique_ptr<Slab>> slabs_;
+    std::uint32_t last_id_ = 0;  ///< of the worker's own slabs
     std::uint32_t last_lent_id_ = wire::lent_slab_id_min - 1;
 };
 

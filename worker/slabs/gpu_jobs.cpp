@@ -42,7 +42,7 @@ void GpuJobs::post_wait(std::shared_ptr<const cuda::Gpu> gpu, std::string what) 
     });
 }
 
-std::optional<Clock::time_point> GpuJobs::look() {
+Clock::time_point GpuJobs::look() {
     const Clock::time_point now = Clock::now();
     std::optional<Running> running;
     {
@@ -57,7 +57,7 @@ std::optional<Clock::time_point> GpuJobs::look() {
                         "that the GPU waits for",
                         running->what, duration_cast<milliseconds>(now - running->since).count()),
             "the worker ends, and another one takes its place"});
-    return std::nullopt;
+    return never;
 }
 
 }  // namespace bulkhead::worker

@@ -40,7 +40,7 @@ public:
     void post_wait(std::shared_ptr<const cuda::Gpu> gpu, std::string what);
 
 private:
-    [[nodiscard]] std::optional<Clock::time_point> look();
+    [[nodiscard]] Clock::time_point look();
 
     Executor& executor_;
     StatusPage* const page_;

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <filesystem>
-
+#include "tests/support/open_descriptors.h"
 #include "tests/support/worker/slab_harness.h"
 
 namespace bulkhead::worker::test {
@@ -38,7 +37,7 @@ protected:
     void die_after_each(const std::vector<Step>& steps) {
         TestClient neighbour = open_channel();
         const std::size_t slabs_before = slabs_mapped();
-        const auto descriptors_before = descriptors();
+        const std::size_t descriptors_before = bulkhead::test::open_descriptors();
         for (std::size_t taken = 0; taken <= steps.size(); ++taken) {
             SCOPED_TRACE(taken == 0 ? "before its first step" : steps[taken - 1].name);
             {
@@ -51,12 +50,10 @@ protected:
                 if (taken > 0 && steps[taken - 1].runs) log->gate.let_one_pass();
                 EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
             }
-            neighbour.infer(taken + 1, "echo", {neighbour.tensor({7})});
-            EXPECT_EQ(neighbour.values(neighbour.expect_result(taken + 1).tensors.at(0)), (std::vector<float>{7}));
-            neighbour.infer(1000 + taken, "echo", {neighbour.tensor({8})});
-            neighbour.expect_result(1000 + taken);
+            EXPECT_EQ(neighbour.values(neighbour.echo(taken + 1, 7).tensors.at(0)), (std::vector<float>{7}));
+            neighbour.echo(1000 + taken, 8);
             EXPECT_EQ(slabs_mapped(), slabs_before);
-            EXPECT_EQ(descriptors(), descriptors_before);
+            EXPECT_EQ(bulkhead::test::open_descriptors(), descriptors_before);
             if (HasFatalFailure()) return;
         }
     }
@@ -64,10 +61,6 @@ protected:
 private:
     static std::size_t slabs_mapped() {
         return bulkhead::test::mappings("/memfd:bulkhead:") + bulkhead::test::mappings("/memfd:fake-cuda ");
-    }
-    static std::ptrdiff_t descriptors() {
-        return std::distance(std::filesystem::directory_iterator{"/proc/self/fd"},
-                             std::filesystem::directory_iterator{});
     }
 };
 

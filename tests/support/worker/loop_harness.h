@@ -71,7 +71,7 @@ private:
     bool open_ = false;
 };
 
-/// What the test sees of a fake model from its own thread.
+/// What the test sees of a fake model from its own thread, and sets before the load.
 struct ModelLog {
     std::mutex mutex;
     std::vector<std::string> runs;  ///< "echo" with the first element, in the order of execution
@@ -80,6 +80,8 @@ struct ModelLog {
     int unregistered = 0;
     std::optional<Error> reset_error;
     Gate gate;  ///< of the method "wait"
+    std::function<Result<>(const std::string& method)> before_run;  ///< its error ends the run
+    bool writes_inputs = false;
 
     std::vector<std::string> runs_so_far() {
         const std::lock_guard lock{mutex};
@@ -88,13 +90,13 @@ struct ModelLog {
 };
 
 /// Methods: echo (x → y), wait (x → y, after the gate), fill (bytes → y of so many), fail
-/// (allocates, then errs), throw (does so).
+/// (allocates, then errs).
 class FakeModel : public Model {
 public:
     explicit FakeModel(std::shared_ptr<ModelLog> log) : log_{std::move(log)} {
         const config::TensorSpec x{"x", wire::DType::float32, {{0, 1 << 24}}};
         const config::TensorSpec y{"y", wire::DType::float32, {{0, 1 << 24}}};
-        for (const char* name : {"echo", "wait", "fail", "throw"}) {
+        for (const char* name : {"echo", "wait", "fail"}) {
             config::MethodSpec method;
             method.name = name;
             method.inputs = {x};
@@ -112,9 +114,10 @@ public:
 
     Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
                  const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
+        if (log_->before_run)
+            if (Result<> hooked = log_->before_run(method.name); !hooked) return hooked;
         note(method, inputs);
         if (method.name == "wait") log_->gate.pass();
-        if (method.name == "throw") throw std::runtime_error{"the model's own words"};
         if (method.name == "fill") {
             const std::int64_t bytes = std::get<std::int64_t>(parameters.at(0));
             auto room = sink.allocate("y", wire::DType::uint8, std::span{&bytes, 1});
@@ -143,6 +146,7 @@ public:
         const std::lock_guard lock{log_->mutex};
         ++log_->unregistered;
     }
+    bool writes_inputs() const noexcept override { return log_->writes_inputs; }
     boost::json::object graphs() const override { return {{"mode", "off"}}; }
     std::string device_name() const override { return "cpu"; }
 
@@ -162,37 +166,9 @@ private:
     std::vector<config::MethodSpec> methods_;
 };
 
-/// Calls a function of the test before each run. Its error ends the run, as does what it throws.
-class HookedModel final : public FakeModel {
-public:
-    using Hook = std::function<Result<>(const std::string& method)>;
-    HookedModel(std::shared_ptr<ModelLog> log, Hook before_run)
-        : FakeModel{std::move(log)}, before_run_{std::move(before_run)} {}
-
-    Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
-                 const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
-        if (Result<> hooked = before_run_(method.name); !hooked) return hooked;
-        return FakeModel::run(method, inputs, parameters, sink);
-    }
-
-private:
-    Hook before_run_;
-};
-
 inline bool readable_within(int fd, std::chrono::milliseconds time) {
     pollfd entry{fd, POLLIN, 0};
     return ::poll(&entry, 1, static_cast<int>(time.count())) > 0;
-}
-
-/// Waits, within `patience`, while the socket is full.
-inline Result<> send_patiently(int fd, std::span<const std::byte> bytes, std::span<const int> fds = {}) {
-    for (;;) {
-        Result<> sent = send_packet(fd, bytes, fds);
-        pollfd entry{fd, POLLOUT, 0};
-        if (sent || sent.error().code != ErrorCode::queue_full ||
-            ::poll(&entry, 1, static_cast<int>(std::chrono::milliseconds{patience}.count())) <= 0)
-            return sent;
-    }
 }
 
 inline pid_t own_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
@@ -241,7 +217,6 @@ public:
     /// Waits while the socket is full.
     void send(std::span<const std::byte> bytes) { ASSERT_TRUE(end_->send_patiently(bytes)); }
     void send(std::span<const std::byte> bytes, int fd) { ASSERT_TRUE(end_->send_patiently(bytes, {&fd, 1})); }
-    [[nodiscard]] Result<> try_send(std::span<const std::byte> bytes) { return end_->send_patiently(bytes); }
 
     /// The next message; empty at the end of file. Slabs that it offers are mapped, but for
     /// those on a GPU.
@@ -295,15 +270,19 @@ public:
     /// Over rings: whether the worker has rung since the last wait, or the last call.
     [[nodiscard]] bool was_rung() { return end_->transport.has_rings() && end_->transport.sleep(0ms).value(); }
 
-    /// A float32 tensor of these values at `offset` of the input slab.
-    channel::Tensor tensor(std::vector<float> values, std::uint64_t offset = 0, std::uint64_t lease_id = 1) {
+    /// These values at `offset` of the input slab.
+    template <typename T>
+    channel::Tensor tensor(std::string name, wire::DType dtype, std::span<const T> values, std::uint64_t offset,
+                           std::uint64_t lease_id) {
         const auto& [offer, memory] = *find_slab(wire::SlabDirection::input);
-        std::ranges::copy(std::as_bytes(std::span{values}),
-                          memory.bytes().begin() + static_cast<std::ptrdiff_t>(offset));
-        return {"x",
-                wire::DType::float32,
+        std::ranges::copy(std::as_bytes(values), memory.bytes().subspan(offset).begin());
+        return {std::move(name),
+                dtype,
                 {static_cast<std::int64_t>(values.size())},
-                {offer.slab_id, 0, offset, values.size() * sizeof(float), lease_id}};
+                {offer.slab_id, 0, offset, values.size_bytes(), lease_id}};
+    }
+    channel::Tensor tensor(const std::vector<float>& values, std::uint64_t offset = 0, std::uint64_t lease_id = 1) {
+        return tensor<float>("x", wire::DType::float32, values, offset, lease_id);
     }
     void infer(std::uint64_t request_id, std::string_view method, channel::Tensors tensors,
                boost::json::object parameters = {}, std::chrono::milliseconds deadline = 0ms) {
@@ -311,10 +290,15 @@ public:
                                             std::move(parameters)})
                  .value());
     }
-    std::vector<float> values(const channel::Tensor& output) const {
+    channel::InferResult echo(std::uint64_t request_id, float value = 1) {
+        infer(request_id, "echo", {tensor({value})});
+        return expect_result(request_id);
+    }
+    template <typename T = float>
+    std::vector<T> values(const channel::Tensor& output) const {
         for (const auto& [offer, memory] : slabs)
             if (offer.slab_id == output.lease.slab_id) {
-                std::vector<float> copy(output.lease.size_bytes / sizeof(float));
+                std::vector<T> copy(output.lease.size_bytes / sizeof(T));
                 const auto bytes = memory.bytes().subspan(output.lease.offset_bytes, output.lease.size_bytes);
                 std::ranges::copy(bytes, std::as_writable_bytes(std::span{copy}).begin());
                 return copy;
@@ -359,9 +343,7 @@ protected:
         return model;
     }();
     std::shared_ptr<ModelLog> log = std::make_shared<ModelLog>();
-    Load load = [this](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
-        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
-    };
+    Load load = loader<FakeModel>();
     std::chrono::milliseconds hello_deadline = patience;
     std::chrono::milliseconds unread_stream = patience;
     std::unique_ptr<StatusPage> page;  ///< as the test makes it
@@ -370,9 +352,17 @@ protected:
 
     ~LoopTest() override { stop(); }
 
-    void load_hooked(HookedModel::Hook before_run) {
-        load = [this, before_run = std::move(before_run)](const config::ModelSpec&, const LoadContext&) {
-            return Result<std::unique_ptr<Model>>{std::make_unique<HookedModel>(log, before_run)};
+    template <typename M>
+    Load loader() {
+        return [this](const config::ModelSpec&, const LoadContext&) {
+            return Result<std::unique_ptr<Model>>{std::make_unique<M>(log)};
+        };
+    }
+    /// The load does this before the model is there.
+    void load_after(std::function<void(const LoadContext&)> first) {
+        load = [this, first = std::move(first)](const config::ModelSpec&, const LoadContext& context) {
+            first(context);
+            return Result<std::unique_ptr<Model>>{std::make_unique<FakeModel>(log)};
         };
     }
     void make_stateful() {
@@ -398,10 +388,13 @@ protected:
     void configure() {
         say({{"type", "configure"}, {"protocol", 1}, {"device", "cpu"}, {"model", config::to_json(spec)}});
     }
-    /// Up to and with `ready`.
-    void start_ready() {
+    void start_loading() {
         start();
         configure();
+    }
+    /// Up to and with `ready`.
+    void start_ready() {
+        start_loading();
         ready = expect_said("ready");
     }
     void stop() {
@@ -413,7 +406,12 @@ protected:
 
     void say(const boost::json::object& message, int fd = -1) {
         const std::string text = boost::json::serialize(message);
-        ASSERT_TRUE(send_patiently(link.get(), std::as_bytes(std::span{text}), {&fd, fd >= 0 ? 1U : 0U}));
+        pollfd writable{link.get(), POLLOUT, 0};
+        Result<> sent;
+        do sent = send_packet(link.get(), text, {&fd, fd >= 0 ? 1U : 0U});
+        while (!sent && sent.error().code == ErrorCode::queue_full &&
+               ::poll(&writable, 1, static_cast<int>(patience.count())) > 0);
+        ASSERT_TRUE(sent) << sent.error().text();
     }
     /// The next packet of this type on the link; others before it are passed over.
     boost::json::object expect_said(std::string_view type) {
@@ -430,15 +428,23 @@ protected:
         ADD_FAILURE() << "the worker never said " << type;
         return {};
     }
-    /// Asks until a counter has this value: what was sent on a channel has then been read.
-    void await_statistics(std::string_view key, std::uint64_t value) {
-        const auto until = Clock::now() + patience;
-        while (Clock::now() < until) {
-            say({{"type", "statistics_asked"}});
-            const boost::json::object statistics = expect_said("statistics");
-            if (statistics.empty() || number(statistics, key) == value) return;
+    boost::json::object statistics() {
+        say({{"type", "statistics_asked"}});
+        return expect_said("statistics");
+    }
+    /// Asks until what is seen then has this value.
+    void await(std::string_view what, std::uint64_t value,
+               const std::function<std::uint64_t(const boost::json::object& statistics)>& seen) {
+        std::uint64_t now = 0;
+        for (const auto until = Clock::now() + patience; Clock::now() < until;) {
+            const boost::json::object told = statistics();
+            if (told.empty() || (now = seen(told)) == value) return;
         }
-        ADD_FAILURE() << key << " never became " << value;
+        ADD_FAILURE() << what << " is " << now << ", never " << value;
+    }
+    /// Until a counter has this value: what was sent on a channel has then been read.
+    void await_statistics(std::string_view key, std::uint64_t value) {
+        await(key, value, [key](const boost::json::object& told) { return number(told, key); });
     }
     int expect_exit() {
         std::unique_lock lock{exit_mutex_};

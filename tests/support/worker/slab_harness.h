@@ -33,25 +33,12 @@ protected:
     }
     /// Until the worker's own slabs take so many bytes.
     void await_slab_bytes(std::uint64_t bytes) {
-        std::uint64_t now = 0;
-        for (const auto until = Clock::now() + patience; Clock::now() < until;) {
-            say({{"type", "statistics_asked"}});
-            const boost::json::object statistics = expect_said("statistics");
-            if (statistics.empty()) return;
-            now = number(statistics.at("slabs").as_object(), "bytes");
-            if (now == bytes) return;
-        }
-        ADD_FAILURE() << "the slabs take " << now << " bytes, never " << bytes;
+        await("what the slabs take", bytes,
+              [](const auto& told) { return number(told.at("slabs").as_object(), "bytes"); });
     }
     /// Until this process, test and worker in one, maps slabs of this label so often.
     void await_mapped(std::string_view label, std::size_t times) {
-        std::size_t count = 0;
-        for (const auto until = Clock::now() + patience; Clock::now() < until;) {
-            count = bulkhead::test::mappings(label);
-            if (count == times) return;
-            await_statistics("in_flight", 0);  // the worker has had its turn
-        }
-        ADD_FAILURE() << label << " is mapped " << count << " times, never " << times;
+        await(label, times, [label](const auto&) { return bulkhead::test::mappings(label); });
     }
 };
 

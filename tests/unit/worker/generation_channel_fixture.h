@@ -2,12 +2,9 @@
 
 /// A worker's event loop around a fake engine, and clients that ask it for sequences.
 
-#include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -55,15 +52,17 @@ protected:
                     boost::json::object parameters = {}, std::chrono::milliseconds deadline = 0ms) {
         client.infer(request_id, "generate", {tensor(client, tokens, request_id)}, std::move(parameters), deadline);
     }
+    /// The parameters by which a sequence has so many tokens.
+    static boost::json::object exactly(auto tokens) {
+        return {{"max_new_tokens", tokens}, {"ignore_stop", true}};
+    }
+    void lengthen(std::uint32_t length) {
+        shape.length = length;
+        shape.inputs[0].shape[0].max = length;
+    }
     /// Each request has 4 KiB of the input slab to itself.
     static channel::Tensor tensor(TestClient& client, const Ids& tokens, std::uint64_t request_id) {
-        const auto& [offer, memory] = *client.find_slab(wire::SlabDirection::input);
-        const std::uint64_t offset = (request_id % 16) * 4096;
-        std::ranges::copy(std::as_bytes(std::span{tokens}), memory.bytes().subspan(offset).begin());
-        return {"tokens",
-                wire::DType::int64,
-                {static_cast<std::int64_t>(tokens.size())},
-                {offer.slab_id, 0, offset, tokens.size() * sizeof tokens[0], request_id}};
+        return client.tensor<std::int64_t>("tokens", wire::DType::int64, tokens, (request_id % 16) * 4096, request_id);
     }
     /// Reads until each of these requests has its answer.
     std::map<std::uint64_t, Heard> listen(TestClient& client, std::size_t answers) {
@@ -97,14 +96,7 @@ protected:
         const channel::Tensor& tensor = heard.last->tensors.at(0);
         EXPECT_EQ(tensor.name, "tokens");
         EXPECT_EQ(tensor.dtype, wire::DType::int64);
-        for (const auto& [offer, memory] : client.slabs)
-            if (offer.slab_id == tensor.lease.slab_id) {
-                Ids ids(tensor.lease.size_bytes / sizeof(std::int64_t));
-                std::memcpy(ids.data(), memory.bytes().data() + tensor.lease.offset_bytes, tensor.lease.size_bytes);
-                return ids;
-            }
-        ADD_FAILURE() << "a result in a slab that was never offered";
-        return {};
+        return client.values<std::int64_t>(tensor);
     }
     /// Greedy, without stop tokens.
     Ids expected(Ids before, std::size_t count) const {
@@ -115,14 +107,9 @@ protected:
         }
         return given;
     }
-    boost::json::object generation() {
-        say({{"type", "statistics_asked"}});
-        return expect_said("statistics").at("generation").as_object();
-    }
+    boost::json::object generation() { return statistics().at("generation").as_object(); }
     void await_active(std::uint64_t count) {
-        const auto until = Clock::now() + patience;
-        while (number(generation(), "active") != count)
-            ASSERT_LT(Clock::now(), until) << "never " << count << " active";
+        await("active", count, [](const auto& told) { return number(told.at("generation").as_object(), "active"); });
     }
 
     generation::Shape shape = FakeEngine::usual();

@@ -31,11 +31,7 @@ private:
 
 class StrangeTensors : public LoopTest {
 protected:
-    StrangeTensors() {
-        load = [this](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
-            return std::unique_ptr<Model>{std::make_unique<AnyRank>(log)};
-        };
-    }
+    StrangeTensors() { load = loader<AnyRank>(); }
     static channel::Tensor shaped(TestClient& client, std::initializer_list<std::int64_t> dims, std::uint64_t bytes,
                                   wire::DType dtype = wire::DType::float32) {
         channel::Tensor tensor = client.tensor(std::vector<float>(256, 3));

@@ -13,14 +13,6 @@
 namespace bulkhead::worker::test {
 namespace {
 
-TEST(StatusPage, HoldsItsWordAndLetsTheKernelKnowOfWaiters) {
-    const auto page = StatusPage::make().value();
-    const PageReader reader{page->fd()};
-
-    EXPECT_EQ(reader.word(), static_cast<std::uint32_t>(::getpid()) | FUTEX_WAITERS);
-    EXPECT_EQ(reader.read().magic_number, worker_page::magic);
-}
-
 TEST(StatusPage, CanBeChangedByNobodyElse) {
     const auto page = StatusPage::make().value();
 

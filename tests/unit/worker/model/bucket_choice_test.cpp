@@ -39,32 +39,12 @@ TEST(BucketChoice, TakesTheBucketOfExactlyTheRequestsShapesWithoutPadding) {
     EXPECT_FALSE(choice.padded);
 }
 
-TEST(BucketChoice, PadsToTheSmallestThatFitsWhateverTheOrderOfDeclaration) {
+TEST(BucketChoice, PadsToTheSmallestThatFitsAndCutsBackTheDimsThatFollowAnInput) {
     const BucketChoice choice = choose(embedding(), {{1, 17}, {1, 17}});
 
-    EXPECT_EQ(choice.bucket, 2u);
+    EXPECT_EQ(choice.bucket, 2u) << "whatever the order of declaration";
     EXPECT_TRUE(choice.padded);
-}
-
-TEST(BucketChoice, CutsBackTheDimsThatFollowAnInputAndKeepsTheFixedOnes) {
-    const BucketChoice choice = choose(embedding(), {{1, 17}, {1, 17}});
-
     EXPECT_THAT(choice.output_dims, ElementsAre(ElementsAre(keep_dim, keep_dim), ElementsAre(keep_dim, 17, keep_dim)));
-}
-
-TEST(BucketChoice, RunsEagerlyWhatIsLargerThanEveryBucket) {
-    MethodSpec method = embedding();
-    method.buckets.erase(method.buckets.begin());
-
-    EXPECT_EQ(choose(method, {{1, 65}, {1, 65}}).reason, eager_reason::no_bucket);
-}
-
-TEST(BucketChoice, NeverPadsAnInputWithoutADeclaredFillValue) {
-    MethodSpec method = embedding();
-    method.padding.erase("mask");
-
-    EXPECT_EQ(choose(method, {{1, 17}, {1, 17}}).reason, eager_reason::padding_not_declared);
-    EXPECT_EQ(choose(method, {{1, 16}, {1, 16}}).bucket, 1u) << "an exact one needs no padding";
 }
 
 TEST(BucketChoice, PassesOverASmallerBucketThatWouldPadAnUndeclaredInput) {
@@ -75,10 +55,6 @@ TEST(BucketChoice, PassesOverASmallerBucketThatWouldPadAnUndeclaredInput) {
     method.padding = {{"a", 0.0}};
 
     EXPECT_EQ(choose(method, {{3}, {9}}).bucket, 1u);
-}
-
-TEST(BucketChoice, RunsEagerlyWhereAnOutputCouldFollowTwoInputsOfDifferentSize) {
-    EXPECT_EQ(choose(embedding(), {{1, 17}, {1, 18}}).reason, eager_reason::padding_ambiguous);
 }
 
 TEST(BucketChoice, LetsAnOutputFollowTheInputOfItsName) {
@@ -93,38 +69,40 @@ TEST(BucketChoice, LetsAnOutputFollowTheInputOfItsName) {
     EXPECT_THAT(choice.output_dims.at(1), ElementsAre(keep_dim, 17, keep_dim));
 }
 
-TEST(BucketChoice, RunsEagerlyWhereAnOutputVariesByItself) {
-    MethodSpec method = embedding();
-    method.outputs[1].shape[1] = {1, 512};  // twice the tokens, perhaps: nothing says so
+struct Eager {
+    const char* because;
+    void (*change)(MethodSpec&);
+    std::vector<Dims> inputs;
+    std::string_view reason;
+};
 
-    EXPECT_EQ(choose(method, {{1, 17}, {1, 17}}).reason, eager_reason::padding_ambiguous);
-    EXPECT_EQ(choose(method, {{1, 64}, {1, 64}}).bucket, 2u) << "exact shapes cut nothing";
-}
-
-TEST(BucketChoice, RunsEagerlyWhereOutputsAreNotDeclared) {
-    MethodSpec method = embedding();
-    method.outputs.clear();
-
-    EXPECT_EQ(choose(method, {{1, 17}, {1, 17}}).reason, eager_reason::padding_ambiguous);
-}
-
-TEST(BucketChoice, NeverPadsAnEmptyDim) {
-    MethodSpec method = embedding();
-    for (auto& input : method.inputs) input.shape[1].min = 0;
-
-    EXPECT_EQ(choose(method, {{1, 0}, {1, 0}}).reason, eager_reason::no_bucket);
-}
-
-TEST(BucketChoice, DoesNotFitAnotherRank) {
-    EXPECT_EQ(choose(embedding(), {{1, 1, 17}, {1, 17}}).reason, eager_reason::no_bucket);
-    EXPECT_EQ(choose(embedding(), {{1, 17}}).reason, eager_reason::no_bucket);
-}
-
-TEST(BucketChoice, WithoutBucketsSaysSo) {
-    MethodSpec method = embedding();
-    method.buckets.clear();
-
-    EXPECT_EQ(choose(method, {{1, 17}, {1, 17}}).reason, eager_reason::no_buckets);
+TEST(BucketChoice, RunsEagerlyWhatNoBucketServes) {
+    const auto unchanged = [](MethodSpec&) {};
+    const std::vector<Dims> short_ones{{1, 17}, {1, 17}};
+    const std::vector<Eager> all{
+        {"larger than each", [](MethodSpec& m) { m.buckets.erase(m.buckets.begin()); }, {{1, 65}, {1, 65}},
+         eager_reason::no_bucket},
+        {"no fill value", [](MethodSpec& m) { m.padding.erase("mask"); }, short_ones,
+         eager_reason::padding_not_declared},
+        {"an output that could follow two sizes", unchanged, {{1, 17}, {1, 18}}, eager_reason::padding_ambiguous},
+        {"an output that varies by itself", [](MethodSpec& m) { m.outputs[1].shape[1] = {1, 512}; }, short_ones,
+         eager_reason::padding_ambiguous},
+        {"no outputs declared", [](MethodSpec& m) { m.outputs.clear(); }, short_ones, eager_reason::padding_ambiguous},
+        {"an empty dim", [](MethodSpec& m) { for (auto& input : m.inputs) input.shape[1].min = 0; }, {{1, 0}, {1, 0}},
+         eager_reason::no_bucket},
+        {"another rank", unchanged, {{1, 1, 17}, {1, 17}}, eager_reason::no_bucket},
+        {"an input fewer", unchanged, {{1, 17}}, eager_reason::no_bucket},
+        {"no buckets", [](MethodSpec& m) { m.buckets.clear(); }, short_ones, eager_reason::no_buckets},
+    };
+    for (const Eager& one : all) {
+        SCOPED_TRACE(one.because);
+        MethodSpec method = embedding();
+        one.change(method);
+        EXPECT_EQ(choose(method, one.inputs).reason, one.reason);
+        if (one.reason.starts_with("padding")) {
+            EXPECT_EQ(choose(method, {{1, 16}, {1, 16}}).bucket, 1u) << "an exact one needs no padding";
+        }
+    }
 }
 
 TEST(GraphBuckets, OfAMethodWhoseShapesAreAllFixedIsThatShape) {
@@ -140,9 +118,8 @@ TEST(GraphBuckets, AreOnlyTheDeclaredOnesWhereAShapeVaries) {
 
     method.buckets.clear();
     EXPECT_TRUE(graph_buckets(method).empty());
+    EXPECT_TRUE(graph_buckets(MethodSpec{}).empty()) << "no inputs";
 }
-
-TEST(GraphBuckets, OfAMethodWithoutInputsAreNone) { EXPECT_TRUE(graph_buckets(MethodSpec{}).empty()); }
 
 TEST(ElementCount, AddsUpAllInputsAndCountsAScalarAsOne) {
     EXPECT_EQ(element_count({{{2, 3}, {}, {4}}}), 6 + 1 + 4);

@@ -43,7 +43,7 @@ TEST_F(GenerationChannel, IsDescribedToClientsAndDaemon) {
 
 TEST_F(GenerationChannel, StreamsTokensAndThenAnswersWithAllOfThem) {
     TestClient client = first_channel(streaming);
-    ask(client, 7, {1, 2, 3}, {{"max_new_tokens", 12}, {"ignore_stop", true}});
+    ask(client, 7, {1, 2, 3}, exactly(12));
     const Heard heard = listen(client, 1)[7];
     ASSERT_TRUE(heard.last) << heard.error->text();
     EXPECT_EQ(heard.streamed, expected({1, 2, 3}, 12));
@@ -64,7 +64,7 @@ TEST_F(GenerationChannel, SendsAnArrayForEachStepOfSeveralCodebooks) {
     TestClient client = first_channel(streaming);
     channel::Tensor prompt = tensor(client, {1, 2, 3, 4}, 1);
     prompt.dims = {2, 2};
-    client.infer(1, "generate", {prompt}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
+    client.infer(1, "generate", {prompt}, exactly(3));
     Ids streamed;
     for (;;) {
         const auto message = client.receive_answer();
@@ -94,15 +94,13 @@ TEST_F(GenerationChannel, ServesManySequencesOfManyChannels) {
     for (int i = 0; i < 3; ++i) clients.push_back(open_channel(streaming));
     for (std::uint64_t round = 0; round < 5; ++round)
         for (std::size_t i = 0; i < clients.size(); ++i)
-            ask(clients[i], round + 1, {static_cast<std::int64_t>(i), static_cast<std::int64_t>(round), 3},
-                {{"max_new_tokens", 5 + 7 * i}, {"ignore_stop", true}});
+            ask(clients[i], round + 1, {std::int64_t(i), std::int64_t(round), 3}, exactly(5 + 7 * i));
     for (std::size_t i = 0; i < clients.size(); ++i) {
         auto heard = listen(clients[i], 5);
         for (std::uint64_t round = 0; round < 5; ++round) {
             const Heard& of = heard[round + 1];
             ASSERT_TRUE(of.last);
-            EXPECT_EQ(of.streamed,
-                      expected({static_cast<std::int64_t>(i), static_cast<std::int64_t>(round), 3}, 5 + 7 * i));
+            EXPECT_EQ(of.streamed, expected({std::int64_t(i), std::int64_t(round), 3}, 5 + 7 * i));
         }
     }
     const json::object counts = generation();
@@ -117,11 +115,10 @@ TEST_F(GenerationChannel, QueuesBeyondTheSlotsByTurnsOfChannels) {
     gated = true;
     TestClient many = first_channel();
     TestClient one = open_channel();
-    const json::object two_steps{{"max_new_tokens", 1}, {"ignore_stop", true}};
-    for (std::uint64_t request = 1; request <= 3; ++request) ask(many, request, {1, 2}, two_steps);
+    for (std::uint64_t request = 1; request <= 3; ++request) ask(many, request, {1, 2}, exactly(1));
     log->gate.await_arrivals(1);
     await_statistics("queued", 2);
-    ask(one, 1, {3, 4}, two_steps);
+    ask(one, 1, {3, 4}, exactly(1));
     await_statistics("queued", 3);
     log->gate.let_one_pass();  // the one that runs; then the other channel has its turn
     log->gate.let_one_pass();
@@ -146,7 +143,7 @@ TEST_F(GenerationChannel, RefusesBeyondTheQueue) {
 TEST_F(GenerationChannel, RunsOtherMethodsBetweenTwoSteps) {
     gated = true;
     TestClient client = first_channel();
-    ask(client, 15, {1, 2}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
+    ask(client, 15, {1, 2}, exactly(3));
     log->gate.await_arrivals(1);
     client.infer(2, "echo", {client.tensor({4})});
     await_statistics("in_flight", 2);
@@ -167,7 +164,7 @@ TEST_F(GenerationChannel, ATokenWakesAClientThatWaitsOnce) {
     constexpr int tokens = 20;
     gated = true;
     TestClient client = first_channel(streaming);
-    ask(client, 1, {1, 2}, {{"max_new_tokens", tokens}, {"ignore_stop", true}});
+    ask(client, 1, {1, 2}, exactly(tokens));
     std::atomic<pid_t> thread{0};
     Heard heard;
     long slept = 0;
@@ -200,8 +197,7 @@ long sleeps_of_other_threads() {
 class GenerationSleeps : public GenerationChannel {
 protected:
     GenerationSleeps() {
-        shape.length = 4096;
-        shape.inputs[0].shape[0].max = 4096;
+        lengthen(4096);
         load = [this, plain = load](const config::ModelSpec& model, const LoadContext& context) {
             auto loaded = plain(model, context);
             engine->at_launch = [this] {
@@ -228,7 +224,7 @@ std::optional<long> GenerationSleeps::of(int tokens, std::chrono::microseconds s
     for (std::uint64_t attempt = 1; attempt <= attempts; ++attempt) {
         const long before = sleeps_of_other_threads();
         const auto begun = Clock::now();
-        ask(*client_, attempt, {1, 2}, {{"max_new_tokens", tokens}, {"ignore_stop", true}});
+        ask(*client_, attempt, {1, 2}, exactly(tokens));
         EXPECT_EQ(listen(*client_, 1)[attempt].streamed.size(), static_cast<std::size_t>(tokens));
         const auto took = Clock::now() - begun;
         const long slept = sleeps_of_other_threads() - before;
@@ -240,35 +236,33 @@ std::optional<long> GenerationSleeps::of(int tokens, std::chrono::microseconds s
     return std::nullopt;
 }
 
-/// The cover looks every 0.5 ms, which is a sleep each time: fewer than half of the tokens.
-TEST_F(GenerationSleeps, ATokenOfAShortStepWakesNoThreadOfTheWorker) {
-    constexpr int tokens = 400;
-    const auto slept = of(tokens, 50us, tokens / 4 * limits::cover_after);
-    if (!slept) GTEST_SKIP() << "this machine is too busy: none of the attempts was quick enough to be counted";
-    EXPECT_LT(*slept, tokens / 2);
-}
-
-/// The cover runs the loop, and sleeps there while the model's thread sends what it made.
-TEST_F(GenerationSleeps, ATokenOfALongStepWakesNoThreadOfTheWorker) {
-    constexpr int tokens = 60;
-    const auto slept = of(tokens, 5ms, test::patience);
-    ASSERT_TRUE(slept);
-    EXPECT_LT(*slept, tokens / 2);
-}
-
-TEST_F(GenerationSleeps, ATokenOfAShortStepAfterALongOneWakesNoThreadOfTheWorker) {
-    constexpr int tokens = 400;
-    first_step_ = 5ms;
-    const auto slept = of(tokens, 50us, test::patience);
-    ASSERT_TRUE(slept);
-    EXPECT_LT(*slept, tokens / 2);
+TEST_F(GenerationSleeps, ATokenWakesNoThreadOfTheWorker) {
+    struct Run {
+        const char* name;
+        int tokens;
+        std::chrono::microseconds step, first_step;
+        Clock::duration longest;
+    };
+    // In a long step the cover runs the loop, and sleeps there while the model's thread sends what
+    // it made. While steps are short it looks every 0.5 ms, which is a sleep each time: fewer than
+    // half of the tokens, unless the machine is too busy.
+    const Run runs[]{{"long steps", 60, 5ms, 0us, test::patience},
+                     {"short steps after a long one", 400, 50us, 5ms, test::patience},
+                     {"short steps", 400, 50us, 0us, 100 * limits::cover_after}};
+    for (const Run& run : runs) {
+        SCOPED_TRACE(run.name);
+        first_step_ = run.first_step;
+        const auto slept = of(run.tokens, run.step, run.longest);
+        if (!slept) GTEST_SKIP() << "this machine is too busy: none of the attempts was quick enough to be counted";
+        EXPECT_LT(*slept, run.tokens / 2);
+    }
 }
 
 TEST_F(GenerationChannel, TokensForAClientThatIsAwakeRingNoBellAndAreReadWithoutASleep) {
     TestClient client = first_channel(streaming);
     await_statistics("requests", 0);  // what the worker said on the channel before has been sent
     (void)client.was_rung();
-    ask(client, 1, {1, 2}, {{"max_new_tokens", 24}, {"ignore_stop", true}});
+    ask(client, 1, {1, 2}, exactly(24));
     await_statistics("requests", 1);
     await_active(0);
 
@@ -281,10 +275,9 @@ TEST_F(GenerationChannel, TokensForAClientThatIsAwakeRingNoBellAndAreReadWithout
 }
 
 TEST_F(GenerationChannel, GathersTokensForAClientThatReadsSlowly) {
-    shape.length = 4096;
-    shape.inputs[0].shape[0].max = 4096;
+    lengthen(4096);
     TestClient client = first_channel(streaming);
-    ask(client, 1, {1, 2}, {{"max_new_tokens", 4000}, {"ignore_stop", true}});
+    ask(client, 1, {1, 2}, exactly(4000));
     await_statistics("requests", 1);
     await_active(0);  // it was generated to its end, and nobody has read
     const Heard heard = listen(client, 1)[1];

@@ -18,18 +18,7 @@ using namespace std::chrono_literals;
 
 using GenerationEnds = test::GenerationChannel;
 
-TEST_F(GenerationEnds, CancelsBeforeTheNextStep) {
-    gated = true;
-    TestClient client = first_channel(streaming);
-    ask(client, 1, {1, 2, 3});
-    log->gate.await_arrivals(1);
-    client.send(channel::encode(channel::Cancel{1}));
-    client.expect_error(1, ErrorCode::cancelled);
-    log->gate.let_one_pass();
-    await_active(0);  // though no second step was let through
-}
-
-TEST_F(GenerationEnds, SendsNoTokenBehindTheAnswerToACancel) {
+TEST_F(GenerationEnds, CancelsBeforeTheNextStepAndSendsNoTokenBehindThatAnswer) {
     gated = true;
     TestClient client = first_channel(streaming);
     ask(client, 1, {1, 2, 3});
@@ -38,10 +27,13 @@ TEST_F(GenerationEnds, SendsNoTokenBehindTheAnswerToACancel) {
     log->gate.await_arrivals(2);  // the token of the first step is read behind the
                                   // launch of the second
     client.send(channel::encode(channel::Cancel{1}));
-    ASSERT_TRUE(listen(client, 1)[1].error);
+    const auto error = listen(client, 1)[1].error;
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code, ErrorCode::cancelled);
+    log->gate.let_one_pass();
+    await_active(0);  // though no third step was let through
     log->gate.open();
-    await_active(0);
-    ask(client, 2, {1, 2, 3}, {{"max_new_tokens", 2}, {"ignore_stop", true}});
+    ask(client, 2, {1, 2, 3}, exactly(2));
     EXPECT_FALSE(listen(client, 1).contains(1));
 }
 
@@ -57,15 +49,14 @@ TEST_F(GenerationEnds, FreesTheSlotOfAClientThatIsGone) {
     expect_said("channel_closed");
     await_active(0);
     TestClient next = open_channel();
-    ask(next, 1, {1, 2, 3}, {{"max_new_tokens", 4}, {"ignore_stop", true}});
+    ask(next, 1, {1, 2, 3}, exactly(4));
     Heard heard = listen(next, 1)[1];
     EXPECT_EQ(tokens_of(next, heard), expected({1, 2, 3}, 4));
 }
 
 TEST_F(GenerationEnds, EndsTheStreamOfAClientThatStopsReading) {
     unread_stream = 30ms;
-    shape.length = 1 << 18;
-    shape.inputs[0].shape[0].max = 1 << 18;
+    lengthen(1 << 18);
     TestClient client = first_channel(streaming);
     ask(client, 1, {1, 2}, {{"ignore_stop", true}});
     await_statistics("requests", 1);
@@ -75,7 +66,7 @@ TEST_F(GenerationEnds, EndsTheStreamOfAClientThatStopsReading) {
     EXPECT_EQ(heard.error->code, ErrorCode::cancelled);
     EXPECT_THAT(heard.error->attempt, HasSubstr("took no part of the stream"));
     EXPECT_GT(heard.parts, 0U);
-    ask(client, 2, {1, 2}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
+    ask(client, 2, {1, 2}, exactly(3));
     EXPECT_EQ(listen(client, 1)[2].streamed, expected({1, 2}, 3));
 }
 
@@ -99,7 +90,7 @@ TEST_F(GenerationEnds, WhateverAStepThrowsEndsItsSequencesAlone) {
         EXPECT_EQ(heard.error->attempt, attempt);
         await_statistics("out_of_memory", 1);
     }
-    ask(client, ++request, {1, 2}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
+    ask(client, ++request, {1, 2}, exactly(3));
     EXPECT_EQ(listen(client, 1)[request].streamed, expected({1, 2}, 3));
 }
 
@@ -129,11 +120,10 @@ TEST_F(GenerationEnds, SaysWhenOneStepExceedsTheModelsDeadline) {
 
 TEST_F(GenerationEnds, LetsASequenceTakeLongerThanAStepMay) {
     spec.deadlines.request = 30ms;
-    shape.length = 4096;
-    shape.inputs[0].shape[0].max = 4096;
+    lengthen(4096);
     spec.channel.input_bytes = 256 * 1024;
     TestClient client = first_channel();
-    ask(client, 1, {1, 2}, {{"max_new_tokens", 4000}, {"ignore_stop", true}});
+    ask(client, 1, {1, 2}, exactly(4000));
     EXPECT_TRUE(listen(client, 1)[1].last);
     EXPECT_THAT(said, testing::Not(testing::Contains("overrun")));
 }
@@ -141,7 +131,7 @@ TEST_F(GenerationEnds, LetsASequenceTakeLongerThanAStepMay) {
 TEST_F(GenerationEnds, FinishesSequencesBeforeItIsDrained) {
     gated = true;
     TestClient client = first_channel(streaming);
-    ask(client, 1, {1, 2}, {{"max_new_tokens", 6}, {"ignore_stop", true}});
+    ask(client, 1, {1, 2}, exactly(6));
     log->gate.await_arrivals(1);
     say({{"type", "drain"}, {"deadline_ms", 20000}});
     EXPECT_TRUE(std::holds_alternative<channel::Closing>(*client.receive_answer()));

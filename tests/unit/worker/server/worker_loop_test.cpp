@@ -1,5 +1,6 @@
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -12,78 +13,45 @@ using WorkerLoop = LoopTest;
 
 // --- the link and the load
 
-TEST_F(WorkerLoop, WaitsForItsGrantLongerThanForAnythingElse) {
-    spec.deadlines.load = 1ms;
-    load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
-        if (Result<> granted = context.wait_for_grant(1); !granted) return granted.error();
-        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
-    };
-    start();
-    configure();
-    expect_said("grant_asked");
-    for (int i = 0; i < 20; ++i) {  // meanwhile it answers, and others may hold the device for as
-                                    // long as they may
-        say({{"type", "statistics_asked"}});
-        expect_said("statistics");
-    }
-    say({{"type", "grant"}});
-
-    expect_said("ready");
-}
-
 TEST_F(WorkerLoop, EndsWhileItWaitsForAGrantThatNeverComes) {
     load = [](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
         return context.wait_for_grant(1).error();
     };
-    start();
-    configure();
+    start_loading();
     expect_said("grant_asked");
     say({{"type", "drain"}, {"deadline_ms", 1000}});
     expect_exit();
 }
 
-TEST_F(WorkerLoop, BringsTheLastProgressAndFarFromAll) {
-    load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
-        for (std::uint64_t done = 1; done <= 10'000; ++done)
-            context.progress("reading", done, 10'000, "bytes", "weights");
-        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
-    };
-    start();
-    configure();
-
-    boost::json::object last;
-    do last = expect_said("progress");
-    while (!last.empty() && number(last, "done") < 10'000);
-    expect_said("ready");
-
-    EXPECT_EQ(last.at("phase").as_string(), "reading");
-    EXPECT_EQ(last.at("unit").as_string(), "bytes");
-    EXPECT_LT(std::ranges::count(said, "progress"), 1'000);
-}
-
-TEST_F(WorkerLoop, TellsAQuickLoadInItsParts) {
-    load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
-        for (std::uint64_t done = 0; done <= 1'000; ++done) context.progress("reading", done, 1'000, "bytes", "");
+TEST_F(WorkerLoop, TellsALoadsPartsAndItsLatestStepButFarFromAll) {
+    load_after([this](const LoadContext& context) {
+        for (std::uint64_t done = 0; done <= 10'000; ++done) context.progress("reading", done, 10'000, "bytes", "");
         for (std::uint64_t done = 0; done <= 2; ++done) context.progress("capturing", done, 2, "steps", "forward");
-        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
-    };
-    start();
-    configure();
+        for (std::uint64_t done = 0; done <= 1; ++done) context.progress("saving", done, 80, "steps", "");
+        log->gate.pass();
+        context.progress("saving", 2, 80, "steps", "");
+    });
+    start_loading();
 
-    std::vector<std::uint64_t> reading, capturing;
-    for (bool more = true; more;) {
-        const boost::json::object report = expect_said("progress");
-        if (report.empty()) break;
-        (report.at("phase").as_string() == "reading" ? reading : capturing).push_back(number(report, "done"));
-        more = capturing.empty() || capturing.back() != 2;
-    }
+    std::map<std::string, std::vector<std::uint64_t>> told;
+    const auto read_until = [&](std::uint64_t saved) {
+        while (told["saving"].empty() || told["saving"].back() != saved) {
+            const boost::json::object report = expect_said("progress");
+            ASSERT_FALSE(report.empty());
+            told[std::string{report.at("phase").as_string()}].push_back(number(report, "done"));
+        }
+    };
+    read_until(1);  // though no step follows it
+    log->gate.open();
+    read_until(2);  // at the load's end
     expect_said("ready");
 
     // What lies between may come as well, where there was time for it.
-    EXPECT_TRUE(std::ranges::is_sorted(reading));
-    const std::vector<std::uint64_t> parts{0, 125, 250, 375, 500, 625, 750, 875, 1'000};
-    EXPECT_TRUE(std::ranges::includes(reading, parts)) << testing::PrintToString(reading);
-    EXPECT_EQ(capturing, (std::vector<std::uint64_t>{0, 1, 2}));
+    EXPECT_LT(told["reading"].size(), 1'000U);
+    EXPECT_TRUE(std::ranges::is_sorted(told["reading"]));
+    const std::vector<std::uint64_t> parts{0, 1'250, 2'500, 3'750, 5'000, 6'250, 7'500, 8'750, 10'000};
+    EXPECT_TRUE(std::ranges::includes(told["reading"], parts)) << testing::PrintToString(told["reading"]);
+    EXPECT_EQ(told["capturing"], (std::vector<std::uint64_t>{0, 1, 2}));
 }
 
 struct FailedLoad {
@@ -104,8 +72,7 @@ TEST_P(LoadFailure, IsToldAndSetsTheExitStatus) {
     load = [](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
         return Error{GetParam().code, "loading the fake", "mend it"};
     };
-    start();
-    configure();
+    start_loading();
 
     const boost::json::object failed = expect_said("failed");
     EXPECT_EQ(failed.at("code").as_string(), to_string(GetParam().code));
@@ -129,8 +96,7 @@ TEST_F(WorkerLoop, ReportsALoaderThatThrows) {
     load = [](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
         throw std::runtime_error{"its own words"};
     };
-    start();
-    configure();
+    start_loading();
 
     EXPECT_NE(std::string{expect_said("failed").at("attempt").as_string()}.find("its own words"), std::string::npos);
     expect_exit();
@@ -145,41 +111,27 @@ TEST_F(WorkerLoop, RefusesAConfigurationOfAnotherRelease) {
     EXPECT_EQ(expect_exit(), 78);
 }
 
-TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGoneAmidALoad) {
-    Gate loading;
-    load = [&](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
-        context.progress("capturing", 0, 2, "steps", "forward");
-        loading.pass();
-        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
-    };
-    start();
-    configure();
-    loading.await_arrivals(1);
+class EndAmidLoad : public WorkerLoop {
+protected:
+    EndAmidLoad() {
+        load_after([this](const LoadContext&) { log->gate.pass(); });
+        start_loading();
+        log->gate.await_arrivals(1);
+    }
+};
 
+TEST_F(EndAmidLoad, ComesAtOnceWhenTheKeeperIsGone) {
     link.reset();
-
     EXPECT_EQ(expect_exit(), 1);
-    loading.open();
-    stop();
+}
+
+TEST_F(EndAmidLoad, ComesAtOnceByADrain) {
+    say({{"type", "drain"}, {"deadline_ms", 20'000}});
+    expect_said("drained");
+    EXPECT_EQ(expect_exit(), 0);
 }
 
 // --- channels side by side
-
-TEST_F(WorkerLoop, AStatefulModelIsBusyWhileItHasAClient) {
-    make_stateful();
-    TestClient first = first_channel();
-    TestClient second = introduce();
-
-    second.send(channel::encode(channel::Hello{0, "second"}));
-
-    second.expect_error(0, ErrorCode::busy);
-    second.expect_end();
-    const boost::json::object refused = expect_said("channel_refused");
-    EXPECT_EQ(refused.at("code").as_string(), "busy");
-    EXPECT_EQ(number(refused, "channel"), second.id);
-    first.infer(1, "echo", {first.tensor({1})});
-    first.expect_result(1);
-}
 
 TEST_F(WorkerLoop, AStatefulModelIsResetForEachOfItsClientsInTurn) {
     make_stateful();
@@ -187,8 +139,7 @@ TEST_F(WorkerLoop, AStatefulModelIsResetForEachOfItsClientsInTurn) {
 
     for (int turn = 1; turn <= 20; ++turn) {
         TestClient client = open_channel();  // right after the one before it closed: never busy
-        client.infer(1, "echo", {client.tensor({1})});
-        client.expect_result(1);
+        client.echo(1);
         const std::lock_guard lock{log->mutex};
         EXPECT_EQ(log->resets, turn);
     }
@@ -197,6 +148,13 @@ TEST_F(WorkerLoop, AStatefulModelIsResetForEachOfItsClientsInTurn) {
 TEST_F(WorkerLoop, AStatefulModelsNextClientWaitsForTheRequestOfOneThatIsGone) {
     make_stateful();
     TestClient first = first_channel();
+    TestClient too_early = introduce();
+    too_early.send(channel::encode(channel::Hello{0, "too early"}));
+    too_early.expect_error(0, ErrorCode::busy);
+    too_early.expect_end();
+    const boost::json::object refused = expect_said("channel_refused");
+    EXPECT_EQ(refused.at("code").as_string(), "busy");
+    EXPECT_EQ(number(refused, "channel"), too_early.id);
     first.infer(1, "wait", {first.tensor({1})});
     log->gate.await_arrivals(1);
     first.close();
@@ -204,7 +162,7 @@ TEST_F(WorkerLoop, AStatefulModelsNextClientWaitsForTheRequestOfOneThatIsGone) {
     TestClient third = introduce();
 
     second.send(channel::encode(channel::Hello{0, "second"}));
-    EXPECT_EQ(number((say({{"type", "statistics_asked"}}), expect_said("statistics")), "in_flight"), 1U);
+    EXPECT_EQ(number(statistics(), "in_flight"), 1U);
     third.send(channel::encode(channel::Hello{0, "third"}));
     third.expect_error(0, ErrorCode::busy);
     EXPECT_FALSE(second.has_message());
@@ -238,8 +196,7 @@ TEST_F(WorkerLoop, RefusesAChannelThatIsBeingOpenedWhenTheDrainBegins) {
     log->gate.await_arrivals(1);
     TestClient second = introduce();
     second.send(channel::encode(channel::Hello{0, "second"}));  // its slabs wait for the request
-    say({{"type", "statistics_asked"}});
-    expect_said("statistics");
+    statistics();
 
     say({{"type", "drain"}, {"deadline_ms", 20'000}});
 
@@ -249,24 +206,6 @@ TEST_F(WorkerLoop, RefusesAChannelThatIsBeingOpenedWhenTheDrainBegins) {
     log->gate.open();
     expect_said("drained");
     EXPECT_EQ(expect_exit(), 0);
-}
-
-TEST_F(WorkerLoop, DrainsWhileItLoads) {
-    Gate loading;
-    load = [&](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
-        loading.pass();
-        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
-    };
-    start();
-    configure();
-    loading.await_arrivals(1);
-
-    say({{"type", "drain"}, {"deadline_ms", 20'000}});
-
-    expect_said("drained");
-    EXPECT_EQ(expect_exit(), 0);
-    loading.open();
-    stop();
 }
 
 TEST_F(WorkerLoop, EndsWithAnErrorWhenTheDrainDeadlinePasses) {

@@ -102,32 +102,20 @@ TEST_F(WorkerState, ItsPageTellsWhatRuns) {
 
 // --- nobody reads the link
 
-TEST_F(WorkerState, ServesOnWhenNobodyReadsTheLink) {
-    TestClient client = first_channel();
+TEST_F(WorkerState, ServesOnWhenNobodyReadsTheLinkAndAnswersTheLastQuestionThen) {
+    start_ready();
     // Far more than socket and outbox hold.
     for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});
 
-    client.infer(1, "echo", {client.tensor({1})});
-    client.expect_result(1);
-
-    say({{"type", "hello_asked"}, {"nonce", 3}});
-    EXPECT_EQ(number(expect_said("hello"), "nonce"), 3U);
-    EXPECT_LT(std::ranges::count(said, "statistics"), 500);
-    say({{"type", "statistics_asked"}});
-    EXPECT_EQ(number(expect_said("statistics"), "requests"), 1U);
-}
-
-TEST_F(WorkerState, AnswersTheLastQuestionWhenSomebodyReadsAgain) {
-    TestClient client = first_channel();
-    for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});
-    client.infer(1, "echo", {client.tensor({1})});
-    client.expect_result(1);
+    TestClient client = open_channel();  // behind them all
+    client.echo(1);
 
     boost::json::object last;
     do last = expect_said("statistics");
     while (!last.empty() && number(last, "requests") == 0);
 
     EXPECT_EQ(number(last, "requests"), 1U) << "what was owed is told as of now";
+    EXPECT_LT(std::ranges::count(said, "statistics"), 500);
 }
 
 TEST_F(WorkerState, EndsADrainThoughNobodyReadsTheLink) {

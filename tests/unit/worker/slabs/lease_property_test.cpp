@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <deque>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
 
 #include "ipc/slab/slab_allocator.h"
 #include "tests/support/mappings.h"
+#include "tests/support/open_descriptors.h"
 #include "tests/support/property.h"
 #include "tests/support/worker/loop_harness.h"
 
@@ -264,8 +264,8 @@ private:
         players_.clear();
         ASSERT_EQ(slabs_mapped(), 0U);
         life_ = std::make_unique<WorkerLife>();
-        if (descriptors_ == 0) descriptors_ = descriptors();
-        ASSERT_EQ(descriptors(), descriptors_);
+        if (descriptors_ == 0) descriptors_ = bulkhead::test::open_descriptors();
+        ASSERT_EQ(bulkhead::test::open_descriptors(), descriptors_);
     }
 
     /// As many may pass as could be waiting; passes that are left over let later ones through.
@@ -302,10 +302,6 @@ private:
         return std::max(longest, slab_bytes - at);
     }
     static std::size_t slabs_mapped() { return bulkhead::test::mappings("/memfd:bulkhead:"); }
-    static std::size_t descriptors() {
-        return static_cast<std::size_t>(
-            std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, std::filesystem::directory_iterator{}));
-    }
 
     std::unique_ptr<WorkerLife> life_;
     PlayerList players_;

@@ -38,8 +38,7 @@ TEST_F(SlabReturn, ASlabWithOneResultThatAClientKeepsStays) {
     release(client, dropped);
 
     EXPECT_EQ(expect_withdrawn(client), dropped.slab_id);
-    client.infer(3, "echo", {client.tensor({1})});
-    client.expect_result(3);  // and nothing about the other slab before it
+    client.echo(3);  // and nothing about the other slab before it
     release(client, kept);
     EXPECT_EQ(expect_withdrawn(client), kept.slab_id);
 }
@@ -70,11 +69,7 @@ TEST_F(SlabReturn, WhoDidNotAgreeIsAskedForNothing) {
 
     EXPECT_EQ(expect_withdrawn(other), lease.slab_id);  // as late as the first one's would be
 
-    client.infer(2, "echo", {client.tensor({1})});
-    client.expect_result(2);
-    return_slab(client, 1);
-    client.expect_error(0, ErrorCode::protocol_violation);
-    client.expect_end();
+    client.echo(2);
 }
 
 TEST_F(SlabReturn, AnInputSlabGoesWhenTheRequestThatReadsItHasEnded) {
@@ -101,35 +96,7 @@ TEST_F(SlabReturn, AnInputSlabGoesWhenTheRequestThatReadsItHasEnded) {
 
     EXPECT_EQ(client.values(client.expect_result(2).tensors.at(0)), std::vector<float>{7});
     await_slab_bytes(at_first);
-    client.infer(4, "echo", {client.tensor({1})});
-    client.expect_result(4);
-}
-
-TEST_F(SlabReturn, AClientThatNeverFreesMeetsItsBoundAndNobodyElseDoes) {
-    spec.channel.bytes_max = 8 * mib;
-    spec.channel.idle = 1h;  // nothing of the other one's is withdrawn
-    TestClient hoarder = first_channel(both);
-    TestClient other = open_channel(both);
-    std::vector<wire::LeaseRef> kept;
-    for (std::uint64_t id = 1; id < 100; ++id) {
-        hoarder.infer(id, "fill", {}, {{"bytes", 1 * mib}});
-        const auto answer = hoarder.receive_answer();
-        ASSERT_TRUE(answer);
-        if (std::holds_alternative<channel::Failure>(*answer)) {
-            const Error& error = std::get<channel::Failure>(*answer).error;
-            EXPECT_EQ(error.code, ErrorCode::resources_exhausted);
-            EXPECT_NE(error.remedy.find("`channel.max`"), std::string::npos) << error.text();
-            break;
-        }
-        kept.push_back(std::get<channel::InferResult>(*answer).tensors.at(0).lease);
-    }
-    ASSERT_GE(kept.size(), 4U);
-    ASSERT_LT(kept.size(), 9U);
-
-    for (std::uint64_t id = 1; id <= 50; ++id) release(other, fill(other, id, 1 * mib));
-
-    release(hoarder, kept.front());
-    fill(hoarder, 100, 1 * mib);
+    client.echo(4);
 }
 
 TEST_F(SlabReturn, AClientMayHoldNearlyItsWholeBoundInSmallResults) {
@@ -146,7 +113,8 @@ TEST_F(SlabReturn, AClientMayHoldNearlyItsWholeBoundInSmallResults) {
         if (!std::holds_alternative<channel::InferResult>(*answer)) break;
         held += each;
     }
-    EXPECT_GE(held, spec.channel.bytes_max / 10 * 9);
+    // 92.97 %; were the last slabs not made smaller, 92.14 %.
+    EXPECT_GE(held, spec.channel.bytes_max / 40 * 37);
 }
 
 TEST_F(SlabReturn, TheBoundOfAllChannelsIsNamedAndIsFreedByOneThatCloses) {
@@ -158,8 +126,7 @@ TEST_F(SlabReturn, TheBoundOfAllChannelsIsNamedAndIsFreedByOneThatCloses) {
     second.infer(1, "fill", {}, {{"bytes", 1 * mib}});
     EXPECT_NE(second.expect_error(1, ErrorCode::resources_exhausted).remedy.find("`channel.worker_max`"),
               std::string::npos);
-    second.infer(2, "echo", {second.tensor({1})});
-    second.expect_result(2);
+    second.echo(2);
     TestClient third = introduce();
     third.send(channel::encode(channel::Hello{both, "third"}));
     third.expect_error(0, ErrorCode::resources_exhausted);

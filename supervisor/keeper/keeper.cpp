@@ -112,17 +112,15 @@ void Keeper::on_unread_link() noexcept {
 void Keeper::send_due() noexcept {
     if (!supervisor_.link()) return;
     supervisor_.note_reading();
-    if (!link_is_full_ && send_retry_ == never) flush_outbox();
-    supervisor_.note_sent();
-}
-
-void Keeper::flush_outbox() noexcept {
-    switch (outbox_.flush(supervisor_.link(), table_)) {
-    case SendOutcome::sent: break;
-    case SendOutcome::full: link_is_full_ = true; break;
-    case SendOutcome::exhausted: send_retry_ = Clock::now() + limits::send_retry; break;
-    case SendOutcome::gone: on_link_closed(); break;
+    if (!link_is_full_ && send_retry_ == never) {
+        switch (outbox_.flush(supervisor_.link(), table_)) {
+        case SendOutcome::sent: break;
+        case SendOutcome::full: link_is_full_ = true; break;
+        case SendOutcome::exhausted: send_retry_ = Clock::now() + limits::send_retry; break;
+        case SendOutcome::gone: on_link_closed(); break;
+        }
     }
+    supervisor_.note_sent();
 }
 
 void Keeper::take_signals() noexcept {

@@ -64,7 +64,6 @@ private:
     void take_requests() noexcept;
     void pass_deadlines() noexcept;
     void send_due() noexcept;
-    void flush_outbox() noexcept;
     [[nodiscard]] Clock::time_point next_deadline() noexcept;
 
     void start_supervisor() noexcept;

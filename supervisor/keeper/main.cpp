@@ -84,15 +84,6 @@ std::optional<Options> parse(int argc, char** argv, int& exit_status) {
     return options;
 }
 
-Result<std::string> supervisor_beside_us() {
-    std::array<char, 4096> path{};
-    const ssize_t size = ::readlink("/proc/self/exe", path.data(), path.size());
-    if (size < 0 || static_cast<std::size_t>(size) == path.size())
-        return system_error("finding bulkhead-supervisor beside this program (reading /proc/self/exe)", errno);
-    const std::string self{path.data(), static_cast<std::size_t>(size)};
-    return self.substr(0, self.rfind('/') + 1) + "bulkhead-supervisor";
-}
-
 /// Resets all handlers to their defaults, so that children need no reset. Blocks the signals that
 /// the loop reads, and SIGPIPE: ignoring it would be inherited by children.
 Result<UniqueFd> prepare_signals() {
@@ -135,9 +126,9 @@ int fail(const Error& error) {
 Result<Station> make_station(Options options, RuntimeDirectory directory, OwnProgram program, UniqueFd null) {
     const bool is_beside_us = options.supervisor.empty();
     if (is_beside_us) {
-        auto beside_us = supervisor_beside_us();
-        if (!beside_us) return beside_us.error();
-        options.supervisor = std::move(*beside_us);
+        const auto self = program_file("finding bulkhead-supervisor beside this program");
+        if (!self) return self.error();
+        options.supervisor = self->substr(0, self->rfind('/') + 1) + "bulkhead-supervisor";
     }
     auto signals = prepare_signals();
     if (!signals) return signals.error();

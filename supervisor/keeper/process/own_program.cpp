@@ -48,13 +48,19 @@ bool starts_from_state(int argc, char** argv) noexcept {
     return argc > 2 && (std::strcmp(argv[1], resume_option) == 0 || std::strcmp(argv[1], check_state_option) == 0);
 }
 
+Result<std::string> program_file(const std::string& attempt) {
+    std::array<char, PATH_MAX> link{};
+    const ssize_t size = ::readlink("/proc/self/exe", link.data(), link.size());
+    if (size < 0) return system_error(attempt + " (reading /proc/self/exe)", errno);
+    return std::string{link.data(), static_cast<std::size_t>(size)};
+}
+
 Result<OwnProgram> OwnProgram::find(int argc, char** argv) {
     std::string path = path_started_by();
     if (path.empty()) {
-        std::array<char, PATH_MAX> link{};
-        const ssize_t size = ::readlink("/proc/self/exe", link.data(), link.size() - 1);
-        if (size < 0) return system_error("finding this program (reading /proc/self/exe)", errno);
-        path = link.data();
+        auto file = program_file("finding this program");
+        if (!file) return file.error();
+        path = std::move(*file);
         constexpr std::string_view replaced = " (deleted)";
         if (path.ends_with(replaced) && !is_this_program(path)) path.resize(path.size() - replaced.size());
     }

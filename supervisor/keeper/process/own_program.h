@@ -14,6 +14,9 @@ inline constexpr const char* resume_option = "--resume";
 inline constexpr const char* check_state_option = "--check-state";
 [[nodiscard]] bool starts_from_state(int argc, char** argv) noexcept;
 
+/// Returns the path of the file that this process runs; " (deleted)" follows if it was replaced.
+Result<std::string> program_file(const std::string& attempt);
+
 /// The program that this process runs. Re-executed after another release has replaced it.
 class OwnProgram {
 public:

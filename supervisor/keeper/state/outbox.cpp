@@ -1,6 +1,7 @@
 #include "supervisor/keeper/state/outbox.h"
 
 #include <array>
+#include <utility>
 
 namespace bulkhead::keeper {
 
@@ -41,13 +42,10 @@ SendOutcome send_record(PacketSocket& socket, WorkerTable& table, Worker& worker
 }  // namespace
 
 void Outbox::hand_over(const keeper_link::KeeperHello& hello) noexcept {
-    const bool stop_due = stop_due_;
-    const bool reload_due = reload_due_;
-    *this = Outbox{};
     stage_ = Stage::hello;
     hello_ = hello;
-    stop_due_ = stop_due;
-    reload_due_ = reload_due;
+    next_record_ = 0;
+    answer_ = Answer::none;
 }
 
 void Outbox::answer_spawned(std::uint64_t request_id, Worker& worker) noexcept {
@@ -71,23 +69,21 @@ SendOutcome Outbox::flush(PacketSocket& socket, WorkerTable& table) noexcept {
 }
 
 SendOutcome Outbox::flush_hand_over(PacketSocket& socket, WorkerTable& table) noexcept {
+    if (stage_ == Stage::done) return SendOutcome::sent;
     SendOutcome outcome = SendOutcome::sent;
     if (stage_ == Stage::hello) {
         outcome = socket.send(Type::hello, 0, as_packet_bytes(hello_));
         if (outcome != SendOutcome::sent) return outcome;
         stage_ = Stage::workers;
     }
-    for (; stage_ == Stage::workers && next_record_ < table.all().size(); ++next_record_) {
+    for (; next_record_ < table.all().size(); ++next_record_) {
         Worker& worker = table.all()[next_record_];
         if (worker.state == Worker::State::free) continue;
         outcome = send_record(socket, table, worker);
         if (outcome != SendOutcome::sent) return outcome;
     }
-    if (stage_ == Stage::workers) stage_ = Stage::hello_end;
-    if (stage_ == Stage::hello_end) {
-        outcome = socket.send(Type::hello_end, 0);
-        if (outcome == SendOutcome::sent) stage_ = Stage::done;
-    }
+    outcome = socket.send(Type::hello_end, 0);
+    if (outcome == SendOutcome::sent) stage_ = Stage::done;
     return outcome;
 }
 
@@ -117,17 +113,13 @@ SendOutcome Outbox::flush_exits(PacketSocket& socket, WorkerTable& table) noexce
 }
 
 SendOutcome Outbox::flush_asked(PacketSocket& socket) noexcept {
-    SendOutcome outcome = SendOutcome::sent;
-    if (stop_due_) {
-        outcome = socket.send(Type::stop_asked, 0);
+    for (const auto& [due, type] : {std::pair{&stop_due_, Type::stop_asked}, {&reload_due_, Type::reload_asked}}) {
+        if (!*due) continue;
+        const SendOutcome outcome = socket.send(type, 0);
         if (outcome != SendOutcome::sent) return outcome;
-        stop_due_ = false;
+        *due = false;
     }
-    if (reload_due_) {
-        outcome = socket.send(Type::reload_asked, 0);
-        if (outcome == SendOutcome::sent) reload_due_ = false;
-    }
-    return outcome;
+    return SendOutcome::sent;
 }
 
 }  // namespace bulkhead::keeper

@@ -33,7 +33,7 @@ public:
     SendOutcome flush(PacketSocket& socket, WorkerTable& table) noexcept;
 
 private:
-    enum class Stage : std::uint8_t { hello, workers, hello_end, done };
+    enum class Stage : std::uint8_t { hello, workers, done };
     enum class Answer : std::uint8_t { none, spawned, spawn_failed };
 
     SendOutcome flush_hand_over(PacketSocket& socket, WorkerTable& table) noexcept;

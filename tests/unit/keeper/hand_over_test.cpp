@@ -56,18 +56,6 @@ TEST_F(HandedOver, WithoutEndingIsEndedAndSucceeded) {
     EXPECT_THAT(keeper.errors(), HasSubstr("it handed over and did not end"));
 }
 
-TEST_F(HandedOver, WhileAStopIsAskedForTellsTheNextOne) {
-    keeper.signal(SIGTERM);
-    EXPECT_TRUE(seat.hear().is(Type::stop_asked));
-
-    (void)hand_over();
-
-    EXPECT_TRUE(seat.hear().is(Type::stop_asked));
-    seat.say(Type::stop);
-    seat.end_with(0);
-    EXPECT_EQ(keeper.wait(), 0);
-}
-
 TEST_F(HandedOver, AfterAStopChangesNothing) {
     seat.say(Type::stop);
     seat.say(Type::hand_over);
@@ -116,8 +104,8 @@ TEST_F(HandedOver, RecordOfADeadWorkerWhoseEndNobodyWasToldBringsItsLastWordsAnd
         });
     }
 
-    Seat next = keeper.next_seat();
-    const HandOver all = next.take_over();
+    seat = keeper.next_seat();
+    HandOver all = seat.take_over();
 
     ASSERT_EQ(all.workers.size(), 1U);
     const RecordSeen& dead = all.workers[0];
@@ -131,27 +119,13 @@ TEST_F(HandedOver, RecordOfADeadWorkerWhoseEndNobodyWasToldBringsItsLastWordsAnd
     EXPECT_GT(::read(dead.worker.link.get(), text, sizeof text - 1), 0);
     EXPECT_THAT(text, ::testing::StartsWith("dying"));
 
-    next.say(Type::forget, dead.record.key);
-    next.settle(4);
+    all = hand_over();
+    ASSERT_EQ(all.workers.size(), 1U);
+    EXPECT_FALSE(all.workers[0].worker.link) << "they are told once";
+    EXPECT_FALSE(all.workers[0].worker.log);
+    seat.say(Type::forget, all.workers[0].record.key);
+    seat.settle(4);
     EXPECT_EQ(descriptor_count(keeper.pid()), descriptors) << "the keeper has closed what it handed over";
-}
-
-TEST_F(HandedOver, RecordOfADeadWorkerIsToldWithItsDescriptorsOnce) {
-    const WorkerSeen worker = seat.spawn_fake(1);
-    while_keeper_sleeps([&] {
-        worker.tell("exit 0");
-        EXPECT_TRUE(ends(worker.pidfd));
-        seat.kill();
-        EXPECT_TRUE(ends(seat.process()));
-    });
-    seat = keeper.next_seat();
-    ASSERT_TRUE(seat.take_over().workers.at(0).worker.link);
-
-    const HandOver second = hand_over();
-
-    ASSERT_EQ(second.workers.size(), 1U);
-    EXPECT_FALSE(second.workers[0].worker.link);
-    EXPECT_FALSE(second.workers[0].worker.log);
 }
 
 TEST_F(HandedOver, WhatADeadSupervisorStillAskedForIsNotStarted) {

@@ -3,10 +3,13 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -54,7 +57,12 @@ struct Heard {
     std::vector<UniqueFd> fds;
     [[nodiscard]] bool is(keeper_link::Type type) const { return header.type == static_cast<std::uint16_t>(type); }
     template <typename T>
-    [[nodiscard]] T as() const;
+    [[nodiscard]] T as() const {
+        if (body.size() < sizeof(T)) throw std::runtime_error{"a packet with too short a body"};
+        T value;
+        std::memcpy(&value, body.data(), sizeof value);
+        return value;
+    }
 };
 
 /// The supervisor's place, taken by the test. Every wait fails the test by an exception after 20 s.
@@ -70,12 +78,19 @@ public:
     /// Empty when the keeper closed the link.
     std::optional<Heard> hear_or_end();
     template <typename T>
-    T hear(keeper_link::Type type);
+    T hear(keeper_link::Type type) {
+        const Heard heard = hear();
+        if (!heard.is(type)) throw std::runtime_error{"a packet of type " + std::to_string(heard.header.type)};
+        return heard.as<T>();
+    }
 
     void say(keeper_link::Type type, std::string_view body = {}, std::uint64_t request_id = 0,
              std::span<const int> fds = {});
     template <typename T>
-    void say(keeper_link::Type type, const T& body, std::string_view tail = {});
+        requires std::is_trivially_copyable_v<T>
+    void say(keeper_link::Type type, const T& body, std::string_view tail = {}) {
+        say(type, std::string{reinterpret_cast<const char*>(&body), sizeof body}.append(tail));
+    }
     void say_raw(std::string_view packet, std::span<const int> fds = {});
 
     void ask_spawn(const WorkerKey& key, const std::vector<std::string>& argv,
@@ -139,11 +154,12 @@ private:
 };
 
 /// A keeper whose first supervisor is the test, and has said hello.
-struct Seated : ::testing::Test {
+struct SeatedKeeper {
+    explicit SeatedKeeper(KeeperOptions options = {}) : keeper{std::move(options)} { seat.take_over(); }
     KeeperProcess keeper;
     Seat seat = keeper.next_seat();
-    void SetUp() override { seat.take_over(); }
 };
+struct Seated : ::testing::Test, SeatedKeeper {};
 
 /// Runs bulkheadd to its end.
 struct Ended {
@@ -153,5 +169,3 @@ struct Ended {
 Ended run_keeper(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
 
 }  // namespace bulkhead::test
-
-#include "tests/unit/keeper/keeper_process_templates.h"

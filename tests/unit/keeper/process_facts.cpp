@@ -1,25 +1,17 @@
 #include "tests/unit/keeper/process_facts.h"
 
 #include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <sstream>
+
+#include "ipc/base/pidfd.h"
 
 namespace bulkhead::test {
 namespace {
 
-constexpr int patience_ms = 20'000;
-
-bool polls_in(int fd, int timeout_ms) {
-    pollfd source{fd, POLLIN, 0};
-    int count = 0;
-    do count = ::poll(&source, 1, timeout_ms);
-    while (count < 0 && errno == EINTR);
-    return count == 1;
-}
+constexpr std::chrono::milliseconds patience{20'000};
 
 std::filesystem::path proc(pid_t pid) { return "/proc/" + std::to_string(pid); }
 
@@ -55,10 +47,12 @@ std::vector<std::string> words_of(pid_t pid, const std::string& file) {
     return words;
 }
 
-UniqueFd hold(pid_t pid) { return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))}; }
-
-bool ends(const UniqueFd& pidfd) { return polls_in(pidfd.get(), patience_ms); }
-bool is_alive(const UniqueFd& pidfd) { return !polls_in(pidfd.get(), 0); }
-bool readable(int fd) { return polls_in(fd, patience_ms); }
+UniqueFd hold(pid_t pid) { return pidfd_of(pid); }
+bool ends(const UniqueFd& pidfd) { return ends_within(pidfd, patience); }
+bool is_alive(const UniqueFd& pidfd) { return !ends_within(pidfd, {}); }
+bool readable(int fd) {
+    pollfd source{fd, POLLIN, 0};
+    return ::poll(&source, 1, static_cast<int>(patience.count())) == 1;
+}
 
 }  // namespace bulkhead::test

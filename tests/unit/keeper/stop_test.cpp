@@ -18,34 +18,29 @@ using ::testing::HasSubstr;
 using StopBySupervisor = Seated;
 using StopTwice = Seated;
 using StopAsked = Seated;
-using Reload = Seated;
 using Footprint = Seated;
 
-struct Stop : ::testing::TestWithParam<int> {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    void SetUp() override { seat.take_over(); }
-};
+TEST(Stop, OnASignalAsksTheSupervisorAndEndsWhenItSaysSo) {
+    for (const int signal : {SIGTERM, SIGINT}) {
+        SCOPED_TRACE(signal);
+        SeatedKeeper daemon;
+        auto& [keeper, seat] = daemon;
+        const WorkerSeen worker = seat.spawn_fake(1);
 
-TEST_P(Stop, OnASignalAsksTheSupervisorAndEndsWhenItSaysSo) {
-    const WorkerSeen worker = seat.spawn_fake(1);
+        keeper.signal(signal);
 
-    keeper.signal(GetParam());
+        EXPECT_TRUE(seat.hear().is(Type::stop_asked));
+        EXPECT_EQ(worker.ask("echo alive"), "alive") << "unloading is the supervisor's to do";
+        seat.say(Type::signal, Signal{worker.key, SIGTERM, 1});
+        (void)seat.hear<Exited>(Type::exited);
+        seat.say(Type::stop);
+        seat.end_with(0);
 
-    EXPECT_TRUE(seat.hear().is(Type::stop_asked));
-    EXPECT_EQ(worker.ask("echo alive"), "alive") << "unloading is the supervisor's to do";
-    seat.say(Type::signal, Signal{worker.key, SIGTERM, 1});
-    (void)seat.hear<Exited>(Type::exited);
-    seat.say(Type::stop);
-    seat.end_with(0);
-
-    EXPECT_EQ(keeper.wait(), 0);
-    EXPECT_TRUE(std::filesystem::is_empty(keeper.folder / "run"));
-    EXPECT_EQ(keeper.errors(), "");
+        EXPECT_EQ(keeper.wait(), 0);
+        EXPECT_TRUE(std::filesystem::is_empty(keeper.folder / "run"));
+        EXPECT_EQ(keeper.errors(), "");
+    }
 }
-
-INSTANTIATE_TEST_SUITE_P(By, Stop, ::testing::Values(SIGTERM, SIGINT),
-                         [](const auto& signal) { return std::string{::sigabbrev_np(signal.param)}; });
 
 TEST_F(StopBySupervisor, RemovesTheSocketBeforeTheSupervisorEnds) {
     seat.say(Type::stop);
@@ -96,50 +91,31 @@ TEST_F(StopTwice, KillsEverythingAtOnce) {
     EXPECT_FALSE(std::filesystem::exists(keeper.socket()));
 }
 
+/// However the one before ended. An upgrade is no more than a hand-over then.
 TEST_F(StopAsked, IsToldAgainToTheNextSupervisor) {
     keeper.signal(SIGTERM);
     EXPECT_TRUE(seat.hear().is(Type::stop_asked));
 
-    seat.kill();
-    Seat next = keeper.next_seat();
-    next.take_over();
-
-    EXPECT_TRUE(next.hear().is(Type::stop_asked));
-    next.say(Type::stop);
-    next.end_with(0);
+    for (const auto parting : {std::optional<Type>{}, std::optional{Type::hand_over}, std::optional{Type::upgrade}}) {
+        if (parting) {
+            seat.say(*parting);
+            seat.end_with(0);
+        } else {
+            seat.kill();
+        }
+        seat = keeper.next_seat();
+        EXPECT_EQ(seat.take_over().hello.executions, 0U);
+        EXPECT_TRUE(seat.hear().is(Type::stop_asked));
+    }
+    seat.say(Type::stop);
+    seat.end_with(0);
     EXPECT_EQ(keeper.wait(), 0);
-}
-
-TEST_F(Reload, IsAskedOnHangup) {
-    keeper.signal(SIGHUP);
-
-    EXPECT_TRUE(seat.hear().is(Type::reload_asked));
-}
-
-TEST(KeeperDeath, TakesEveryWorkerAndTheSupervisorAlong) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
-    const WorkerSeen plain = seat.spawn_fake(1);
-    const WorkerSeen threaded = seat.spawn_fake(2);
-    EXPECT_EQ(threaded.ask("threads"), "started");
-    const WorkerSeen headless = seat.spawn_fake(3);
-    EXPECT_EQ(headless.ask("leave"), "left");
-
-    keeper.signal(SIGKILL);
-
-    EXPECT_TRUE(ends(plain.pidfd));
-    EXPECT_TRUE(ends(threaded.pidfd));
-    EXPECT_TRUE(ends(headless.pidfd));
-    EXPECT_TRUE(ends(seat.process()));
-    EXPECT_EQ(keeper.wait(), 128 + SIGKILL);
 }
 
 TEST(KeeperDeath, DuringASpawnLeavesNothing) {
     for (int round = 0; round < 20; ++round) {
-        KeeperProcess keeper;
-        Seat seat = keeper.next_seat();
-        seat.take_over();
+        SeatedKeeper daemon;
+        auto& [keeper, seat] = daemon;
         for (std::uint64_t generation = 1; generation <= 30; ++generation)
             seat.ask_spawn(key_of("m", generation), {FAKE_WORKER});
         for (int heard = 0; heard < round; ++heard) (void)seat.hear();

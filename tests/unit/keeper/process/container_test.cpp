@@ -45,24 +45,16 @@ struct ProcessOne : ::testing::Test {
     }
 };
 
-TEST_F(ProcessOne, SpawnsToldByItsOwnPid) {
+TEST_F(ProcessOne, SpawnsReapsIsUpgradedInPlaceAndEndsInOrderWithEverythingInItsNamespace) {
     EXPECT_EQ(seat->take_over().hello.keeper_pid, 1);
     EXPECT_EQ(status_of(keeper, "NSpid"), std::to_string(keeper) + "\t1");
-
     const WorkerSeen worker = seat->spawn_fake(1);
     EXPECT_EQ(worker.ask("echo alive"), "alive");
     EXPECT_TRUE(is_alive(worker.pidfd));
-    worker.tell("exit 3");
-    EXPECT_EQ(seat->hear<Exited>(Type::exited).exit_number, 3);
-}
-
-TEST_F(ProcessOne, ReapsOrphans) {
-    seat->take_over();
-    const WorkerSeen worker = seat->spawn_fake(1);
     const auto before = children_of(keeper);
     EXPECT_NE(worker.ask("setsid"), "");
-    worker.tell("exit 0");
-    (void)seat->hear<Exited>(Type::exited);
+    worker.tell("exit 3");
+    EXPECT_EQ(seat->hear<Exited>(Type::exited).exit_number, 3);
     const UniqueFd orphan = hold_only_new_child(before);
     ASSERT_TRUE(orphan) << "it is process 1's child now";
 
@@ -72,6 +64,23 @@ TEST_F(ProcessOne, ReapsOrphans) {
     next.tell("exit 0");
     (void)seat->hear<Exited>(Type::exited);
     EXPECT_EQ(children_of(keeper), std::set<pid_t>{seat->pid()});
+
+    const WorkerSeen last = seat->spawn_fake(3);
+    seat->say(Type::upgrade);
+    seat->end_with(0);
+    seat.emplace(unshare->next_seat());
+    EXPECT_EQ(seat->take_over().workers.back().worker.ask("echo alive"), "alive");
+    EXPECT_THAT(unshare->errors(), HasSubstr("INFO keeper pid=1 re-executed"));
+    EXPECT_THAT(unshare->errors(), ::testing::Not(HasSubstr("WARN")));
+    EXPECT_EQ(children_of(unshare->pid()), std::set<pid_t>{keeper});
+
+    EXPECT_NE(last.ask("setsid"), "");
+    ::kill(keeper, SIGTERM);
+    EXPECT_TRUE(seat->hear().is(Type::stop_asked));
+    seat->say(Type::stop);
+    seat->end_with(0);
+    EXPECT_EQ(unshare->wait(), 0);
+    EXPECT_FALSE(is_alive(last.pidfd));
 }
 
 /// A signal without a handler does not reach process 1, unless it is blocked as the keeper's are.
@@ -88,37 +97,6 @@ TEST_F(ProcessOne, IsStoppedBySigtermFromInsideAndOutside) {
     EXPECT_EQ(unshare->wait(), 1);
     EXPECT_THAT(unshare->errors(), HasSubstr("second signal to stop"));
     EXPECT_FALSE(is_alive(seat->process()));
-}
-
-TEST_F(ProcessOne, EndsInOrderWithEverythingInItsNamespace) {
-    seat->take_over();
-    const WorkerSeen worker = seat->spawn_fake(1);
-    const auto before = children_of(keeper);
-    EXPECT_NE(worker.ask("setsid"), "");
-
-    ::kill(keeper, SIGTERM);
-    EXPECT_TRUE(seat->hear().is(Type::stop_asked));
-    seat->say(Type::stop);
-    seat->end_with(0);
-
-    EXPECT_EQ(unshare->wait(), 0);
-    EXPECT_FALSE(is_alive(worker.pidfd));
-    EXPECT_EQ(unshare->errors(), "");
-}
-
-TEST_F(ProcessOne, IsUpgradedInPlace) {
-    seat->take_over();
-    const WorkerSeen worker = seat->spawn_fake(1);
-
-    seat->say(Type::upgrade);
-    seat->end_with(0);
-    Seat next = unshare->next_seat();
-
-    const HandOver all = next.take_over();
-    EXPECT_THAT(unshare->errors(), HasSubstr("INFO keeper pid=1 re-executed"));
-    ASSERT_EQ(all.workers.size(), 1U);
-    EXPECT_EQ(all.workers[0].worker.ask("echo alive"), "alive");
-    EXPECT_EQ(children_of(unshare->pid()), std::set<pid_t>{keeper});
 }
 
 TEST_F(ProcessOne, KilledFromOutsideTakesEverythingAlong) {

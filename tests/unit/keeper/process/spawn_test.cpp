@@ -27,19 +27,19 @@ void leave_free_descriptors(pid_t pid, std::size_t count) {
     ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, &bound, nullptr), 0);
 }
 
-struct Spawn : ::testing::Test {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    void SetUp() override { seat.take_over(); }
-};
+using Spawn = Seated;
 
-TEST(SpawnDescriptors, AreExactlyTheAllowListWhateverTheKeeperInherited) {
-    KeeperProcess keeper{{.in_child = [] {
+TEST(SpawnedChild, HasExactlyItsDescriptorsAndNoSignalBlockedOrIgnoredWhateverTheKeeperInherited) {
+    SeatedKeeper daemon{{.in_child = [] {
         const int full = ::open("/dev/full", O_RDWR);
         for (int fd = 5; fd < 20; ++fd) ::dup2(full, fd);
+        ::signal(SIGHUP, SIG_IGN);
+        ::signal(SIGUSR1, SIG_IGN);
+        sigset_t all;
+        ::sigfillset(&all);
+        ::sigprocmask(SIG_SETMASK, &all, nullptr);
     }}};
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+    auto& [keeper, seat] = daemon;
 
     const WorkerSeen worker = seat.spawn_fake(1);
     const WorkerSeen second = seat.spawn_fake(2);
@@ -52,71 +52,36 @@ TEST(SpawnDescriptors, AreExactlyTheAllowListWhateverTheKeeperInherited) {
                                  ::testing::Contains(Pair(4, StartsWith("socket:"))), ::testing::SizeIs(6)))
         << "the fake supervisor opens one of its own";
     EXPECT_THAT(descriptors_of(keeper.pid()), ::testing::Not(::testing::Contains(Pair(::testing::_, "/dev/full"))));
+    EXPECT_EQ(status_of(worker.pid, "SigBlk"), "0000000000000000");
+    EXPECT_EQ(status_of(worker.pid, "SigIgn"), "0000000000000000");
 }
 
-TEST(SpawnDescriptors, AreRightEvenWhenTheKeeperStartsWithNoneOpen) {
-    KeeperProcess keeper{{.in_child = [] { ::close_range(0, ~0U, 0); }}};
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST(SpawnedChild, HasItsDescriptorsEvenWhenTheKeeperStartsWithNoneOpen) {
+    SeatedKeeper daemon{{.in_child = [] { ::close_range(0, ~0U, 0); }}};
 
-    const WorkerSeen worker = seat.spawn_fake(1);
+    const WorkerSeen worker = daemon.seat.spawn_fake(1);
 
     EXPECT_EQ(worker.ask("echo hello"), "hello");
     EXPECT_EQ(descriptors_of(worker.pid).size(), 4U);
 }
 
-TEST_F(Spawn, LeadsItsOwnGroupBelowTheKeeper) {
-    const WorkerSeen worker = seat.spawn_fake(1);
-
-    EXPECT_EQ(::getpgid(worker.pid), worker.pid);
-    EXPECT_EQ(children_of(keeper.pid()), (std::set<pid_t>{worker.pid, seat.pid()}));
-}
-
-TEST_F(Spawn, GetsArgumentsAndEnvironmentAsTold) {
+TEST_F(Spawn, IsAsToldAndTheKernelsFirstChoiceInAGroupOfItsOwn) {
     const WorkerSeen worker = seat.spawn(key_of("m", 1), {FAKE_WORKER, "", "two words"}, {"A=1", "B=x=y"});
     EXPECT_EQ(worker.ask("echo started"), "started");
 
     EXPECT_THAT(words_of(worker.pid, "cmdline"), ElementsAre(FAKE_WORKER, "", "two words"));
     EXPECT_THAT(words_of(worker.pid, "environ"), ElementsAre("A=1", "B=x=y"));
-}
-
-TEST(SpawnSignals, AreNeitherBlockedNorIgnoredWhateverTheKeeperInherited) {
-    KeeperProcess keeper{{.in_child = [] {
-        ::signal(SIGHUP, SIG_IGN);
-        ::signal(SIGUSR1, SIG_IGN);
-        sigset_t all;
-        ::sigfillset(&all);
-        ::sigprocmask(SIG_SETMASK, &all, nullptr);
-    }}};
-    Seat seat = keeper.next_seat();
-    seat.take_over();
-
-    const WorkerSeen worker = seat.spawn_fake(1);
-
-    EXPECT_EQ(status_of(worker.pid, "SigBlk"), "0000000000000000");
-    EXPECT_EQ(status_of(worker.pid, "SigIgn"), "0000000000000000");
-}
-
-TEST_F(Spawn, IsMoreLikelyAnOomVictimThanTheKeeper) {
-    const WorkerSeen worker = seat.spawn_fake(1);
-    const auto score = [](pid_t pid) {
+    EXPECT_EQ(::getpgid(worker.pid), worker.pid);
+    EXPECT_EQ(children_of(keeper.pid()), (std::set<pid_t>{worker.pid, seat.pid()}));
+    const auto oom_score = [](pid_t pid) {
         return std::stoi(file_text("/proc/" + std::to_string(pid) + "/oom_score_adj"));
     };
-
-    EXPECT_GT(score(worker.pid), score(::getpid()));
-    EXPECT_GT(score(worker.pid), score(keeper.pid()));
-}
-
-TEST_F(Spawn, CoreLimitIsWhatWasToldWithinTheHardLimit) {
-    rlimit own{};
-    ::getrlimit(RLIMIT_CORE, &own);
-
-    const WorkerSeen worker = seat.spawn_fake(1);  // asks for 0
-
-    rlimit limit{1, 1};
-    ASSERT_EQ(::prlimit(worker.pid, RLIMIT_CORE, nullptr, &limit), 0);
-    EXPECT_EQ(limit.rlim_cur, 0U);
-    EXPECT_EQ(limit.rlim_max, 0U);
+    EXPECT_GT(oom_score(worker.pid), oom_score(::getpid()));
+    EXPECT_GT(oom_score(worker.pid), oom_score(keeper.pid()));
+    rlimit core{1, 1};  // it asked for 0
+    ASSERT_EQ(::prlimit(worker.pid, RLIMIT_CORE, nullptr, &core), 0);
+    EXPECT_EQ(core.rlim_cur, 0U);
+    EXPECT_EQ(core.rlim_max, 0U);
 }
 
 TEST_F(Spawn, LinkAndLogLeadToTheWorker) {
@@ -133,23 +98,21 @@ TEST_F(Spawn, LinkAndLogLeadToTheWorker) {
     EXPECT_NE(::fcntl(worker.link.get(), F_GETFL) & O_NONBLOCK, 0);
 }
 
-TEST_F(Spawn, OfAMissingProgramNamesTheStepAndLeavesNothing) {
-    seat.settle(1);
+TEST_F(Spawn, OfWhatIsNoProgramNamesTheStepAndLeavesNothing) {
+    std::uint64_t generation = 1;
+    seat.settle(generation);
     const std::size_t before = descriptor_count(keeper.pid());
-
-    const auto failed = seat.spawn_in_vain(key_of("m", 2), {"/nonexistent/program"});
-
-    EXPECT_EQ(failed.step, static_cast<std::uint32_t>(SpawnStep::exec));
-    EXPECT_EQ(failed.error_number, ENOENT);
-    EXPECT_EQ(failed.key, key_of("m", 2));
+    const std::pair<const char*, int> programs[] = {
+        {"/nonexistent/program", ENOENT}, {"/etc/passwd", EACCES}, {"/", EACCES}, {"", ENOENT}};
+    for (const auto& [program, error] : programs) {
+        const WorkerKey key = key_of("m", ++generation);
+        const auto failed = seat.spawn_in_vain(key, {program});
+        EXPECT_EQ(failed.step, static_cast<std::uint32_t>(SpawnStep::exec));
+        EXPECT_EQ(failed.error_number, error) << program;
+        EXPECT_EQ(failed.key, key);
+    }
     EXPECT_EQ(descriptor_count(keeper.pid()), before);
     EXPECT_EQ(children_of(keeper.pid()), std::set<pid_t>{seat.pid()});
-}
-
-TEST_F(Spawn, OfWhatIsNoProgramSaysSo) {
-    EXPECT_EQ(seat.spawn_in_vain(key_of("m", 1), {"/etc/passwd"}).error_number, EACCES);
-    EXPECT_EQ(seat.spawn_in_vain(key_of("m", 2), {"/"}).error_number, EACCES);
-    EXPECT_EQ(seat.spawn_in_vain(key_of("m", 3), {""}).error_number, ENOENT);
 }
 
 TEST_F(Spawn, WithoutDescriptorsLeftNamesTheStepAndLeavesNothing) {
@@ -180,28 +143,20 @@ TEST_F(Spawn, WithoutDescriptorsLeftNamesTheStepAndLeavesNothing) {
     EXPECT_EQ(seat.spawn_fake(++generation).ask("echo born"), "born");
 }
 
-TEST_F(Spawn, WhoseCgroupFoundNoDescriptorLeftFailsAlone) {
+TEST_F(Spawn, IntoWhatIsNoCgroupOrFoundNoDescriptorLeftFailsAlone) {
     seat.settle(1);
     const std::size_t used = descriptor_count(keeper.pid());
-    leave_free_descriptors(keeper.pid(), 0);
     const UniqueFd directory{::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    const auto failure_of = [&](std::uint64_t generation) {
+        seat.ask_spawn(key_of("m", generation), {FAKE_WORKER}, {}, directory.get());
+        return seat.hear<keeper_link::SpawnFailed>(keeper_link::Type::spawn_failed);
+    };
 
-    seat.ask_spawn(key_of("m", 2), {FAKE_WORKER}, {}, directory.get());
-
-    EXPECT_EQ(seat.hear<keeper_link::SpawnFailed>(keeper_link::Type::spawn_failed).error_number, EMFILE);
+    EXPECT_EQ(failure_of(2).step, static_cast<std::uint32_t>(SpawnStep::clone));
     EXPECT_EQ(descriptor_count(keeper.pid()), used);
-}
-
-TEST_F(Spawn, IntoWhatIsNoCgroupFailsAtTheClone) {
-    seat.settle(1);
-    const std::size_t before = descriptor_count(keeper.pid());
-    const UniqueFd directory{::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-
-    seat.ask_spawn(key_of("m", 2), {FAKE_WORKER}, {}, directory.get());
-
-    const auto failed = seat.hear<keeper_link::SpawnFailed>(keeper_link::Type::spawn_failed);
-    EXPECT_EQ(failed.step, static_cast<std::uint32_t>(SpawnStep::clone));
-    EXPECT_EQ(descriptor_count(keeper.pid()), before);
+    leave_free_descriptors(keeper.pid(), 0);
+    EXPECT_EQ(failure_of(3).error_number, EMFILE);
+    EXPECT_EQ(descriptor_count(keeper.pid()), used);
 }
 
 /// A cgroup of version 2, gone with the test; empty where none may be made.
@@ -232,14 +187,24 @@ TEST_F(Spawn, StartsInsideTheCgroupThatCame) {
     (void)seat.hear<keeper_link::Exited>(keeper_link::Type::exited);
 }
 
-TEST_F(Spawn, BeyondTheTableIsRefusedAndTheTableIsReusedAfterForget) {
+TEST_F(Spawn, BeyondTheTableIsRefusedAndTheTableIsHandedOverAndReusedAfterForget) {
     std::vector<WorkerSeen> workers;
     std::uint64_t generation = 0;
-    for (std::size_t i = 0; i < keeper_link::workers_max; ++i)
+    const std::string blob(keeper_link::ledger_bytes_max, 'x');
+    for (std::size_t i = 0; i < keeper_link::workers_max; ++i) {
         workers.push_back(seat.spawn(key_of("m", ++generation), {"/bin/sleep", "infinity"}));
+        seat.say(keeper_link::Type::ledger, workers.back().key, blob);
+    }
 
     const auto failed = seat.spawn_in_vain(key_of("m", ++generation), {"/bin/sleep", "infinity"});
     EXPECT_EQ(failed.step, static_cast<std::uint32_t>(SpawnStep::table_full));
+
+    seat.kill();
+    seat = keeper.next_seat();
+    seat.greet();  // before it reads anything: a socket holds less than a full table
+    const HandOver all = seat.receive_hand_over();
+    ASSERT_EQ(all.workers.size(), keeper_link::workers_max);
+    for (const RecordSeen& seen : all.workers) EXPECT_EQ(seen.ledger, blob);
 
     seat.say(keeper_link::Type::signal, keeper_link::Signal{workers[7].key, SIGKILL, 0});
     EXPECT_EQ(seat.hear<keeper_link::Exited>(keeper_link::Type::exited).key, workers[7].key);

@@ -54,6 +54,10 @@ TEST_F(RunningSupervisor, ThatIsKilledIsRestartedAndGetsTheSameWorkersAsTheyAre)
     seat.say(Type::ledger, first.key, blob);
     seat.say(Type::ledger, second.key, std::string(keeper_link::ledger_bytes_max, 'L'));
     seat.settle(3);
+    second.tell("print said while nobody listened");
+    second.tell("echo unread");
+    ASSERT_TRUE(readable(second.log.get()));
+    ASSERT_TRUE(readable(second.link.get()));
 
     Seat next = kill_and_succeed(keeper, std::move(seat));
     const HandOver all = next.take_over();
@@ -68,7 +72,10 @@ TEST_F(RunningSupervisor, ThatIsKilledIsRestartedAndGetsTheSameWorkersAsTheyAre)
     EXPECT_EQ(all.workers[0].ledger, blob);
     EXPECT_EQ(all.workers[1].ledger, std::string(keeper_link::ledger_bytes_max, 'L'));
     EXPECT_EQ(all.workers[0].worker.ask("echo still here"), "still here");
-    EXPECT_EQ(all.workers[1].worker.ask("echo me, too"), "me, too");
+    EXPECT_EQ(all.workers[1].worker.ask("echo me, too"), "unread");
+    char text[64] = {};
+    EXPECT_GT(::read(all.workers[1].worker.log.get(), text, sizeof text - 1), 0);
+    EXPECT_STREQ(text, "said while nobody listened");
     EXPECT_TRUE(is_alive(all.workers[0].worker.pidfd));
 
     next.say(Type::signal, Signal{second.key, SIGTERM, 0});
@@ -85,25 +92,6 @@ TEST_F(RunningSupervisor, ThatRanForASecondIsSucceededAtOnceThoughOthersEndedBef
     (void)kill_and_succeed(keeper, std::move(seat));
 
     EXPECT_THAT(keeper.errors(), HasSubstr("start=3 in=0ms"));
-}
-
-TEST_F(RunningSupervisor, FindsTheLastWordsOfWorkersInTheirLogAndLink) {
-    {
-        const WorkerSeen worker = seat.spawn_fake(1);
-        worker.tell("print said while nobody listened");
-        worker.tell("echo unread");
-        ASSERT_TRUE(readable(worker.log.get()));
-        ASSERT_TRUE(readable(worker.link.get()));
-    }
-
-    Seat next = kill_and_succeed(keeper, std::move(seat));
-    const HandOver all = next.take_over();
-
-    ASSERT_EQ(all.workers.size(), 1U);
-    char text[64] = {};
-    EXPECT_GT(::read(all.workers[0].worker.log.get(), text, sizeof text - 1), 0);
-    EXPECT_STREQ(text, "said while nobody listened");
-    EXPECT_EQ(all.workers[0].worker.ask("echo second"), "unread");
 }
 
 TEST_F(RunningSupervisor, IsToldOfTheDeadThatWereNotForgotten) {
@@ -123,23 +111,6 @@ TEST_F(RunningSupervisor, IsToldOfTheDeadThatWereNotForgotten) {
     next.settle(2);
 
     EXPECT_THAT(kill_and_succeed(keeper, std::move(next)).take_over().workers, IsEmpty());
-}
-
-TEST_F(RunningSupervisor, GetsAFullTableThroughASocketThatHoldsLess) {
-    const std::string blob(keeper_link::ledger_bytes_max, 'x');
-    for (std::uint64_t generation = 1; generation <= keeper_link::workers_max; ++generation) {
-        const WorkerSeen worker = seat.spawn(key_of("m", generation), {"/bin/sleep", "infinity"});
-        seat.say(Type::ledger, worker.key, blob);
-    }
-    seat.settle(1000);
-
-    Seat next = kill_and_succeed(keeper, std::move(seat));
-    next.greet();  // before it reads anything
-    const HandOver all = next.receive_hand_over();
-
-    ASSERT_EQ(all.workers.size(), keeper_link::workers_max);
-    for (const RecordSeen& seen : all.workers) EXPECT_EQ(seen.ledger, blob);
-    next.settle(1001);
 }
 
 TEST_F(RunningSupervisor, SpawnsAndEndsThatItDoesNotReadAreNotLost) {
@@ -168,15 +139,24 @@ TEST_F(RunningSupervisor, ConnectionsWaitWhileItRestarts) {
     EXPECT_GE(UniqueFd{::accept4(next.listening().get(), nullptr, nullptr, SOCK_CLOEXEC)}.get(), 0);
 }
 
-TEST(Supervisor, WhoseConfigurationIsInvalidAtFirstEndsTheKeeperWithoutAWord) {
-    const Folder folder;
-
-    const Ended ended =
-        run_keeper({"--socket", folder / "run/control.sock", "--supervisor", FAKE_SUPERVISOR, "missing.yaml"});
-
-    EXPECT_EQ(ended.status, 78);
-    EXPECT_EQ(ended.errors, "");
-    EXPECT_FALSE(std::filesystem::exists(folder / "run/control.sock"));
+TEST(Supervisor, ThatEndsBeforeItsFirstHelloEndsTheKeeper) {
+    struct Row {
+        const char* program;
+        int status;
+        const char* why;
+    };
+    for (const auto& [program, status, why] :
+         {Row{FAKE_SUPERVISOR, 78, ""},  // its configuration is invalid, which it has said itself
+          Row{"/bin/false", 1, "ended code=1 before its first hello"},
+          Row{"/no/such", 1, "starting /no/such: No such file or directory; name the program with --supervisor"}}) {
+        const Folder folder;
+        const Ended ended =
+            run_keeper({"--socket", folder / "run/control.sock", "--supervisor", program, "missing.yaml"});
+        EXPECT_EQ(ended.status, status) << program;
+        EXPECT_THAT(ended.errors, HasSubstr(why));
+        EXPECT_EQ(ended.errors.empty(), *why == '\0') << ended.errors;
+        EXPECT_FALSE(std::filesystem::exists(folder / "run/control.sock"));
+    }
 }
 
 TEST_F(RunningSupervisor, WhoseConfigurationIsInvalidLaterIsTriedAgain) {
@@ -186,25 +166,6 @@ TEST_F(RunningSupervisor, WhoseConfigurationIsInvalidLaterIsTriedAgain) {
 
     EXPECT_EQ(keeper.next_seat().take_over().workers.size(), 1U);
     EXPECT_EQ(worker.ask("echo alive"), "alive");
-}
-
-TEST(Supervisor, ThatEndsBeforeItsFirstHelloEndsTheKeeper) {
-    const Folder folder;
-
-    const Ended ended = run_keeper({"--socket", folder / "run/control.sock", "--supervisor", "/bin/false", "fleet"});
-
-    EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors, HasSubstr("ended code=1 before its first hello"));
-}
-
-TEST(Supervisor, ThatCannotBeStartedIsAnErrorWithARemedy) {
-    const Folder folder;
-
-    const Ended ended = run_keeper({"--socket", folder / "run/control.sock", "--supervisor", "/no/such", "fleet"});
-
-    EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors,
-                HasSubstr("starting /no/such: No such file or directory; name the program with --supervisor"));
 }
 
 TEST(Supervisor, OfAnotherProtocolVersionEndsTheKeeperAtFirst) {
@@ -277,18 +238,14 @@ keeper_link::Spawn spawn_body(std::uint64_t generation, std::uint32_t argv_count
     return body;
 }
 
+void say_header(Seat& seat, const keeper_link::Header& header) {
+    seat.say_raw({reinterpret_cast<const char*>(&header), sizeof header});
+}
+
 const Nonsense nonsense[] = {
     {"AHalfHeader", [](Seat& seat) { seat.say_raw("short"); }},
-    {"AWrongSize",
-     [](Seat& seat) {
-         const keeper_link::Header header{33, 1, 0xFFFF'FFFF, 0};
-         seat.say_raw({reinterpret_cast<const char*>(&header), sizeof header});
-     }},
-    {"AnotherVersion",
-     [](Seat& seat) {
-         const keeper_link::Header header{37, 2, sizeof header, 0};
-         seat.say_raw({reinterpret_cast<const char*>(&header), sizeof header});
-     }},
+    {"AWrongSize", [](Seat& seat) { say_header(seat, {33, 1, 0xFFFF'FFFF, 0}); }},
+    {"AnotherVersion", [](Seat& seat) { say_header(seat, {37, 2, sizeof(keeper_link::Header), 0}); }},
     {"AnUnknownType", [](Seat& seat) { seat.say(static_cast<Type>(999)); }},
     {"AKeepersType", [](Seat& seat) { seat.say(Type::hello_end); }},
     {"ASecondHello", [](Seat& seat) { seat.greet(); }},
@@ -297,17 +254,11 @@ const Nonsense nonsense[] = {
     {"ASpawnWithoutAName", [](Seat& seat) { seat.ask_spawn(key_of("", 9), {FAKE_WORKER}); }},
     {"ASpawnWithoutAProgram", [](Seat& seat) { seat.ask_spawn(key_of("m", 9), {}); }},
     {"ASpawnWithFewerStringsThanItSays",
-     [](Seat& seat) {
-         seat.say(Type::spawn, spawn_body(9, 3, 4), std::string_view{"/a\0b", 4});
-     }},
+     [](Seat& seat) { seat.say(Type::spawn, spawn_body(9, 3, 4), std::string_view{"/a\0b", 4}); }},
     {"ASpawnWhoseLastStringHasNoEnd",
-     [](Seat& seat) {
-         seat.say(Type::spawn, spawn_body(9, 1, 4), std::string_view{"/a\0b", 4});
-     }},
+     [](Seat& seat) { seat.say(Type::spawn, spawn_body(9, 1, 4), std::string_view{"/a\0b", 4}); }},
     {"ASpawnShorterThanItSays",
-     [](Seat& seat) {
-         seat.say(Type::spawn, spawn_body(9, 1, 400), std::string_view{"/a\0", 3});
-     }},
+     [](Seat& seat) { seat.say(Type::spawn, spawn_body(9, 1, 400), std::string_view{"/a\0", 3}); }},
     {"ASpawnWithCountsThatOverflow",
      [](Seat& seat) {
          auto body = spawn_body(9, 0xFFFF'FFFF, 3);
@@ -317,8 +268,7 @@ const Nonsense nonsense[] = {
     {"ASpawnWithADescriptorItDoesNotMention",
      [](Seat& seat) {
          const auto body = spawn_body(9, 1, 3);
-         std::string bytes{reinterpret_cast<const char*>(&body), sizeof body};
-         bytes += std::string_view{"/a\0", 3};
+         const auto bytes = std::string{reinterpret_cast<const char*>(&body), sizeof body}.append("/a\0", 3);
          const int fd = seat.link().get();
          seat.say(Type::spawn, bytes, 9, std::span{&fd, 1});
      }},
@@ -327,14 +277,8 @@ const Nonsense nonsense[] = {
          const std::vector<int> fds(16, seat.link().get());
          seat.say(Type::stop, {}, 0, fds);
      }},
-    {"ASignalNumberThatIsNone",
-     [](Seat& seat) {
-         seat.say(Type::signal, Signal{key_of("fake", 1), 65, 0});
-     }},
-    {"ASignalToNobody",
-     [](Seat& seat) {
-         seat.say(Type::signal, Signal{key_of("nobody", 1), SIGTERM, 0});
-     }},
+    {"ASignalNumberThatIsNone", [](Seat& seat) { seat.say(Type::signal, Signal{key_of("fake", 1), 65, 0}); }},
+    {"ASignalToNobody", [](Seat& seat) { seat.say(Type::signal, Signal{key_of("nobody", 1), SIGTERM, 0}); }},
     {"ALedgerOfNobody", [](Seat& seat) { seat.say(Type::ledger, key_of("nobody", 1)); }},
     {"ALedgerThatIsTooLong",
      [](Seat& seat) {
@@ -346,9 +290,8 @@ const Nonsense nonsense[] = {
 class Violation : public ::testing::TestWithParam<Nonsense> {};
 
 TEST_P(Violation, EndsTheSupervisorAndNoWorker) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+    SeatedKeeper daemon;
+    auto& [keeper, seat] = daemon;
     const WorkerSeen worker = seat.spawn_fake(1);
     seat.settle(2);
     const std::size_t before = descriptor_count(keeper.pid());

@@ -34,9 +34,24 @@ Ended start_at(const fs::path& socket) {
     return run_keeper({"--socket", socket, "--supervisor", "/nonexistent", "fleet"});
 }
 
+void expect_refused(const fs::path& socket, const std::string& why) {
+    const Ended ended = start_at(socket);
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.errors, HasSubstr(why));
+}
+
+/// It lacks a supervisor, and nothing else.
+void expect_start(const fs::path& socket) { expect_refused(socket, "starting /nonexistent"); }
+
+fs::path own_folder(const Folder& folder) {
+    fs::create_directory(folder / "run");
+    fs::permissions(folder / "run", fs::perms::owner_all);
+    return folder / "run";
+}
+
 TEST(RuntimeDirectory, IsMadeForItsOwnerAlone) {
-    KeeperProcess keeper;
-    keeper.next_seat().take_over();
+    const SeatedKeeper daemon;
+    const KeeperProcess& keeper = daemon.keeper;
 
     EXPECT_EQ(mode_of(keeper.folder / "run"), S_IFDIR | 0700U);
     EXPECT_EQ(mode_of(keeper.socket()), S_IFSOCK | 0600U);
@@ -48,10 +63,7 @@ TEST(RuntimeDirectory, RefusesASymlink) {
     fs::permissions(folder / "elsewhere", fs::perms::owner_all);  // nothing else of it is refused
     fs::create_directory_symlink(folder / "elsewhere", folder / "run");
 
-    const Ended ended = start_at(folder / "run/control.sock");
-
-    EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors, StartsWith("error: not_permitted: using the runtime directory "));
+    expect_refused(folder / "run/control.sock", "error: not_permitted: using the runtime directory ");
     EXPECT_TRUE(fs::is_empty(folder / "elsewhere"));
 }
 
@@ -60,94 +72,59 @@ TEST(RuntimeDirectory, FollowsSymlinksAboveIt) {
     fs::create_directory(folder / "real");
     fs::create_directory_symlink(folder / "real", folder / "link");
 
-    const Ended ended = start_at(folder / "link/run/control.sock");
-
-    EXPECT_THAT(ended.errors, HasSubstr("starting /nonexistent"));  // it came that far
+    expect_start(folder / "link/run/control.sock");
     EXPECT_TRUE(fs::exists(folder / "real/run"));
 }
 
 TEST(RuntimeDirectory, RefusesOneThatOthersMayEnterOrWrite) {
     const Folder folder;
     for (const unsigned mode : {0777U, 0770U, 0702U, 0755U, 0750U}) {
-        fs::create_directory(folder / "run");
-        ASSERT_EQ(::chmod((folder / "run").c_str(), mode), 0);
-
-        const Ended ended = start_at(folder / "run/control.sock");
-
-        EXPECT_EQ(ended.status, 1);
-        EXPECT_THAT(ended.errors, HasSubstr("others than its owner may enter or write to it; `chmod 700` it"));
-        fs::remove_all(folder / "run");
+        ASSERT_EQ(::chmod(own_folder(folder).c_str(), mode), 0);
+        expect_refused(folder / "run/control.sock",
+                       "others than its owner may enter or write to it; `chmod 700` it");
     }
 }
 
 TEST(RuntimeDirectory, RefusesOneOfAnotherUser) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
     const Folder folder;
-    fs::create_directory(folder / "run");
-    ASSERT_EQ(::chown((folder / "run").c_str(), 4711, 4711), 0);
+    ASSERT_EQ(::chown(own_folder(folder).c_str(), 4711, 4711), 0);
 
-    const Ended ended = start_at(folder / "run/control.sock");
-
-    EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors, HasSubstr("it belongs to uid 4711, not to uid 0"));
+    expect_refused(folder / "run/control.sock", "it belongs to uid 4711, not to uid 0");
 }
 
-TEST(RuntimeDirectory, NamesTheFolderWhereNothingCanBeMade) {
-    const Ended ended = start_at("/sys/kernel/bulkhead/control.sock");
-
-    EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors,
-                StartsWith("error: not_permitted: creating the runtime directory /sys/kernel/bulkhead: "));
-}
-
-TEST(RuntimeDirectory, ItsParentMustExist) {
+TEST(RuntimeDirectory, ThatCannotBeMadeIsNamed) {
     const Folder folder;
-
-    const Ended ended = start_at(folder / "missing/run/control.sock");
-
-    EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors, HasSubstr("No such file or directory"));
+    expect_refused("/sys/kernel/bulkhead/control.sock",
+                   "error: not_permitted: creating the runtime directory /sys/kernel/bulkhead: ");
+    expect_refused(folder / "missing/run/control.sock", "No such file or directory");
+    expect_refused(folder / std::string(120, 'x') / "control.sock",
+                   "more than the 107 a Unix socket's path may have; choose a shorter path");
 }
 
-TEST(RuntimeDirectory, ASecondDaemonIsToldTheFirstOnesPid) {
-    KeeperProcess first;
-    first.next_seat().take_over();
+TEST(RuntimeDirectory, ASecondDaemonIsToldTheFirstOnesPidWhateverTheSocketsName) {
+    const SeatedKeeper first;
 
-    const Ended second = start_at(first.socket());
-
-    EXPECT_EQ(second.status, 1);
-    EXPECT_THAT(second.errors, StartsWith("error: already_running: "));
-    EXPECT_THAT(second.errors, HasSubstr("the daemon with pid " + std::to_string(first.pid()) + " uses"));
-    EXPECT_TRUE(fs::exists(first.socket()));
-}
-
-TEST(RuntimeDirectory, IsOneDaemonsWhateverTheSocketsName) {
-    KeeperProcess first;
-    first.next_seat().take_over();
-
-    const Ended second = start_at(first.folder / "run/another.sock");
-
-    EXPECT_EQ(second.status, 1);
-    EXPECT_THAT(second.errors, StartsWith("error: already_running: "));
+    expect_refused(first.keeper.socket(), "error: already_running: ");
+    expect_refused(first.keeper.socket(), "the daemon with pid " + std::to_string(first.keeper.pid()) + " uses");
+    expect_refused(first.keeper.folder / "run/another.sock", "error: already_running: ");
+    EXPECT_TRUE(fs::exists(first.keeper.socket()));
 }
 
 TEST(RuntimeDirectory, AListenerThatHoldsNoLockIsNotReplacedEither) {
     const Folder folder;
-    fs::create_directory(folder / "run");
-    fs::permissions(folder / "run", fs::perms::owner_all);
-    const UniqueFd somebody = unix_listener(folder / "run/control.sock");
+    const fs::path socket = own_folder(folder) / "control.sock";
+    const UniqueFd somebody = unix_listener(socket);
     ASSERT_TRUE(somebody);
 
-    const Ended ended = start_at(folder / "run/control.sock");
-
-    EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors, HasSubstr("the daemon with pid " + std::to_string(::getpid()) + " uses"));
-    EXPECT_TRUE(fs::exists(folder / "run/control.sock"));
+    expect_refused(socket, "the daemon with pid " + std::to_string(::getpid()) + " uses");
+    EXPECT_TRUE(fs::exists(socket));
 }
 
 TEST(RuntimeDirectory, ADaemonWhoseDirectoryWasRemovedIsFoundAllTheSame) {
-    KeeperProcess first;
-    first.next_seat().take_over();
+    SeatedKeeper daemon;
+    KeeperProcess& first = daemon.keeper;
+    fs::create_directory_symlink(first.folder / ".", first.folder / "link");
     fs::remove_all(first.folder / "run");
 
     const Ended second = start_at(first.socket());
@@ -157,19 +134,11 @@ TEST(RuntimeDirectory, ADaemonWhoseDirectoryWasRemovedIsFoundAllTheSame) {
     EXPECT_THAT(second.errors, HasSubstr("the daemon with pid " + std::to_string(first.pid()) +
                                          " runs there, though its directory was removed; end that one first"));
     EXPECT_FALSE(fs::exists(first.socket()));
+    expect_refused(first.folder / "link/run/control.sock", "though its directory was removed");
 
     first.signal(SIGKILL);
     EXPECT_EQ(first.wait(), 128 + SIGKILL);
-    EXPECT_THAT(start_at(first.socket()).errors, HasSubstr("starting /nonexistent")) << "nothing is left of the claim";
-}
-
-TEST(RuntimeDirectory, IsFoundByItsClaimThroughASymlinkToo) {
-    KeeperProcess first;
-    first.next_seat().take_over();
-    fs::create_directory_symlink(first.folder / ".", first.folder / "link");
-    fs::remove_all(first.folder / "run");
-
-    EXPECT_THAT(start_at(first.folder / "link/run/control.sock").errors, HasSubstr("though its directory was removed"));
+    expect_start(first.socket());  // nothing is left of the claim
 }
 
 /// The address of the claim on a folder, and what one does with it.
@@ -227,12 +196,12 @@ TEST(RuntimeDirectory, AClaimWhoseHolderEndsOnceItWasSeenIsTakenOver) {
     const Folder folder;
     const ClaimHolder loser{ClaimAddress{folder / "run"}, false, [](const Folder&) { return true; }, folder};
 
-    EXPECT_THAT(start_at(folder / "run/control.sock").errors, HasSubstr("starting /nonexistent"));
+    expect_start(folder / "run/control.sock");
 }
 
 TEST(RuntimeDirectory, AClaimIsTellableHoweverManyHaveAsked) {
-    KeeperProcess first;
-    first.next_seat().take_over();
+    const SeatedKeeper daemon;
+    const KeeperProcess& first = daemon.keeper;
     const ClaimAddress claim{first.folder / "run"};
     for (int i = 0; i < 3 * keeper::limits::claim_backlog; ++i) {
         const UniqueFd asker = claim_socket();
@@ -240,7 +209,7 @@ TEST(RuntimeDirectory, AClaimIsTellableHoweverManyHaveAsked) {
     }
     fs::remove_all(first.folder / "run");
 
-    EXPECT_THAT(start_at(first.socket()).errors, HasSubstr("though its directory was removed"));
+    expect_refused(first.socket(), "though its directory was removed");
 }
 
 TEST(RuntimeDirectory, OneFolderHasOneClaimHoweverItIsWritten) {
@@ -258,14 +227,14 @@ TEST(RuntimeDirectory, AClaimUnderAnotherRootPreventsNothing) {
     const ClaimHolder contained{ClaimAddress{folder / "run"}, true,
                                 [](const Folder& own) { return ::chroot((own / ".").c_str()) == 0; }, folder};
 
-    EXPECT_THAT(start_at(folder / "run/control.sock").errors, HasSubstr("starting /nonexistent"));
+    expect_start(folder / "run/control.sock");
 }
 
 TEST(RuntimeDirectory, AClaimUnderTheSameRootIsADaemon) {
     const Folder folder;
     const ClaimHolder daemon{ClaimAddress{folder / "run"}, true, [](const Folder&) { return true; }, folder};
 
-    EXPECT_THAT(start_at(folder / "run/control.sock").errors, HasSubstr("though its directory was removed"));
+    expect_refused(folder / "run/control.sock", "though its directory was removed");
 }
 
 TEST(RuntimeDirectory, AnotherUsersClaimPreventsNothing) {
@@ -278,43 +247,27 @@ TEST(RuntimeDirectory, AnotherUsersClaimPreventsNothing) {
     ASSERT_EQ(::seteuid(0), 0);
     ASSERT_TRUE(taken);
 
-    EXPECT_THAT(start_at(folder / "run/control.sock").errors, HasSubstr("starting /nonexistent"));
+    expect_start(folder / "run/control.sock");
 }
 
 TEST(RuntimeDirectory, AStaleSocketIsReplaced) {
-    KeeperProcess keeper;
-    keeper.next_seat().take_over();
+    SeatedKeeper daemon;
+    KeeperProcess& keeper = daemon.keeper;
     keeper.signal(SIGKILL);
     EXPECT_EQ(keeper.wait(), 128 + SIGKILL);
     ASSERT_TRUE(fs::exists(keeper.socket()));
 
-    const Ended next = start_at(keeper.socket());
-
-    // It lacked a supervisor, not a socket.
-    EXPECT_THAT(next.errors, HasSubstr("starting /nonexistent"));
+    expect_start(keeper.socket());
     EXPECT_FALSE(fs::exists(keeper.socket()));
 }
 
 TEST(RuntimeDirectory, AFileThatIsNoSocketIsKept) {
     const Folder folder;
-    fs::create_directory(folder / "run");
-    fs::permissions(folder / "run", fs::perms::owner_all);
-    std::ofstream{folder / "run/control.sock"} << "precious";
+    const fs::path file = own_folder(folder) / "control.sock";
+    std::ofstream{file} << "precious";
 
-    const Ended ended = start_at(folder / "run/control.sock");
-
-    EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors, HasSubstr("it is not a socket"));
-    EXPECT_EQ(file_text(folder / "run/control.sock"), "precious");
-}
-
-TEST(RuntimeDirectory, RefusesAPathThatNoClientCouldConnectTo) {
-    const Folder folder;
-
-    const Ended ended = start_at(folder / std::string(120, 'x') / "control.sock");
-
-    EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors, HasSubstr("more than the 107 a Unix socket's path may have; choose a shorter path"));
+    expect_refused(file, "it is not a socket");
+    EXPECT_EQ(file_text(file), "precious");
 }
 
 TEST(RuntimeDirectory, IsFoundByTheEnvironment) {

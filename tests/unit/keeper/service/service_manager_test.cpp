@@ -54,6 +54,14 @@ struct NotifySocket {
     }
 };
 
+/// A keeper that has a service manager, and its first supervisor, which has said hello.
+struct Managed : ::testing::Test {
+    const NotifySocket manager;
+    SeatedKeeper daemon{{.environment = {manager.variable()}}};
+    KeeperProcess& keeper = daemon.keeper;
+    Seat& seat = daemon.seat;
+};
+
 TEST(ServiceManager, IsToldOfEachStepInOrder) {
     const NotifySocket manager;
     KeeperProcess keeper{{.environment = {manager.variable()}}};
@@ -83,11 +91,7 @@ TEST(ServiceManager, IsToldOfEachStepInOrder) {
     EXPECT_FALSE(manager.has_more()) << "and no second time";
 }
 
-TEST(ServiceManager, IsToldReadyWhenAReloadChangesNothing) {
-    const NotifySocket manager;
-    KeeperProcess keeper{{.environment = {manager.variable()}}};
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(Managed, IsToldReadyWhenAReloadChangesNothing) {
     seat.say(Type::reload_done);  // nobody asked: nothing is told
     keeper.signal(SIGHUP);
     EXPECT_TRUE(seat.hear().is(Type::reload_asked));
@@ -100,17 +104,12 @@ TEST(ServiceManager, IsToldReadyWhenAReloadChangesNothing) {
     EXPECT_TRUE(is_alive(seat.process()));
 }
 
-TEST(ServiceManager, IsToldWhenTheSupervisorAsksForTheStopAndWhenItNeverStarted) {
-    const NotifySocket manager;
-    {
-        KeeperProcess keeper{{.environment = {manager.variable()}}};
-        Seat seat = keeper.next_seat();
-        seat.take_over();
-        seat.say(Type::stop);
-        seat.end_with(0);
-        EXPECT_EQ(keeper.wait(), 0);
-        EXPECT_THAT(manager.hear("STOPPING=1"), StartsWith("STOPPING=1\n"));
-    }
+TEST_F(Managed, IsToldWhenTheSupervisorAsksForTheStopAndWhenItNeverStarted) {
+    seat.say(Type::stop);
+    seat.end_with(0);
+    EXPECT_EQ(keeper.wait(), 0);
+    EXPECT_THAT(manager.hear("STOPPING=1"), StartsWith("STOPPING=1\n"));
+
     const Folder folder;
     (void)run_keeper({"--socket", folder / "run/control.sock", "--supervisor", "/bin/false", "fleet"},
                      {manager.variable()});
@@ -118,32 +117,22 @@ TEST(ServiceManager, IsToldWhenTheSupervisorAsksForTheStopAndWhenItNeverStarted)
     EXPECT_THAT(manager.hear(), StartsWith("STOPPING=1\n"));
 }
 
-TEST(ServiceManager, HearsThroughAnAbstractSocket) {
+TEST(ServiceManager, HearsTheKeeperAloneThroughAnAbstractSocketToo) {
     const NotifySocket manager{true};
-    KeeperProcess keeper{{.environment = {manager.variable()}}};
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+    SeatedKeeper daemon{{.environment = {manager.variable(), "WATCHDOG_USEC=60000000", "WATCHDOG_PID=1", "KEPT=1"}}};
 
-    EXPECT_EQ(manager.hear("READY=1"), "READY=1\nSTATUS=a supervisor runs\n");
-}
-
-TEST(ServiceManager, IsTheKeepersAlone) {
-    const NotifySocket manager;
-    KeeperProcess keeper{{.environment = {manager.variable(), "WATCHDOG_USEC=60000000", "WATCHDOG_PID=1", "KEPT=1"}}};
-    Seat seat = keeper.next_seat();
-
-    const auto environment = words_of(seat.pid(), "environ");
+    const auto environment = words_of(daemon.seat.pid(), "environ");
 
     EXPECT_THAT(environment, ::testing::Contains("KEPT=1"));
     EXPECT_THAT(environment, Each(Not(StartsWith("NOTIFY_SOCKET="))));
     EXPECT_THAT(environment, Each(Not(StartsWith("WATCHDOG_"))));
+    EXPECT_EQ(manager.hear("READY=1"), "READY=1\nSTATUS=a supervisor runs\n");
 }
 
 TEST(ServiceManager, HearsASignOfLifeAgainAndAgainAlsoAfterAnUpgrade) {
     const NotifySocket manager;
-    KeeperProcess keeper{{.environment = {manager.variable(), "WATCHDOG_USEC=100000"}}};
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+    SeatedKeeper daemon{{.environment = {manager.variable(), "WATCHDOG_USEC=100000"}}};
+    auto& [keeper, seat] = daemon;
     for (int i = 0; i < 3; ++i) EXPECT_EQ(manager.hear("WATCHDOG=1"), "WATCHDOG=1\n");
 
     seat.say(Type::upgrade);
@@ -158,9 +147,8 @@ TEST(ServiceManager, HearsASignOfLifeAgainAndAgainAlsoAfterAnUpgrade) {
 /// The keeper's own pid is not known before it runs, so only another's can be named.
 TEST(ServiceManager, ThatWatchesAnotherProcessHearsNoSignOfLife) {
     const NotifySocket manager;
-    KeeperProcess keeper{{.environment = {manager.variable(), "WATCHDOG_USEC=2000", "WATCHDOG_PID=1"}}};
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+    SeatedKeeper daemon{{.environment = {manager.variable(), "WATCHDOG_USEC=2000", "WATCHDOG_PID=1"}}};
+    auto& [keeper, seat] = daemon;
     EXPECT_THAT(manager.hear(), StartsWith("STATUS="));
     EXPECT_THAT(manager.hear(), StartsWith("READY=1"));
     seat.say(Type::stop);
@@ -171,11 +159,7 @@ TEST(ServiceManager, ThatWatchesAnotherProcessHearsNoSignOfLife) {
     EXPECT_FALSE(manager.has_more());
 }
 
-TEST(ServiceManager, ThatDoesNotReadStopsNothingAndHearsTheLatestState) {
-    const NotifySocket manager;
-    KeeperProcess keeper{{.environment = {manager.variable()}}};
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(Managed, ThatDoesNotReadStopsNothingAndHearsTheLatestState) {
     for (int i = 0; i < 2000; ++i) {
         keeper.signal(SIGHUP);
         EXPECT_TRUE(seat.hear().is(Type::reload_asked)) << "the keeper goes on";
@@ -197,21 +181,17 @@ TEST(ServiceManager, ThatDoesNotReadStopsNothingAndHearsTheLatestState) {
 
 TEST(ServiceManager, OfAnImpossibleNameIsWarnedOfAndDoneWithout) {
     for (const auto& name : std::vector<std::string>{"relative/path", "@", "vsock:2:1", "/" + std::string(200, 'x')}) {
-        KeeperProcess keeper{{.environment = {"NOTIFY_SOCKET=" + name}}};
-        Seat seat = keeper.next_seat();
-        seat.take_over();
-        EXPECT_THAT(keeper.errors(), HasSubstr("WARN $NOTIFY_SOCKET")) << name;
+        const SeatedKeeper daemon{{.environment = {"NOTIFY_SOCKET=" + name}}};
+        EXPECT_THAT(daemon.keeper.errors(), HasSubstr("WARN $NOTIFY_SOCKET")) << name;
     }
 }
 
 TEST(ServiceManager, ThatIsGoneChangesNothing) {
     const Folder folder;
-    KeeperProcess keeper{{.environment = {"NOTIFY_SOCKET=" + (folder / "nobody").string(), "WATCHDOG_USEC=1000"}}};
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+    SeatedKeeper daemon{{.environment = {"NOTIFY_SOCKET=" + (folder / "nobody").string(), "WATCHDOG_USEC=1000"}}};
 
-    EXPECT_EQ(seat.spawn_fake(1).ask("echo alive"), "alive");
-    EXPECT_EQ(keeper.errors(), "");
+    EXPECT_EQ(daemon.seat.spawn_fake(1).ask("echo alive"), "alive");
+    EXPECT_EQ(daemon.keeper.errors(), "");
 }
 
 }  // namespace

@@ -103,8 +103,6 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     facts_.keeper = hello;
     facts_.keeper_upgrade_failed = text_of(static_cast<keeper_link::UpgradeFailure>(hello.upgrade_failed));
     facts_.fleet_error = options_.fleet_error;
-    facts_.version = BULKHEAD_VERSION;
-    facts_.supervisor_pid = ::getpid();
     facts_.socket = options_.socket;
     facts_.fleet_file = options_.fleet.source.string();
 
@@ -187,8 +185,8 @@ void Supervisor::serve() {
                            [this](auto reloaded) { reload(std::move(reloaded)); },
                            [this](bool with_keeper, auto checked) { upgrade(with_keeper, std::move(checked)); }});
     server_.emplace(io_, std::move(options_.listener), make_methods(*daemon_));
-    spdlog::info("supervisor {} pid={} keeper_pid={} fleet={} models={} containment=\"{}\" socket={}", facts_.version,
-                 facts_.supervisor_pid, facts_.keeper.keeper_pid, facts_.fleet_file, options_.fleet.models.size(),
+    spdlog::info("supervisor {} pid={} keeper_pid={} fleet={} models={} containment=\"{}\" socket={}", BULKHEAD_VERSION,
+                 ::getpid(), facts_.keeper.keeper_pid, facts_.fleet_file, options_.fleet.models.size(),
                  facts_.containment, facts_.socket);
     if (!facts_.fleet_error.empty())
         spdlog::error("the fleet file has errors, and the fleet that was last good stays in force: {}",
@@ -212,10 +210,18 @@ void Supervisor::stop(std::function<void(std::vector<Receipt>)> stopped) {
 }
 
 void Supervisor::end() {
-    if (std::exchange(phase_, Phase::ending) == Phase::ending) return;
-    server_->finish([this] {
+    if (phase_ == Phase::ending) return;
+    finish([this] {
         spdlog::info("stopped");
         keeper_.stop();
+    });
+}
+
+/// Sends the last answers, then the last word to the keeper, and leaves the loop.
+void Supervisor::finish(std::function<void()> tell_keeper) {
+    phase_ = Phase::ending;
+    server_->finish([this, tell_keeper = std::move(tell_keeper)] {
+        tell_keeper();
         end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
         end_when_flushed();
     });
@@ -258,14 +264,10 @@ void Supervisor::on_reread(Reread reread) {
             spdlog::error("reload refused: {}", checked.error().text());
             return stay({{}, {}, checked.error()});
         }
-        apply(fleet, std::move(reloaded));
-    });
-}
-
-void Supervisor::apply(const config::Fleet& fleet, Reloaded reloaded) {
-    fleet_->retire(fleet, [this, reloaded = std::move(reloaded)] {
-        answer_reload(reloaded);
-        hand_over(false);
+        fleet_->retire(fleet, [this, reloaded = std::move(reloaded)] {
+            answer_reload(reloaded);
+            hand_over(false);
+        });
     });
 }
 
@@ -313,12 +315,9 @@ void Supervisor::hand_over_when_spawned(bool with_keeper) {
         return end_check_.arm(limits::settle_poll, [this, with_keeper] { hand_over_when_spawned(with_keeper); });
     // A stop arrived meanwhile and takes precedence.
     if (fleet_->is_stopping() || phase_ == Phase::ending) return;
-    phase_ = Phase::ending;
-    server_->finish([this, with_keeper] {
-        spdlog::info("supervisor pid={} hands over to its successor", facts_.supervisor_pid);
+    finish([this, with_keeper] {
+        spdlog::info("supervisor pid={} hands over to its successor", ::getpid());
         keeper_.hand_over(with_keeper);
-        end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
-        end_when_flushed();
     });
 }
 

@@ -53,6 +53,7 @@ private:
     void serve();
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     void end();
+    void finish(std::function<void()> tell_keeper);
     void end_when_flushed();
     void reload(std::function<void(const Reloaded&)> reloaded);
     void on_reread(Reread reread);
@@ -60,7 +61,6 @@ private:
     void stay(const Reloaded& reloaded);
     void upgrade(bool with_keeper, std::function<void(const Result<>&)> answer);
     void check_next(bool with_keeper, std::function<void(Result<>)> checked);
-    void apply(const config::Fleet& fleet, Reloaded reloaded);
     void hand_over(bool with_keeper);
     void hand_over_when_spawned(bool with_keeper);
 

@@ -129,7 +129,7 @@ inline constexpr std::size_t crash_list_default = 10;
 // --- a new supervisor
 /// For its program's answer before a hand-over.
 inline constexpr auto next_supervisor_deadline = 5s;
-inline constexpr std::size_t next_supervisor_words_max = 4 * 1024;
+inline constexpr std::size_t next_supervisor_words_max = 64 * 1024;
 /// For a worker's answer; then it hangs.
 inline constexpr auto adoption_deadline = 5s;
 /// Supervisors that died adopting it; then it is killed.

@@ -1,6 +1,5 @@
 #include "supervisor/base/line_splitter.h"
 
-
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
 
@@ -29,7 +28,7 @@ void LineSplitter::end_line(Clock::time_point now, const Emit& emit) {
     if (window_lines_ > limits::log_lines_per_window || window_bytes_ > limits::log_bytes_per_window) {
         ++dropped_;
     } else {
-        tell_dropped(emit);
+        end_window(emit);
         if (!line_.empty() && line_.back() == '\r') line_.pop_back();
         emit(escaped(line_) + (cut_ ? " … cut" : ""), false);
     }
@@ -42,17 +41,15 @@ std::optional<LineSplitter::Clock::time_point> LineSplitter::mark_due() const {
     return window_start_ + limits::log_budget_window;
 }
 
-void LineSplitter::tell_dropped(const Emit& emit) {
+void LineSplitter::end_window(const Emit& emit) {
     if (dropped_ == 0) return;
     emit("… " + count_text(dropped_) + (dropped_ == 1 ? " line" : " lines") + " dropped", true);
     dropped_ = 0;
 }
 
 void LineSplitter::finish(const Emit& emit) {
-    tell_dropped(emit);
+    end_window(emit);
     if (!line_.empty()) emit(escaped(line_) + (cut_ ? " … cut" : ""), false);
-    line_.clear();
-    cut_ = false;
 }
 
 }  // namespace bulkhead::supervisor

@@ -22,13 +22,12 @@ public:
     /// When to report dropped lines if nothing more is printed until then.
     [[nodiscard]] std::optional<Clock::time_point> mark_due() const;
     /// Ends the budget's second: reports the lines it dropped.
-    void end_window(const Emit& emit) { tell_dropped(emit); }
-    /// The writer has gone: emits an unfinished line and reports dropped ones.
+    void end_window(const Emit& emit);
+    /// The writer has gone: emits an unfinished line and reports dropped ones. Call last.
     void finish(const Emit& emit);
 
 private:
     void end_line(Clock::time_point now, const Emit& emit);
-    void tell_dropped(const Emit& emit);
 
     std::string line_;  ///< unfinished, at most log_line_bytes_max
     bool cut_ = false;  ///< drop the rest of the line

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <memory>
@@ -41,21 +40,15 @@ std::optional<Number> parse_number(std::string_view text, int base) {
     return value;
 }
 
-/// Sums lines such as "RssAnon:      123 kB", in bytes; all of them must be present.
-template <std::size_t count>
-std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, const std::array<std::string_view, count>& names) {
-    std::uint64_t kilobytes = 0;
-    std::size_t found = 0;
+/// Returns the number in a line such as "RssAnon:      123 kB".
+std::optional<std::uint64_t> number_of(std::string_view text, std::string_view name) {
+    std::optional<std::uint64_t> number;
     for_each_line(text, [&](std::string_view line) {
-        for (const std::string_view name : names) {
-            if (!line.starts_with(name)) continue;
-            line.remove_prefix(std::min(line.find_first_not_of(" \t", name.size()), line.size()));
-            if (const auto value = parse_number<std::uint64_t>(line, 10)) kilobytes += *value, ++found;
-            return;
-        }
+        if (!line.starts_with(name)) return;
+        line.remove_prefix(std::min(line.find_first_not_of(" \t", name.size()), line.size()));
+        number = parse_number<std::uint64_t>(line, 10);
     });
-    if (found != names.size()) return std::nullopt;
-    return kilobytes * 1024;
+    return number;
 }
 
 /// Files that the kernel serves only while the process' memory map is not being changed.
@@ -74,15 +67,22 @@ std::vector<pid_t> numbers_in(const std::string& folder) {
     return numbers;
 }
 
-/// Never destroyed: a thread stuck in the kernel may return while the process ends.
-struct BeingRead {
-    std::mutex mutex;
-    std::set<pid_t> pids;
-    static BeingRead& all() {
-        static auto& instance = *new BeingRead;
-        return instance;
+/// Reads a file of a process. Reads that of another thread if `tells` nothing for the first one,
+/// which releases its memory map when it ends, perhaps long before the others.
+template <typename Tells>
+std::optional<std::string> read_of_any_thread(pid_t pid, std::string_view file, std::size_t bytes_max, Tells tells) {
+    auto text = read_file(fmt::format("/proc/{}/{}", pid, file), bytes_max);
+    if (text && tells(*text)) return text;
+    for (const pid_t thread : threads_of(pid)) {
+        auto of_thread = read_file(fmt::format("/proc/{}/task/{}/{}", pid, thread, file), bytes_max);
+        if (of_thread && tells(*of_thread)) return of_thread;
     }
-};
+    return text;
+}
+
+/// Never destroyed: a thread stuck in the kernel may return while the process ends.
+std::mutex& being_read_mutex = *new std::mutex;
+std::set<pid_t>& being_read = *new std::set<pid_t>;
 
 }  // namespace
 
@@ -102,6 +102,14 @@ std::optional<std::string> read_file(const std::string& path, std::size_t bytes_
     return std::nullopt;
 }
 
+int make_own_folder(const std::filesystem::path& folder) {
+    struct stat status {};
+    // lstat first: mkdir() waits for a hanging disk.
+    if (::lstat(folder.c_str(), &status) != 0 && ::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return errno;
+    if (::lstat(folder.c_str(), &status) != 0) return errno;
+    return S_ISDIR(status.st_mode) && status.st_uid == ::geteuid() ? 0 : ENOTDIR;
+}
+
 int replace_file(const std::filesystem::path& path, const std::filesystem::path& fresh, std::string_view text) {
     ::unlink(fresh.c_str());
     UniqueFd file{::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)};
@@ -115,74 +123,49 @@ int replace_file(const std::filesystem::path& path, const std::filesystem::path&
 }
 
 ProcessBeingRead::ProcessBeingRead(pid_t pid) : pid_{pid} {
-    BeingRead& all = BeingRead::all();
-    const std::lock_guard lock{all.mutex};
-    is_first_ = all.pids.insert(pid).second;
+    const std::lock_guard lock{being_read_mutex};
+    is_first_ = being_read.insert(pid).second;
 }
 
 ProcessBeingRead::~ProcessBeingRead() {
-    if (!is_first_) return;
-    BeingRead& all = BeingRead::all();
-    const std::lock_guard lock{all.mutex};
-    all.pids.erase(pid_);
+    const std::lock_guard lock{being_read_mutex};
+    if (is_first_) being_read.erase(pid_);
 }
 
 bool is_being_read(pid_t pid) {
-    BeingRead& all = BeingRead::all();
-    const std::lock_guard lock{all.mutex};
-    return all.pids.contains(pid);
+    const std::lock_guard lock{being_read_mutex};
+    return being_read.contains(pid);
 }
 
 std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max) {
     if (!is_of_memory(file)) return read_file(fmt::format("/proc/{}/{}", pid, file), bytes_max);
     const ProcessBeingRead mine{pid};
     if (!mine) return std::nullopt;
-    auto text = read_file(fmt::format("/proc/{}/{}", pid, file), bytes_max);
-    if (text && !text->empty()) return text;
-    // The pid names the first thread, which releases its memory map when it ends, perhaps long
-    // before the others.
-    for (const pid_t thread : threads_of(pid)) {
-        if (thread == pid) continue;
-        auto of_thread = read_file(fmt::format("/proc/{}/task/{}/{}", pid, thread, file), bytes_max);
-        if (of_thread && !of_thread->empty()) return of_thread;
-    }
-    return text;
+    return read_of_any_thread(pid, file, bytes_max, [](const std::string& text) { return !text.empty(); });
 }
 
 std::optional<std::uint64_t> parse_resident_bytes(std::string_view status) {
-    return sum_of_kilobytes<2>(status, {"RssAnon:", "RssShmem:"});
+    const auto anonymous = number_of(status, "RssAnon:");
+    const auto shared = number_of(status, "RssShmem:");
+    if (!anonymous || !shared) return std::nullopt;
+    return (*anonymous + *shared) * 1024;
 }
-
-namespace {
-
-/// The status of a process, or of another of its threads where the first one has ended and
-/// no longer tells.
-std::optional<std::string> status_with_memory(pid_t pid) {
-    auto text = read_file(fmt::format("/proc/{}/status", pid), limits::proc_file_bytes_max);
-    if (!text || parse_resident_bytes(*text)) return text;
-    for (const pid_t thread : threads_of(pid)) {
-        text = read_file(fmt::format("/proc/{}/task/{}/status", pid, thread), limits::proc_file_bytes_max);
-        if (text && parse_resident_bytes(*text)) return text;
-    }
-    return std::nullopt;
-}
-
-}  // namespace
 
 std::optional<std::uint64_t> read_resident_bytes(pid_t pid) {
-    const auto text = status_with_memory(pid);
+    const auto text = read_of_any_thread(pid, "status", limits::proc_file_bytes_max, parse_resident_bytes);
     return text ? parse_resident_bytes(*text) : std::nullopt;
 }
 
 std::optional<HostMemory> read_host_memory(pid_t pid) {
-    const auto text = status_with_memory(pid);
-    if (!text) return std::nullopt;
-    HostMemory memory{*parse_resident_bytes(*text), sum_of_kilobytes<1>(*text, {"RssFile:"}).value_or(0)};
+    const auto text = read_of_any_thread(pid, "status", limits::proc_file_bytes_max, parse_resident_bytes);
+    const auto resident = text ? parse_resident_bytes(*text) : std::nullopt;
+    if (!resident) return std::nullopt;
+    HostMemory memory{*resident, number_of(*text, "RssFile:").value_or(0) * 1024};
     for (const pid_t child : descendants_of(pid)) {
         const auto of_child = read_proc_file(child, "smaps_rollup", 64 * 1024);
         if (!of_child) continue;
-        memory.bytes += sum_of_kilobytes<1>(*of_child, {"Private_Dirty:"}).value_or(0);
-        memory.mapped += sum_of_kilobytes<1>(*of_child, {"Pss_File:"}).value_or(0);
+        memory.bytes += number_of(*of_child, "Private_Dirty:").value_or(0) * 1024;
+        memory.mapped += number_of(*of_child, "Pss_File:").value_or(0) * 1024;
     }
     return memory;
 }
@@ -242,13 +225,7 @@ std::vector<pid_t> descendants_of(pid_t pid) {
 
 std::optional<pid_t> process_of_thread(pid_t thread) {
     const auto status = read_proc_file(thread, "status", 64 * 1024);
-    std::optional<pid_t> process;
-    if (status)
-        for_each_line(*status, [&](std::string_view line) {
-            constexpr std::string_view name = "Tgid:\t";
-            if (line.starts_with(name)) process = parse_number<pid_t>(line.substr(name.size()), 10);
-        });
-    return process;
+    return status ? number_of(*status, "Tgid:") : std::nullopt;
 }
 
 std::string process_name(pid_t pid) {

@@ -18,6 +18,9 @@ namespace bulkhead::supervisor {
 
 /// Returns the content; empty if unreadable, or larger than `bytes_max`. `flags`: more of open()'s.
 [[nodiscard]] std::optional<std::string> read_file(const std::string& path, std::size_t bytes_max, int flags = 0);
+/// Creates a folder with mode 0700, unless it exists. Returns 0 or the errno: ENOTDIR if it is not
+/// a folder of this user.
+[[nodiscard]] int make_own_folder(const std::filesystem::path& folder);
 /// Replaces a file whole or not at all, by `fresh` beside it. Returns 0 or the errno.
 [[nodiscard]] int replace_file(const std::filesystem::path& path, const std::filesystem::path& fresh,
                                std::string_view text);

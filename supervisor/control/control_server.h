@@ -5,9 +5,12 @@
 
 #include <boost/asio/posix/stream_descriptor.hpp>
 
-#include "supervisor/control/control_connection.h"
+#include "supervisor/base/deadline.h"
+#include "supervisor/control/rpc.h"
 
 namespace bulkhead::supervisor {
+
+class ControlConnection;
 
 /// Accepts connections from the keeper's listening socket. Answers only this daemon's
 /// user and root.

@@ -15,9 +15,7 @@ namespace bulkhead::supervisor {
 
 /// Facts that do not change while a supervisor lives.
 struct DaemonFacts {
-    std::string version;
     keeper_link::KeeperHello keeper{};  ///< its start is the daemon's, whose supervisor may restart
-    std::int64_t supervisor_pid = 0;
     std::string socket;
     std::string fleet_file;
     std::string containment;

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include "config/fleet_json.h"
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/text.h"
@@ -20,9 +22,9 @@ void info(Daemon& daemon, rpc::Call call) {
         for (const Model* model : daemon.fleet.all()) models.push_back(config::to_json(model->spec));
         const DaemonFacts& facts = daemon.facts;
         const FleetContext& context = daemon.fleet.context();
-        answer(json::object{{"version", facts.version},
+        answer(json::object{{"version", BULKHEAD_VERSION},
                             {"keeper_pid", facts.keeper.keeper_pid},
-                            {"supervisor_pid", facts.supervisor_pid},
+                            {"supervisor_pid", ::getpid()},
                             {"socket", facts.socket},
                             {"fleet", facts.fleet_file},
                             {"uptime_s", (unix_ms() - static_cast<std::int64_t>(facts.keeper.started_unix_ms)) / 1'000},
@@ -41,8 +43,8 @@ void info(Daemon& daemon, rpc::Call call) {
 }
 
 /// Answered from memory: clients use it to learn whether the daemon runs.
-void ping(const Daemon& daemon, const rpc::Call& call) {
-    call.answer(json::object{{"supervisor_pid", daemon.facts.supervisor_pid}});
+void ping(const Daemon&, const rpc::Call& call) {
+    call.answer(json::object{{"supervisor_pid", ::getpid()}});
 }
 
 void stop(Daemon& daemon, rpc::Call call) {
@@ -56,7 +58,7 @@ void upgrade(const Daemon& daemon, rpc::Call call) {
     const bool with_keeper = rpc::flag(call.params, "keeper", true);
     daemon.upgrade(with_keeper, [&daemon, answer = std::move(call.answer)](const Result<>& checked) {
         if (!checked) return answer(checked.error());
-        answer(json::object{{"supervisor_pid", daemon.facts.supervisor_pid},
+        answer(json::object{{"supervisor_pid", ::getpid()},
                             {"supervisor_starts", daemon.facts.keeper.supervisor_starts}});
     });
 }

@@ -100,7 +100,7 @@ void open(Fleet& fleet, rpc::Call call) {
                           {"generation", opened.worker.generation},
                           {"pid", opened.pid},
                           {"stateful", stateful}}};
-        told.fds.push_back(std::move(opened.client_end));
+        told.fd = std::move(opened.client_end);
         return told;
     });
     fleet.open_channel(model, {client, call.peer.pid, call.peer.uid, call.peer.connection}, deadline, std::move(answer),

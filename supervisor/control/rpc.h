@@ -49,10 +49,9 @@ inline constexpr int failed = -32000;
 // --- methods
 
 struct Answer {
-    Answer(json::object members = {}, std::vector<UniqueFd> sent = {})
-        : result{std::move(members)}, fds{std::move(sent)} {}
+    Answer(json::object members = {}) : result{std::move(members)} {}
     json::object result;
-    std::vector<UniqueFd> fds;  ///< if not empty, `result` has a member `fds` with their count
+    UniqueFd fd;  ///< sent with it, if any: then `result` has a member `fds`, 1
     /// A failure with details: `result` then goes into `error.data`, beside code,
     /// attempt and remedy.
     std::optional<Error> error{};

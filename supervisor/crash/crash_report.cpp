@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <memory>
@@ -22,6 +21,7 @@
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
+#include "supervisor/reclaim/cgroup.h"
 #include "supervisor/reclaim/receipt.h"
 
 namespace bulkhead::supervisor {
@@ -98,15 +98,7 @@ std::vector<std::string> oom_evidence(const OomCounters& counters, bool unexplai
     return evidence;
 }
 
-std::optional<std::uint64_t> machine_oom_kills() {
-    const std::string text = read_file("/proc/vmstat", 1 << 20).value_or("");
-    constexpr std::string_view name = "\noom_kill ";
-    const std::size_t at = text.find(name);
-    if (at == std::string::npos) return std::nullopt;
-    std::uint64_t count = 0;
-    std::from_chars(text.data() + at + name.size(), text.data() + text.size(), count);
-    return count;
-}
+std::optional<std::uint64_t> machine_oom_kills() { return oom_kills_in("/proc/vmstat"); }
 
 std::string CrashReport::to_text() const {
     json::object object{{"model", worker.model},
@@ -144,14 +136,6 @@ std::string CrashReports::name_of(const CrashReport& report) {
                        file_name(report.worker.model), report.worker.replica, report.worker.generation);
 }
 
-bool CrashReports::make_folder() const {
-    struct stat status {};
-    if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) return false;
-    if (::lstat(folder_.c_str(), &status) != 0) return false;
-    errno = ENOTDIR;
-    return S_ISDIR(status.st_mode) && status.st_uid == ::geteuid();
-}
-
 Result<std::filesystem::path> CrashReports::write(const CrashReport& report) {
     if (folder_.empty())
         return Error{ErrorCode::resources_exhausted, "writing a crash report: the daemon has no folder for logs", {}};
@@ -162,7 +146,8 @@ Result<std::filesystem::path> CrashReports::write(const CrashReport& report) {
     const auto path = folder_ / name_of(report);
     const auto unfinished = folder_ / ".unfinished";  // one name: overwrites what a killed
                                                       // supervisor left
-    const int failed = make_folder() ? replace_file(path, unfinished, report.to_text()) : errno;
+    int failed = make_own_folder(folder_);
+    if (failed == 0) failed = replace_file(path, unfinished, report.to_text());
     if (failed != 0) return system_error("writing " + path.string(), failed);
     remove_surplus();
     return path;

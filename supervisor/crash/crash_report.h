@@ -93,7 +93,6 @@ public:
     [[nodiscard]] boost::json::array list(const std::string& model, std::size_t max) const;
 
 private:
-    [[nodiscard]] bool make_folder() const;
     [[nodiscard]] std::vector<std::string> names() const;
     void remove_surplus() const;
 

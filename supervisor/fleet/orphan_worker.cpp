@@ -41,7 +41,7 @@ void OrphanWorker::on_exited(const ProcessExit& exit) {
     trace.marker = context_.launch.marker(found_.born_as);
     trace.slab_prefix = slab_owner_prefix(context_.launch.token, name.model, name.replica, name.generation);
     trace.gpu_uuid = gpu_uuid_;
-    Reclamation::start(context_.io, context_.blocking, context_.gpus, std::move(trace), false,
+    verify_reclamation(context_.io, context_.blocking, context_.gpus, std::move(trace), false,
                        [self = shared_from_this()](const Reclaimed&) {
                            self->gpu_lock_.end();
                            if (self->context_.cgroups) self->context_.cgroups->remove(self->found_.born_as);

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdint>
+#include <stdexcept>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -142,36 +143,28 @@ bool lives(const std::string& identity) {
     return pid > 0 && process_identity(pid) == identity;
 }
 
-/// Returns false if `one` is not in the format of `to_json`.
-bool take_reason(State& state, const std::string& uuid, const json::object& one) {
-    auto text = member<std::string>(one, "text");
-    if (!text || text->empty()) return false;
-    const std::string process = member<std::string>(one, "process").value_or("");
-    if (process.empty() || lives(process)) state.reasons[uuid].push_back({std::move(*text), process});
-    return true;
-}
-
-bool take_failure(State& state, const std::string& uuid, const json::object& one) {
-    auto model = member<std::string>(one, "model");
-    const auto at = member<std::int64_t>(one, "unix_ms");
-    if (!model || !at || *at < 0) return false;
-    // If the clock was set back, the failure would lie in the future and count for too long.
-    const std::chrono::milliseconds age{unix_ms() - *at};
-    if (age >= std::chrono::milliseconds{0} && age <= limits::gpu_failures_window)
-        state.failures[uuid].push_back({std::move(*model), GpuQuarantine::Clock::now() - age});
-    return true;
-}
-
-bool take_each(State& state, const json::object& content, const char* member,
-               bool (*take)(State&, const std::string&, const json::object&)) {
-    const json::value* by_uuid = content.if_contains(member);
-    if (by_uuid == nullptr || !by_uuid->is_object()) return false;
-    for (const auto& [uuid, list] : by_uuid->get_object()) {
-        if (!list.is_array()) return false;
-        for (const json::value& one : list.get_array())
-            if (!one.is_object() || !take(state, std::string{uuid}, one.get_object())) return false;
-    }
-    return true;
+/// The inverse of `to_json`. Throws a std::exception if `content` has another format.
+State state_of(const json::object& content) {
+    State state;
+    for (const auto& [uuid, list] : content.at("reasons").as_object())
+        for (const json::value& one : list.as_array()) {
+            const auto text = json::value_to<std::string>(one.at("text"));
+            if (text.empty()) throw std::invalid_argument{"text"};
+            const std::string process = member<std::string>(one.as_object(), "process").value_or("");
+            if (process.empty() || lives(process)) state.reasons[uuid].push_back({text, process});
+        }
+    for (const auto& [uuid, list] : content.at("failures").as_object())
+        for (const json::value& one : list.as_array()) {
+            const auto model = json::value_to<std::string>(one.at("model"));
+            const auto at = one.at("unix_ms").to_number<std::int64_t>();
+            if (at < 0) throw std::out_of_range{"unix_ms"};
+            // If the clock was set back, the failure would lie in the future and count for
+            // too long.
+            const std::chrono::milliseconds age{unix_ms() - at};
+            if (age >= std::chrono::milliseconds{0} && age <= limits::gpu_failures_window)
+                state.failures[uuid].push_back({model, GpuQuarantine::Clock::now() - age});
+        }
+    return state;
 }
 
 }  // namespace
@@ -184,11 +177,12 @@ void GpuQuarantineFile::save(const State& state) const { file_.save(to_json(stat
 std::optional<State> GpuQuarantineFile::load() const {
     const auto content = file_.load();
     if (!content) return std::nullopt;
-    State state;
-    if (take_each(state, *content, "reasons", take_reason) && take_each(state, *content, "failures", take_failure))
-        return state;
-    spdlog::warn("{} is ignored: it is not what this release writes", file_.path().string());
-    return std::nullopt;
+    try {
+        return state_of(*content);
+    } catch (const std::exception&) {
+        spdlog::warn("{} is ignored: it is not what this release writes", file_.path().string());
+        return std::nullopt;
+    }
 }
 
 }  // namespace bulkhead::supervisor

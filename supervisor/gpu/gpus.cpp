@@ -82,10 +82,7 @@ Gpus::~Gpus() {
     if (!reader_->thread.joinable()) return;
     const bool is_stuck = reader_->asked != reader_->answered;
     lock.unlock();
-    if (is_stuck)
-        reader_->thread.detach();
-    else
-        reader_->thread.join();
+    is_stuck ? reader_->thread.detach() : reader_->thread.join();
 }
 
 Result<std::vector<Gpu>> Gpus::read() {

@@ -9,13 +9,10 @@
 
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
-#include "supervisor/gpu/nvml_functions.h"
 
 namespace bulkhead::supervisor {
 
 using Clock = std::chrono::steady_clock;
-
-struct Nvml::Functions : nvml::Functions {};
 
 const GpuProcess* Gpu::find(std::int64_t pid) const {
     const auto found = std::ranges::find(processes, pid, &GpuProcess::pid);
@@ -52,8 +49,6 @@ std::string_view Xid::meaning() const {
     }
 }
 
-Nvml::Nvml(void* library, std::unique_ptr<Functions> functions) : library_{library}, functions_{std::move(functions)} {}
-
 Nvml::~Nvml() {
     stop();
     ::dlclose(library_);
@@ -66,41 +61,41 @@ Result<std::unique_ptr<Nvml>> Nvml::open() {
     if (library == nullptr)
         return Error{ErrorCode::not_running, fmt::format("loading NVML: {}", escaped(::dlerror())),
                      "install the NVIDIA driver to use GPUs; models run on the CPU"};
-    auto functions = std::make_unique<Functions>();
-    if (const char* missing = functions->load(library)) {
+    nvml::Functions functions;
+    if (const char* missing = functions.load(library)) {
         ::dlclose(library);
         return Error{ErrorCode::not_running, fmt::format("loading NVML: {} lacks {}", path, missing),
                      "install an NVIDIA driver of release 510 or newer"};
     }
-    std::unique_ptr<Nvml> nvml{new Nvml{library, std::move(functions)}};
+    std::unique_ptr<Nvml> nvml{new Nvml{library, functions}};
     if (const int status = nvml->start(); status != nvml::success)
-        return Error{ErrorCode::not_running, fmt::format("starting NVML: {}", nvml->functions_->error_string(status)),
+        return Error{ErrorCode::not_running, fmt::format("starting NVML: {}", nvml->functions_.error_string(status)),
                      "run nvidia-smi, which meets the same error"};
     return nvml;
 }
 
 int Nvml::start() {
     started_at_ = Clock::now();
-    const int status = functions_->init();
+    const int status = functions_.init();
     started_ = status == nvml::success;
     in_trouble_ = !started_;
-    if (started_ && functions_->events_create != nullptr && functions_->events_create(&events_) != nvml::success)
+    if (started_ && functions_.events_create != nullptr && functions_.events_create(&events_) != nvml::success)
         events_ = nullptr;
     return status;
 }
 
 void Nvml::stop() {
     if (!std::exchange(started_, false)) return;
-    if (void* events = std::exchange(events_, nullptr)) functions_->events_free(events);
+    if (void* events = std::exchange(events_, nullptr)) functions_.events_free(events);
     watched_.clear();
-    functions_->shutdown();
+    functions_.shutdown();
 }
 
 Result<unsigned> Nvml::count() {
     const auto failed = [this](int status) {
         in_trouble_ = true;
         return Error{ErrorCode::resources_exhausted,
-                     fmt::format("asking NVML for the GPUs: {}", functions_->error_string(status)),
+                     fmt::format("asking NVML for the GPUs: {}", functions_.error_string(status)),
                      "run nvidia-smi, which meets the same error"};
     };
     // Only a restart of the library sees a GPU that came back, or a driver that was loaded again.
@@ -109,7 +104,7 @@ Result<unsigned> Nvml::count() {
         if (const int status = start(); status != nvml::success) return failed(status);
     }
     unsigned count = 0;
-    if (const int status = functions_->count(&count); status != nvml::success) return failed(status);
+    if (const int status = functions_.count(&count); status != nvml::success) return failed(status);
     return count;
 }
 
@@ -148,10 +143,10 @@ Gpu Nvml::read(unsigned index) {
     nvml::Device device = nullptr;
     std::array<char, nvml::uuid_bytes> uuid{};
     std::array<char, nvml::name_bytes> name{};
-    int status = functions_->handle(index, &device);
-    if (status == nvml::success) status = functions_->uuid(device, uuid.data(), nvml::uuid_bytes);
+    int status = functions_.handle(index, &device);
+    if (status == nvml::success) status = functions_.uuid(device, uuid.data(), nvml::uuid_bytes);
     if (status == nvml::success) {
-        if (functions_->name(device, name.data(), nvml::name_bytes) != nvml::success) name[0] = '\0';
+        if (functions_.name(device, name.data(), nvml::name_bytes) != nvml::success) name[0] = '\0';
         uuid.back() = name.back() = '\0';
         gpu.uuid = escaped(uuid.data());
         gpu.name = escaped(name.data());
@@ -169,7 +164,7 @@ Gpu Nvml::read(unsigned index) {
     }
     in_trouble_ = true;
     gpu.lost = status == nvml::gpu_is_lost;
-    gpu.trouble = fmt::format("{}: {}", gpu.lost ? "lost" : "failing", escaped(functions_->error_string(status)));
+    gpu.trouble = fmt::format("{}: {}", gpu.lost ? "lost" : "failing", escaped(functions_.error_string(status)));
     gpu.total_bytes.reset();
     gpu.free_bytes.reset();
     return gpu;
@@ -177,7 +172,7 @@ Gpu Nvml::read(unsigned index) {
 
 int Nvml::read_memory(void* device, Gpu& gpu) const {
     nvml::Memory memory{};
-    const int status = functions_->memory(device, &memory);
+    const int status = functions_.memory(device, &memory);
     if (status == nvml::not_supported) return nvml::success;
     if (status == nvml::success) {
         gpu.total_bytes = memory.total;
@@ -188,7 +183,7 @@ int Nvml::read_memory(void* device, Gpu& gpu) const {
 
 int Nvml::read_processes(void* device, Gpu& gpu) const {
     gpu.processes_known = true;
-    for (const auto list : {functions_->compute_processes, functions_->graphics_processes}) {
+    for (const auto list : {functions_.compute_processes, functions_.graphics_processes}) {
         if (list == nullptr) continue;
         std::vector<nvml::ProcessInfo> infos(limits::gpu_processes_max);
         auto found = static_cast<unsigned>(infos.size());
@@ -216,11 +211,11 @@ GpuSensors Nvml::read_sensors(void* device) const {
         return value;
     };
     GpuSensors sensors;
-    sensors.clock_mhz = ask(functions_->clock, nvml::clock_sm);
-    sensors.power_mw = ask(functions_->power);
-    sensors.temperature_c = ask(functions_->temperature, nvml::temperature_gpu);
+    sensors.clock_mhz = ask(functions_.clock, nvml::clock_sm);
+    sensors.power_mw = ask(functions_.power);
+    sensors.temperature_c = ask(functions_.temperature, nvml::temperature_gpu);
     nvml::Utilization used{};
-    if (functions_->utilization != nullptr && functions_->utilization(device, &used) == nvml::success)
+    if (functions_.utilization != nullptr && functions_.utilization(device, &used) == nvml::success)
         sensors.utilization_percent = used.gpu;
     // nvmlClocksThrottleReason*; an idle GPU (1) is not throttled.
     constexpr std::array<std::pair<unsigned long long, std::string_view>, 8> names{{{0x2, "clock setting"},
@@ -232,7 +227,7 @@ GpuSensors Nvml::read_sensors(void* device) const {
                                                                                    {0x80, "power brake"},
                                                                                    {0x100, "display clock setting"}}};
     unsigned long long reasons = 0;
-    if (functions_->throttle_reasons != nullptr && functions_->throttle_reasons(device, &reasons) == nvml::success)
+    if (functions_.throttle_reasons != nullptr && functions_.throttle_reasons(device, &reasons) == nvml::success)
         for (const auto& [bit, name] : names)
             if ((reasons & bit) != 0) sensors.throttled.push_back(name);
     return sensors;
@@ -241,14 +236,14 @@ GpuSensors Nvml::read_sensors(void* device) const {
 void Nvml::watch(void* device, const std::string& uuid) {
     if (events_ == nullptr || !watched_.try_emplace(device, uuid).second) return;
     // A GPU without events is simply not watched.
-    (void)functions_->events_register(device, nvml::event_xid, events_);
+    (void)functions_.events_register(device, nvml::event_xid, events_);
 }
 
 std::vector<Xid> Nvml::take_xids() {
     std::vector<Xid> xids;
     nvml::Event event{};
     while (events_ != nullptr && xids.size() < limits::gpu_events_per_read &&
-           functions_->events_wait(events_, &event, 0) == nvml::success) {
+           functions_.events_wait(events_, &event, 0) == nvml::success) {
         const auto device = watched_.find(event.device);
         if (event.type == nvml::event_xid && device != watched_.end()) xids.push_back({device->second, event.data});
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ipc/base/error.h"
+#include "supervisor/gpu/nvml_functions.h"
 
 namespace bulkhead::supervisor {
 
@@ -79,12 +80,11 @@ public:
     [[nodiscard]] std::vector<Xid> take_xids();
 
 private:
-    struct Functions;
     struct Known {
         unsigned index = 0;
         std::string name;
     };
-    Nvml(void* library, std::unique_ptr<Functions> functions);
+    Nvml(void* library, const nvml::Functions& functions) : library_{library}, functions_{functions} {}
     [[nodiscard]] int start();
     void stop();
     [[nodiscard]] Result<unsigned> count();
@@ -96,7 +96,7 @@ private:
     void watch(void* device, const std::string& uuid);
 
     void* library_;
-    std::unique_ptr<Functions> functions_;
+    nvml::Functions functions_;
     bool started_ = false;
     bool in_trouble_ = false;  ///< at the last reading: only a restart of the library
                                ///< sees a recovery

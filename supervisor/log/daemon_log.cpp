@@ -14,6 +14,7 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/base/whole_io.h"
+#include "supervisor/base/proc_files.h"
 #include "supervisor/log/log_file.h"
 
 namespace bulkhead::supervisor {
@@ -46,33 +47,23 @@ private:
     std::shared_ptr<LogTarget> target_;
 };
 
-/// A writer of its own: Ctrl-S in the terminal must not delay lines to the disk.
-const std::shared_ptr<LogWriter>& standard_error_writer() {
-    static const auto writer = std::make_shared<LogWriter>();
-    return writer;
-}
-
-const std::shared_ptr<LogTarget>& standard_error() {
-    static const std::shared_ptr<LogTarget> target = std::make_shared<StandardError>();
-    return target;
+/// With a writer of its own: Ctrl-S in the terminal must not delay lines to the disk.
+const auto& standard_error() {
+    static const std::pair writer_and_target{std::make_shared<LogWriter>(), std::make_shared<StandardError>()};
+    return writer_and_target;
 }
 
 }  // namespace
 
 std::optional<LogStore> make_log_store(const std::filesystem::path& runtime_folder) {
     const auto folder = runtime_folder / "logs";
-    struct stat status {};
-    // lstat first: only the first supervisor must create the folder, and mkdir() waits for
-    // a hanging disk.
-    if (::lstat(folder.c_str(), &status) != 0 && ::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-        spdlog::warn("making {}: {}; logs are kept in memory alone", folder.string(), std::strerror(errno));
-        return std::nullopt;
-    }
-    if (::lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) {
+    const int failed = make_own_folder(folder);
+    if (failed == 0) return LogStore{folder, std::make_shared<LogWriter>()};
+    if (failed == ENOTDIR)
         spdlog::warn("{} is not a folder of this user; logs are kept in memory alone", folder.string());
-        return std::nullopt;
-    }
-    return LogStore{folder, std::make_shared<LogWriter>()};
+    else
+        spdlog::warn("making {}: {}; logs are kept in memory alone", folder.string(), std::strerror(failed));
+    return std::nullopt;
 }
 
 void open_daemon_log(const std::optional<LogStore>& store) {
@@ -81,7 +72,7 @@ void open_daemon_log(const std::optional<LogStore>& store) {
         sinks.push_back(
             std::make_shared<WriterSink>(store->writer, std::make_shared<LogFile>(store->folder / "bulkheadd.log")));
     if (sinks.empty() || ::isatty(STDERR_FILENO) == 1)
-        sinks.push_back(std::make_shared<WriterSink>(standard_error_writer(), standard_error()));
+        sinks.push_back(std::make_shared<WriterSink>(standard_error().first, standard_error().second));
     const auto logger = std::make_shared<spdlog::logger>("bulkhead", sinks.begin(), sinks.end());
     logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
     logger->flush_on(spdlog::level::critical);
@@ -90,12 +81,12 @@ void open_daemon_log(const std::optional<LogStore>& store) {
 }
 
 void say_on_standard_error(std::string line) {
-    standard_error_writer()->append(standard_error(), std::move(line.append("\n")));
+    standard_error().first->append(standard_error().second, std::move(line.append("\n")));
 }
 
 bool end_daemon_log(const std::optional<LogStore>& store) {
     const bool is_written = !store || store->writer->end();
-    return standard_error_writer()->end() && is_written;
+    return standard_error().first->end() && is_written;
 }
 
 }  // namespace bulkhead::supervisor

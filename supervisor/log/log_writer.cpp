@@ -134,11 +134,7 @@ bool LogWriter::end() {
     const bool hangs = state_->writing;
     std::thread thread = std::move(thread_);
     lock.unlock();
-    if (!thread.joinable()) return !hangs;
-    if (hangs)
-        thread.detach();
-    else
-        thread.join();
+    if (thread.joinable()) hangs ? thread.detach() : thread.join();
     return !hangs;
 }
 

@@ -110,8 +110,13 @@ void remove_empty(const std::filesystem::path& folder) {
     ::rmdir(folder.c_str());
 }
 
-/// Returns `oom_kill` of a memory.events, or of version 1's memory.oom_control; empty if
-/// there is none.
+/// The kernel refuses while a process is in one: that folder stays in the set.
+void remove_folders(std::set<std::filesystem::path>& folders) {
+    std::erase_if(folders, [](const auto& path) { return ::rmdir(path.c_str()) == 0 || errno == ENOENT; });
+}
+
+}  // namespace
+
 std::optional<std::uint64_t> oom_kills_in(const std::filesystem::path& file) {
     std::ifstream events{file};
     std::string name;
@@ -120,8 +125,6 @@ std::optional<std::uint64_t> oom_kills_in(const std::filesystem::path& file) {
         if (name == "oom_kill") return count;
     return std::nullopt;
 }
-
-}  // namespace
 
 std::unique_ptr<Cgroups> Cgroups::make(const Owner& owner, const std::vector<WorkerName>& keep) {
     const auto parent = own_writable_cgroup();
@@ -196,7 +199,7 @@ std::filesystem::path Cgroups::folder(const WorkerName& worker) const { return p
 
 Result<UniqueFd> Cgroups::add(const WorkerName& worker) {
     const auto path = folder(worker);
-    remove_unwanted();
+    remove_folders(unwanted_);
     if (make_folder() && open_kill_all()) count_memory();  // exists, unless removed as abandoned
     if (::mkdir(path.c_str(), 0755) != 0) return system_error("making " + path.string(), errno);
     UniqueFd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
@@ -228,12 +231,8 @@ bool cgroup_has(const std::filesystem::path& folder, pid_t pid) {
 bool Cgroups::remove(const WorkerName& worker) {
     const auto path = folder(worker);
     unwanted_.insert(path);
-    remove_unwanted();
+    remove_folders(unwanted_);
     return !unwanted_.contains(path);
-}
-
-void Cgroups::remove_unwanted() {
-    std::erase_if(unwanted_, [](const auto& path) { return ::rmdir(path.c_str()) == 0 || errno == ENOENT; });
 }
 
 std::unique_ptr<MemoryLimits> MemoryLimits::make(const Cgroups* cgroups, pid_t keeper) {
@@ -281,7 +280,7 @@ std::optional<std::uint64_t> MemoryLimits::oom_kills(const WorkerName& worker) c
 void MemoryLimits::remove(const WorkerName& worker) {
     if (path_.empty()) return;  // the folder is removed with the worker's cgroup
     unwanted_.insert(folder(worker));
-    std::erase_if(unwanted_, [](const auto& path) { return ::rmdir(path.c_str()) == 0 || errno == ENOENT; });
+    remove_folders(unwanted_);
 }
 
 }  // namespace bulkhead::supervisor

@@ -26,6 +26,10 @@ namespace bulkhead::supervisor {
 /// its first thread.
 [[nodiscard]] bool cgroup_has(const std::filesystem::path& folder, pid_t pid);
 
+/// Returns `oom_kill` of a memory.events, of version 1's memory.oom_control, or of /proc/vmstat;
+/// empty if there is none.
+[[nodiscard]] std::optional<std::uint64_t> oom_kills_in(const std::filesystem::path& file);
+
 /// One cgroup per worker, where this daemon may create one: then no child of a worker survives it.
 /// Operations on cgroupfs are system calls without I/O, so they may run on the loop.
 class Cgroups {
@@ -70,7 +74,6 @@ private:
     bool make_folder() const;
     bool open_kill_all();
     void count_memory() const;
-    void remove_unwanted();
 
     std::filesystem::path path_;
     std::string socket_;

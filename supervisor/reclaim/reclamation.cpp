@@ -1,6 +1,7 @@
 #include "supervisor/reclaim/reclamation.h"
 
 #include <algorithm>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/base/pidfd.h"
+#include "supervisor/base/deadline.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
@@ -124,78 +126,95 @@ GpuReturn gpu_return(const std::optional<GpuShare>& share, std::optional<std::ui
     return {*remains.gpu_free_bytes - std::min(*remains.gpu_free_bytes, *free_before), "device"};
 }
 
-Reclamation::Reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
-                         bool wait_for_slabs, Done done)
-    : blocking_{blocking}, gpus_{gpus}, trace_{std::make_shared<const Trace>(std::move(trace))},
-      wait_for_slabs_{wait_for_slabs}, done_{std::move(done)}, pause_{io} {}
+namespace {
 
-void Reclamation::start(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
-                        bool wait_for_slabs, Done done) {
-    const std::shared_ptr<Reclamation> self{
-        new Reclamation{io, blocking, gpus, std::move(trace), wait_for_slabs, std::move(done)}};
-    self->look();
-}
+class Reclamation : public std::enable_shared_from_this<Reclamation> {
+public:
+    Reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace, bool wait_for_slabs,
+                std::function<void(Reclaimed)> done)
+        : blocking_{blocking}, gpus_{gpus}, trace_{std::make_shared<const Trace>(std::move(trace))},
+          wait_for_slabs_{wait_for_slabs}, done_{std::move(done)}, pause_{io} {}
 
-void Reclamation::look() {
-    blocking_.run(
-        fmt::format("looking what is left of {}", trace_->worker.text()),
-        [trace = trace_, scope = scope_, &gpus = gpus_] { return look_for_remains(*trace, gpus, scope); },
-        [self = shared_from_this()](Result<Remains> remains) {
-            remains ? self->judge(std::move(*remains)) : self->give_up();
-        });
-}
-
-/// Nothing more can be observed, so nothing is claimed: other processes must not wait
-/// for the answer.
-void Reclamation::give_up() { done_({std::move(last_), false}); }
-
-void Reclamation::judge(Remains remains) {
-    saw_all_ = saw_all_ && remains.saw_all;
-    if (scope_.processes) {
-        const bool saw_all = scope_.only.empty();
-        scope_.only.clear();
-        for (const Holder& holder : remains.held_by) {
-            if (holder.what == "gpu") continue;
-            scope_.only.push_back(holder.pid);
-            if (holder.what != "process" || contains(scope_.gpu_pids, holder.pid)) continue;
-            scope_.gpu_pids.push_back(holder.pid);
-            spdlog::warn("worker={} pid={} name={} had left its process group and was killed", trace_->worker.text(),
-                         holder.pid, in_quotes(holder.name));
-        }
-        // A reaped worker creates nothing new: what one look at all processes has not found
-        // does not exist.
-        scope_.processes = !(saw_all && remains.group_empty && scope_.only.empty());
-        if (!saw_all && scope_.only.empty()) return look();
-    } else {
-        remains.group_empty = true;
+    void look() {
+        blocking_.run(
+            fmt::format("looking what is left of {}", trace_->worker.text()),
+            [trace = trace_, scope = scope_, &gpus = gpus_] { return look_for_remains(*trace, gpus, scope); },
+            [self = shared_from_this()](Result<Remains> remains) {
+                // Without a result nothing more can be observed, so nothing is claimed: other
+                // processes must not wait for the answer.
+                remains ? self->judge(std::move(*remains)) : self->done_({std::move(self->last_), false});
+            });
     }
 
-    const bool settled = gpu_has_settled(remains);
-    const bool only_slabs = remains.group_empty && std::ranges::all_of(remains.held_by, [](const Holder& holder) {
-                                return holder.what == "slab";
-                            });
-    const bool enough = settled && (wait_for_slabs_ ? remains.nothing_held() : only_slabs);
-    const Deadline::Clock::duration patience =
-        remains.holds("gpu") ? limits::settle_gpu_deadline : limits::settle_deadline;
-    if (enough || Deadline::Clock::now() - began_ >= patience) return done_({std::move(remains), settled && saw_all_});
-    last_ = std::move(remains);
-    pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look(); });
-}
+private:
+    void judge(Remains remains) {
+        saw_all_ = saw_all_ && remains.saw_all;
+        if (scope_.processes) {
+            const bool saw_all = scope_.only.empty();
+            scope_.only.clear();
+            for (const Holder& holder : remains.held_by) {
+                if (holder.what == "gpu") continue;
+                scope_.only.push_back(holder.pid);
+                if (holder.what != "process" || contains(scope_.gpu_pids, holder.pid)) continue;
+                scope_.gpu_pids.push_back(holder.pid);
+                spdlog::warn("worker={} pid={} name={} had left its process group and was killed",
+                             trace_->worker.text(), holder.pid, in_quotes(holder.name));
+            }
+            // A reaped worker creates nothing new: what one look at all processes has not found
+            // does not exist.
+            scope_.processes = !(saw_all && remains.group_empty && scope_.only.empty());
+            if (!saw_all && scope_.only.empty()) return look();
+        } else {
+            remains.group_empty = true;
+        }
 
-/// True after two equal readings, if nothing is known to be missing between what the worker had and
-/// what came back.
-bool Reclamation::gpu_has_settled(const Remains& remains) {
-    if (trace_->gpu_uuid.empty()) return true;
-    if (!remains.gpu_answered) return false;
-    const auto before = std::exchange(free_at_last_look_, remains.gpu_free_bytes);
-    if (remains.holds("gpu")) return false;
-    // It is no longer listed.
-    if (!remains.gpu_free_bytes) return trace_->gpu && !trace_->gpu->pids.empty();
-    // Without a figure of its own, we only know that it had some memory.
-    if (trace_->gpu_is_recent && trace_->gpu && !trace_->gpu->own_bytes && trace_->gpu->free_bytes &&
-        *remains.gpu_free_bytes <= *trace_->gpu->free_bytes + limits::settle_gpu_noise_bytes)
-        return false;
-    return before && distance(*before, *remains.gpu_free_bytes) <= limits::settle_gpu_noise_bytes;
+        const bool settled = gpu_has_settled(remains);
+        const bool only_slabs = remains.group_empty && std::ranges::all_of(remains.held_by, [](const Holder& holder) {
+                                    return holder.what == "slab";
+                                });
+        const bool enough = settled && (wait_for_slabs_ ? remains.nothing_held() : only_slabs);
+        const Deadline::Clock::duration patience =
+            remains.holds("gpu") ? limits::settle_gpu_deadline : limits::settle_deadline;
+        if (enough || Deadline::Clock::now() - began_ >= patience)
+            return done_({std::move(remains), settled && saw_all_});
+        last_ = std::move(remains);
+        pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look(); });
+    }
+
+    /// True after two equal readings, if nothing is known to be missing between what the worker
+    /// had and what came back.
+    bool gpu_has_settled(const Remains& remains) {
+        if (trace_->gpu_uuid.empty()) return true;
+        if (!remains.gpu_answered) return false;
+        const auto before = std::exchange(free_at_last_look_, remains.gpu_free_bytes);
+        if (remains.holds("gpu")) return false;
+        // It is no longer listed.
+        if (!remains.gpu_free_bytes) return trace_->gpu && !trace_->gpu->pids.empty();
+        // Without a figure of its own, we only know that it had some memory.
+        if (trace_->gpu_is_recent && trace_->gpu && !trace_->gpu->own_bytes && trace_->gpu->free_bytes &&
+            *remains.gpu_free_bytes <= *trace_->gpu->free_bytes + limits::settle_gpu_noise_bytes)
+            return false;
+        return before && distance(*before, *remains.gpu_free_bytes) <= limits::settle_gpu_noise_bytes;
+    }
+
+    BlockingQueue& blocking_;
+    Gpus& gpus_;
+    std::shared_ptr<const Trace> trace_;
+    bool wait_for_slabs_;
+    std::function<void(Reclaimed)> done_;
+    Deadline::Clock::time_point began_ = Deadline::Clock::now();
+    Deadline pause_;
+    Scope scope_;
+    std::optional<std::uint64_t> free_at_last_look_;
+    bool saw_all_ = true;
+    Remains last_;  ///< of the last look
+};
+
+}  // namespace
+
+void verify_reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
+                        bool wait_for_slabs, std::function<void(Reclaimed)> done) {
+    std::make_shared<Reclamation>(io, blocking, gpus, std::move(trace), wait_for_slabs, std::move(done))->look();
 }
 
 }  // namespace bulkhead::supervisor

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <chrono>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,7 +9,6 @@
 #include <boost/asio/io_context.hpp>
 
 #include "supervisor/base/blocking_queue.h"
-#include "supervisor/base/deadline.h"
 #include "supervisor/gpu/gpus.h"
 #include "supervisor/reclaim/receipt.h"
 
@@ -88,34 +85,9 @@ struct Reclaimed {
 
 /// Looks until nothing of a reaped worker is left and the device's free memory is steady, or
 /// `settle_deadline` has passed (`settle_gpu_deadline` if GPU memory is known to be missing).
-class Reclamation : public std::enable_shared_from_this<Reclamation> {
-public:
-    using Done = std::function<void(Reclaimed)>;
-
-    /// `wait_for_slabs`: true for an unload; false for the restart of a crashed worker, which does
-    /// not wait for clients that still map its slabs.
-    static void start(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
-                      bool wait_for_slabs, Done done);
-
-private:
-    Reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace, bool wait_for_slabs,
-                Done done);
-    void look();
-    void judge(Remains remains);
-    void give_up();
-    [[nodiscard]] bool gpu_has_settled(const Remains& remains);
-
-    BlockingQueue& blocking_;
-    Gpus& gpus_;
-    std::shared_ptr<const Trace> trace_;
-    bool wait_for_slabs_;
-    Done done_;
-    Deadline::Clock::time_point began_ = Deadline::Clock::now();
-    Deadline pause_;
-    Scope scope_;
-    std::optional<std::uint64_t> free_at_last_look_;
-    bool saw_all_ = true;
-    Remains last_;  ///< look
-};
+/// `wait_for_slabs`: true for an unload; false for the restart of a crashed worker, which does not
+/// wait for clients that still map its slabs.
+void verify_reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
+                        bool wait_for_slabs, std::function<void(Reclaimed)> done);
 
 }  // namespace bulkhead::supervisor

@@ -206,7 +206,7 @@ void Replica::note_crash(const ExitOutcome& outcome) {
 }
 
 void Replica::reclaim(const std::shared_ptr<WorkerProcess>& process) {
-    Reclamation::start(context_.io, context_.blocking, context_.gpus, process->trace(),
+    verify_reclamation(context_.io, context_.blocking, context_.gpus, process->trace(),
                        process->end_asked == EndAsked::unload,
                        [this, weak = std::weak_ptr{process}](const Reclaimed& reclaimed) {
                            if (const auto reclaimed_process = weak.lock()) on_reclaimed(reclaimed_process, reclaimed);

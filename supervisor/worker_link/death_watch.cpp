@@ -132,29 +132,22 @@ struct DeathWatch::State {
     std::vector<std::unique_ptr<WatchThread>> threads;
 };
 
-class DeathWatch::Watch {
-public:
-    Watch(std::weak_ptr<State> state, std::function<void()> died) : state_{std::move(state)}, died_{std::move(died)} {}
+struct DeathWatch::Watch {
     ~Watch() {
-        const auto state = state_.lock();
-        if (!state || thread_ == nullptr || !died_) return;
-        thread_->nudge();  // the thread finds this watch expired and releases the page
+        const auto owner = state.lock();
+        if (owner && thread != nullptr && died) thread->nudge();  // finds this watch expired, and releases the page
     }
-    Watch(const Watch&) = delete;
-    Watch& operator=(const Watch&) = delete;
 
     static void tell_later(boost::asio::io_context& io, std::weak_ptr<Watch> watch) {
         boost::asio::post(io, [watch = std::move(watch)] {
             const auto one = watch.lock();
-            if (const auto died = one ? std::exchange(one->died_, nullptr) : nullptr) died();
+            if (const auto died = one ? std::exchange(one->died, nullptr) : nullptr) died();
         });
     }
-    void set_thread(WatchThread* thread) { thread_ = thread; }
 
-private:
-    std::weak_ptr<State> state_;  ///< expired: the threads have ended too
-    std::function<void()> died_;  ///< empty once called
-    WatchThread* thread_ = nullptr;
+    std::weak_ptr<State> state;  ///< expired: the threads have ended too
+    std::function<void()> died;  ///< empty once called
+    WatchThread* thread = nullptr;
 };
 
 bool WatchThread::start() {
@@ -224,7 +217,7 @@ DeathWatch::~DeathWatch() {
 
 std::shared_ptr<DeathWatch::Watch> DeathWatch::watch(std::shared_ptr<const WorkerPageView> page,
                                                      std::function<void()> died) {
-    auto watch = std::make_shared<Watch>(state_, std::move(died));
+    const std::shared_ptr<Watch> watch{new Watch{state_, std::move(died)}};
     const std::uint32_t value = page->word();
     if ((value & FUTEX_OWNER_DIED) != 0) {
         Watch::tell_later(state_->io, watch);
@@ -236,7 +229,7 @@ std::shared_ptr<DeathWatch::Watch> DeathWatch::watch(std::shared_ptr<const Worke
         const std::lock_guard lock{state_->mutex};
         thread->entries.push_back({std::move(page), value, 0, watch});
     }
-    watch->set_thread(thread);
+    watch->thread = thread;
     thread->nudge();
     return watch;
 }

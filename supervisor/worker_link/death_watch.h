@@ -55,7 +55,7 @@ public:
     DeathWatch& operator=(const DeathWatch&) = delete;
 
     /// Destroying it ends the watch.
-    class Watch;
+    struct Watch;
     /// Stops watching a word that changes in any way but its owner's death, or wakes
     /// repeatedly without a change: such a worker cannot be trusted. The end of its link still
     /// reports its death.

@@ -71,11 +71,15 @@ public:
         if (!text) return {{"closed", true}};
         return boost::json::parse(*text).as_object();
     }
-    boost::json::object call(const std::string& method, boost::json::object params = {}) {
-        const std::int64_t id = ++last_id_;
+    /// A request whose answer is not waited for.
+    void ask(std::int64_t id, const std::string& method, boost::json::object params = {}) {
         send_all(boost::json::serialize(boost::json::object{
                      {"jsonrpc", "2.0"}, {"id", id}, {"method", method}, {"params", std::move(params)}}) +
                  "\n");
+    }
+    boost::json::object call(const std::string& method, boost::json::object params = {}) {
+        const std::int64_t id = ++last_id_;
+        ask(id, method, std::move(params));
         while (true) {
             auto object = answer();
             if (object.contains("closed") || (object.contains("id") && object["id"] == id)) return object;

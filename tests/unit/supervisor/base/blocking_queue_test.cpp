@@ -56,6 +56,12 @@ protected:
         return [this, number](const Result<int>& result) { answers_.push_back(result ? number : -number); };
     }
 
+    /// A job that waits for nothing, and answers with its number.
+    void count(BlockingQueue& blocking, int number) {
+        blocking.run(
+            "counting", [number] { return number; }, note(number));
+    }
+
     boost::asio::io_context io_;
     std::vector<int> answers_;
 };
@@ -76,40 +82,26 @@ TEST_F(BlockingQueueTest, JobsRunInOrderAndAnswerLater) {
 TEST_F(BlockingQueueTest, AStuckJobIsANamedErrorAndThoseBehindItRun) {
     JobGate gate;
     BlockingQueue blocking{io_, deadline};
-    std::optional<Error> error;
-    blocking.run("reading the disk", gate.job(), [&](const Result<int>& result) {
-        ASSERT_FALSE(result);
-        error = result.error();
-    });
-    blocking.run(
-        "counting", [] { return 2; }, note(2));
-    ASSERT_TRUE(wait([&] { return !answers_.empty(); }));
-
-    ASSERT_TRUE(error);
-    EXPECT_EQ(error->code, ErrorCode::deadline_exceeded);
-    EXPECT_EQ(error->attempt, "reading the disk: no end within 500 ms");
-    EXPECT_THAT(error->remedy, AllOf(HasSubstr("/proc/"), HasSubstr("/stack")));
-    EXPECT_THAT(answers_, ElementsAre(2));
-    EXPECT_FALSE(blocking.end()) << "its thread has not come back";
-}
-
-TEST_F(BlockingQueueTest, WhatComesBackTooLateAnswersNobodyAgain) {
-    JobGate gate;
-    BlockingQueue blocking{io_, deadline};
-    int answered = 0;
+    std::vector<Error> errors;
     const auto captured = std::make_shared<int>(0);
     blocking.run(
-        "reading the disk", [job = gate.job(), captured] { return job(); }, [&](const Result<int>&) { ++answered; });
-    ASSERT_TRUE(wait([&] { return answered == 1; }));
+        "reading the disk", [job = gate.job(), captured] { return job(); },
+        [&](const Result<int>& result) { errors.push_back(result.error()); });
+    count(blocking, 2);
+    ASSERT_TRUE(wait([&] { return !answers_.empty(); }));
+
+    ASSERT_EQ(errors.size(), 1U);
+    EXPECT_EQ(errors[0].code, ErrorCode::deadline_exceeded);
+    EXPECT_EQ(errors[0].attempt, "reading the disk: no end within 500 ms");
+    EXPECT_THAT(errors[0].remedy, AllOf(HasSubstr("/proc/"), HasSubstr("/stack")));
+    EXPECT_THAT(answers_, ElementsAre(2));
+    EXPECT_FALSE(blocking.end()) << "its thread has not come back";
     EXPECT_GT(captured.use_count(), 1) << "its job still uses it";
 
     gate.open();
     ASSERT_TRUE(wait([&] { return captured.use_count() == 1; }));
-    blocking.run(
-        "counting", [] { return 2; }, note(2));
-    ASSERT_TRUE(wait([&] { return !answers_.empty(); }));
-    EXPECT_EQ(answered, 1);
     EXPECT_TRUE(wait([&] { return blocking.end(); }));
+    EXPECT_EQ(errors.size(), 1U) << "what comes back too late answers nobody again";
 }
 
 TEST_F(BlockingQueueTest, StuckThreadsAreBoundedAndOneThatComesBackMakesRoom) {
@@ -117,29 +109,24 @@ TEST_F(BlockingQueueTest, StuckThreadsAreBoundedAndOneThatComesBackMakesRoom) {
     constexpr int max = 3;
     BlockingQueue blocking{io_, deadline, max};
     for (int number = 1; number <= max; ++number) blocking.run("reading the disk", gate.job(), note(number));
-    std::optional<Error> waited;
-    blocking.run(
-        "counting", [] { return 1; }, [&](const Result<int>& result) { waited = result.error(); });
-    ASSERT_TRUE(wait([&] { return waited.has_value(); }));
-    EXPECT_EQ(gate.running(), max);
-    EXPECT_EQ(waited->code, ErrorCode::resources_exhausted) << "it waited behind them";
-    EXPECT_THAT(waited->attempt, HasSubstr("counting: there is no thread for it"));
-    EXPECT_EQ(answers_.size(), static_cast<std::size_t>(max));
-
     std::optional<Error> refused;
-    blocking.run(
-        "counting", [] { return 1; }, [&](const Result<int>& result) { refused = result.error(); });
-    EXPECT_FALSE(refused) << "answered later, as all others are";
-    ASSERT_TRUE(wait([&] { return refused.has_value(); }));
-    EXPECT_EQ(refused->code, ErrorCode::resources_exhausted);
+    for (const char* when : {"it waited behind them", "none is left"}) {
+        refused.reset();
+        blocking.run(
+            "counting", [] { return 1; }, [&](const Result<int>& result) { refused = result.error(); });
+        EXPECT_FALSE(refused) << "answered later, as all others are";
+        ASSERT_TRUE(wait([&] { return refused.has_value(); }));
+        EXPECT_EQ(refused->code, ErrorCode::resources_exhausted) << when;
+        EXPECT_THAT(refused->attempt, HasSubstr("counting: there is no thread for it"));
+        EXPECT_EQ(gate.running(), max);
+        EXPECT_EQ(answers_.size(), static_cast<std::size_t>(max));
+    }
     EXPECT_EQ(blocking.waiting(), 0U);
 
     gate.open();
     answers_.clear();
     const auto counts = [&] {
-        if (blocking.waiting() == 0)
-            blocking.run(
-                "counting", [] { return 1; }, note(1));
+        if (blocking.waiting() == 0) count(blocking, 1);
         return std::ranges::find(answers_, 1) != answers_.end();
     };
     EXPECT_TRUE(wait(counts));

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "supervisor/base/limits.h"
+#include "tests/support/no_free_descriptor.h"
 #include "tests/support/open_descriptors.h"
 #include "tests/unit/supervisor/control_client.h"
 
@@ -19,7 +20,7 @@ class ControlServerTest : public testing::Test {
 protected:
     ControlServerTest() {
         rpc::MethodTable methods;
-        methods["echo"] = [](rpc::Call call) { call.answer(rpc::Answer{std::move(call.params), {}}); };
+        methods["echo"] = [](rpc::Call call) { call.answer(std::move(call.params)); };
         methods["fail"] = [](const rpc::Call& call) {
             call.answer(Error{ErrorCode::model_unknown, "looking", "look again"});
         };
@@ -31,11 +32,11 @@ protected:
         };
         methods["big"] = [](const rpc::Call& call) {
             const auto size = call.params.at("bytes").to_number<std::size_t>();
-            call.answer(rpc::Answer{{{"text", std::string(size, 'x')}}, {}});
+            call.answer(rpc::Answer{{{"text", std::string(size, 'x')}}});
         };
         methods["open"] = [](const rpc::Call& call) {
-            rpc::Answer answer{{{"fds", 1}}, {}};
-            answer.fds.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+            rpc::Answer answer{{{"fds", 1}}};
+            answer.fd = UniqueFd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
             call.answer(std::move(answer));
         };
         server_.emplace(io_, listener_.take(), std::move(methods));
@@ -52,14 +53,10 @@ protected:
 
 constexpr auto echo = "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"echo\",\"params\":{\"a\":[1,\"ü\"]}}\n";
 
-TEST_F(ControlServerTest, AnswersOneObjectALine) {
+TEST_F(ControlServerTest, AnswersOneObjectALineAndAnErrorWithItsStory) {
     auto client = connect();
     client.send(echo);
     EXPECT_EQ(client.line(), "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"a\":[1,\"ü\"]}}");
-}
-
-TEST_F(ControlServerTest, AnErrorCarriesItsStory) {
-    auto client = connect();
     const auto error = client.call("fail").at("error").as_object();
     EXPECT_EQ(error.at("code").to_number<int>(), -32000);
     EXPECT_EQ(error.at("data"),
@@ -98,16 +95,12 @@ TEST_F(ControlServerTest, EachKindOfGarbageHasItsNumberAndTheConnectionGoesOn) {
     EXPECT_THAT(*client.line(), HasSubstr("result"));
 }
 
-TEST_F(ControlServerTest, TheIdComesBackAsItWas) {
+TEST_F(ControlServerTest, TheIdComesBackAsItWasOrIsRefusedIfItWouldBeSpeltOtherwise) {
     auto client = connect();
     for (const char* id : {"0", "-7", "18446744073709551615", "\"text\"", "null"}) {
         client.send(std::string{"{\"jsonrpc\":\"2.0\",\"method\":\"echo\",\"id\":"} + id + "}\n");
         EXPECT_EQ(client.line(), std::string{"{\"jsonrpc\":\"2.0\",\"id\":"} + id + ",\"result\":{}}");
     }
-}
-
-TEST_F(ControlServerTest, AnIdThatWouldComeBackSpeltAnewIsRefused) {
-    auto client = connect();
     for (const char* id : {"1.5", "1e400", "123456789012345678901234567890", "true", "[1]", "{}"}) {
         client.send(std::string{"{\"jsonrpc\":\"2.0\",\"method\":\"echo\",\"id\":"} + id + "}\n");
         const auto answer = client.answer();
@@ -123,15 +116,6 @@ TEST_F(ControlServerTest, ANotificationIsCarriedOutAndNotAnswered) {
     client.send(echo);
     EXPECT_THAT(*client.line(), HasSubstr("\"id\":1"));
     EXPECT_EQ(sinks_.size(), 1U);
-}
-
-TEST_F(ControlServerTest, AnswersComeInTheOrderInWhichTheyAreReady) {
-    auto client = connect();
-    client.send("{\"jsonrpc\":\"2.0\",\"id\":\"slow\",\"method\":\"later\"}\n");
-    client.send(echo);
-    EXPECT_THAT(*client.line(), HasSubstr("\"id\":1"));
-    later_[0].answer(rpc::Answer{});
-    EXPECT_THAT(*client.line(), HasSubstr("\"id\":\"slow\""));
 }
 
 TEST_F(ControlServerTest, ALineOfSixtyFourKibibytesIsReadAndOneByteMoreIsRefused) {
@@ -165,7 +149,7 @@ TEST_F(ControlServerTest, HalfALineAndSilenceEndsThatConnectionAlone) {
 
 TEST_F(ControlServerTest, AClientThatHasEndedSendingStillGetsItsAnswer) {
     auto client = connect();
-    client.send("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"later\"}\n");
+    client.ask(1, "later");
     client.end_sending();
     ASSERT_TRUE(test::run_until(io_, [&] { return later_.size() == 1; }));
     EXPECT_TRUE(connect().call("echo").contains("result")) << "by now the end of what it sends is read";
@@ -177,7 +161,7 @@ TEST_F(ControlServerTest, AClientThatHasEndedSendingStillGetsItsAnswer) {
 
 TEST_F(ControlServerTest, AClientThatGoesWhileItsRequestIsUnderWayIsForgotten) {
     auto client = connect();
-    client.send("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"later\"}\n");
+    client.ask(1, "later");
     ASSERT_TRUE(test::run_until(io_, [&] { return later_.size() == 1; }));
     client.close();
     ASSERT_TRUE(test::run_until(io_, [&] { return server_->connections() == 0; }));
@@ -186,7 +170,7 @@ TEST_F(ControlServerTest, AClientThatGoesWhileItsRequestIsUnderWayIsForgotten) {
 
 TEST_F(ControlServerTest, ASubscriberThatHasEndedSendingStaysUntilItGoes) {
     auto client = connect();
-    client.send("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"subscribe\"}\n");
+    client.ask(1, "subscribe");
     client.end_sending();
     EXPECT_THAT(*client.line(), HasSubstr("result"));
     sinks_[0].lock()->notify("{\"n\":1}\n");
@@ -197,7 +181,7 @@ TEST_F(ControlServerTest, ASubscriberThatHasEndedSendingStaysUntilItGoes) {
 
 TEST_F(ControlServerTest, ASlowReaderIsClosedWhenTooMuchWaitsForIt) {
     auto slow = connect();
-    slow.send("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"subscribe\"}\n");
+    slow.ask(1, "subscribe");
     ASSERT_TRUE(test::run_until(io_, [&] { return sinks_.size() == 1; }));
     const std::string line = std::string(100'000, 'n') + "\n";
     for (int i = 0; i < 100 && !sinks_[0].expired(); ++i)
@@ -205,15 +189,11 @@ TEST_F(ControlServerTest, ASlowReaderIsClosedWhenTooMuchWaitsForIt) {
     EXPECT_TRUE(test::run_until(io_, [&] { return server_->connections() == 0; }));
 }
 
-TEST_F(ControlServerTest, WhatTheClientHasReadNoLongerWaits) {
+TEST_F(ControlServerTest, WhatTheClientHasReadNoLongerWaitsAndAnAnswerBeyondItsBoundIsAnErrorNotAFlood) {
     auto client = connect();
     constexpr std::size_t bytes = 100'000;
     for (std::size_t read = 0; read <= 2 * limits::control_outbox_bytes_max; read += bytes)
         ASSERT_TRUE(client.call("big", {{"bytes", bytes}}).contains("result")) << read;
-}
-
-TEST_F(ControlServerTest, AnAnswerBeyondItsBoundIsAnErrorNotAFlood) {
-    auto client = connect();
     EXPECT_TRUE(client.call("big", {{"bytes", 1'000'000}}).contains("result"));
     EXPECT_EQ(client.call("big", {{"bytes", 2'000'000}}).at("error").at("data").at("code").as_string(),
               "resources_exhausted");
@@ -235,9 +215,9 @@ TEST_F(ControlServerTest, DescriptorsComeWithTheirAnswerAndAreNotLeaked) {
 
 TEST_F(ControlServerTest, RequestsOfOneConnectionAreBounded) {
     auto client = connect();
-    for (std::size_t i = 0; i < limits::control_requests_max; ++i)
-        client.send("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"later\"}\n");
-    EXPECT_EQ(client.call("later").at("error").at("data").at("code").as_string(), "queue_full");
+    for (std::size_t i = 0; i < limits::control_requests_max; ++i) client.ask(1, "later");
+    EXPECT_EQ(client.call("later").at("error").at("data").at("code").as_string(), "queue_full")
+        << "and this answer does not wait for the others";
     for (auto& call : later_) call.answer(rpc::Answer{});
     EXPECT_EQ(later_.size(), limits::control_requests_max);
 }
@@ -276,15 +256,11 @@ TEST_F(ControlServerTest, TenThousandConnectionsHurtNobody) {
 TEST_F(ControlServerTest, RunningOutOfDescriptorsIsToldToTheClientAndPasses) {
     auto first = connect();
     EXPECT_TRUE(first.call("echo").contains("result"));
-    rlimit usual{};
-    ::getrlimit(RLIMIT_NOFILE, &usual);
     auto second = connect();  // still in the backlog
-    rlimit none = usual;
-    const UniqueFd highest{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
-    none.rlim_cur = static_cast<rlim_t>(highest.get());  // not one more
-    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-    const auto told = second.line();
-    ::setrlimit(RLIMIT_NOFILE, &usual);
+    const auto told = [&] {
+        const bulkhead::test::NoFreeDescriptor none;
+        return second.line();
+    }();
     ASSERT_TRUE(told);
     EXPECT_THAT(*told, HasSubstr("resources_exhausted"));
     EXPECT_TRUE(first.call("echo").contains("result"));

@@ -69,8 +69,10 @@ TEST_F(CrashReportsTest, ATextCarriesAllThatIsKnown) {
     report.request_ms = 12;
     report.host_bytes = 1 << 20;
     report.evidence = {"Xid 31"};
+    report.worker.model = "../../etc/passwd";
     const auto path = reports_.write(report);
     ASSERT_TRUE(path);
+    EXPECT_EQ(path->parent_path(), path_);
 
     const json::object read = reports_.list("", 1).at(0).as_object();
 
@@ -98,7 +100,7 @@ TEST_F(CrashReportsTest, TheOldestGoWhenThereAreTooMany) {
     EXPECT_EQ(times().back(), 1 + surplus);
 }
 
-TEST_F(CrashReportsTest, OneThatIsTooBigLosesItsOldestLines) {
+TEST_F(CrashReportsTest, OneThatIsTooBigLosesItsOldestLinesAndAListFitsOneAnswer) {
     CrashReport report = crash(100);
     report.log.assign(100, std::string(4096, 'x'));
     report.log.back() = "the last one";
@@ -107,13 +109,6 @@ TEST_F(CrashReportsTest, OneThatIsTooBigLosesItsOldestLines) {
 
     EXPECT_LE(text.size(), limits::crash_report_bytes_max);
     EXPECT_THAT(text, HasSubstr("the last one"));
-    EXPECT_TRUE(reports_.write(report));
-    EXPECT_THAT(times(), ElementsAre(100)) << "and what was written can be listed";
-}
-
-TEST_F(CrashReportsTest, AListFitsOneAnswer) {
-    CrashReport report = crash(0);
-    report.log.assign(100, std::string(4096, 'x'));
     for (report.time_ms = 1; report.time_ms <= 10; ++report.time_ms) EXPECT_TRUE(reports_.write(report));
 
     const auto list = reports_.list("", 1000);
@@ -166,25 +161,11 @@ TEST_F(CrashReportsTest, AFullDiskLeavesNoHalfReport) {
     ::signal(SIGXFSZ, former);
     EXPECT_EQ(files(), 1U);
     EXPECT_THAT(times(), ElementsAre(100));
+
+    std::ofstream{path_ / ".unfinished"} << std::string(1 << 20, 'x');  // a killed supervisor's
     EXPECT_TRUE(reports_.write(crash(400)));
-}
-
-TEST_F(CrashReportsTest, WhatAKilledSupervisorHadBegunIsWrittenOver) {
-    ASSERT_TRUE(reports_.write(crash(100)));
-    std::ofstream{path_ / ".unfinished"} << std::string(1 << 20, 'x');
-
-    ASSERT_TRUE(reports_.write(crash(200)));
-
     EXPECT_EQ(files(), 2U);
-    EXPECT_THAT(times(), ElementsAre(200, 100));
-}
-
-TEST(CrashReport, AModelsNameDoesNotLeaveTheFolder) {
-    bulkhead::test::TemporaryFolder folder;
-    CrashReports reports{folder.path() / "crashes"};
-    const auto path = reports.write(crash(1, "../../etc/passwd"));
-    ASSERT_TRUE(path);
-    EXPECT_EQ(path->parent_path(), folder.path() / "crashes");
+    EXPECT_THAT(times(), ElementsAre(400, 100));
 }
 
 TEST(CrashReport, FramesBecomeReadable) {
@@ -226,6 +207,32 @@ TEST(CrashReport, OomEvidenceClaimsNoMoreThanItKnows) {
 }
 
 TEST(CrashReport, TheKernelsCountOfOomKillsIsRead) { EXPECT_TRUE(machine_oom_kills().has_value()); }
+
+TEST(PythonTraceback, IsOfTheThreadThatDiedInnermostFirst) {
+    EXPECT_THAT(
+        python_frames(
+            {"info: ready after 86 ms on cpu", "Fatal Python error: Aborted", "",
+             "Thread 0x00007f70e45ff6c0 (most recent call first):", "  File \"/lib/selectors.py\", line 468 in select",
+             "",
+             "Current thread 0x00007f70e5e41b80 (most recent call first):", "  File \"/x/beeper.py\", line 20 in speak",
+             "  File \"/b/host.py\", line 151 in _stream", "", "Extension modules: numpy (total: 1)"}),
+        ElementsAre("speak (beeper.py:20)", "_stream (host.py:151)"));
+}
+
+TEST(PythonTraceback, IsEmptyWhereNoneWasWritten) {
+    EXPECT_THAT(python_frames({}), IsEmpty());
+    EXPECT_THAT(python_frames({"Fatal Python error: Aborted"}), IsEmpty());
+    EXPECT_THAT(python_frames({"Fatal Python error: Aborted",
+                               "Current thread 0x1 (most recent call first):", "  File \"/x.py\", of no line"}),
+                IsEmpty());
+}
+
+TEST(PythonTraceback, ItsTitleNamesTheSignal) {
+    EXPECT_EQ(fatal_signal("Fatal Python error: Segmentation fault"), SIGSEGV);
+    EXPECT_EQ(fatal_signal("Fatal Python error: Floating-point exception"), SIGFPE);
+    for (const char* other : {"Segmentation fault", "Fatal Python error: init_sys_streams", "Fatal Python error: ", ""})
+        EXPECT_EQ(fatal_signal(other), std::nullopt) << other;
+}
 
 }  // namespace
 }  // namespace bulkhead::supervisor

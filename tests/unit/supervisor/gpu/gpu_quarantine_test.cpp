@@ -1,3 +1,4 @@
+#include "supervisor/gpu/gpu_quarantine.h"
 
 #include <unistd.h>
 
@@ -6,7 +7,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/gpu/gpu_quarantine.h"
 #include "tests/support/file_text.h"
 #include "tests/unit/supervisor/marked_process.h"
 #include "tests/support/temporary_folder.h"
@@ -46,16 +46,6 @@ TEST(GpuQuarantine, CountsFailuresOfOneGpuAndOfTheLastMinuteAlone) {
     EXPECT_FALSE(quarantine.model_failed("GPU-a", "three", start + 2s));
     EXPECT_FALSE(quarantine.model_failed("GPU-a", "four", start + 60s + 1ms)) << "the first is forgotten";
     EXPECT_TRUE(quarantine.model_failed("GPU-a", "one", start + 61s));
-}
-
-TEST(GpuQuarantine, LiftedItStartsAfresh) {
-    GpuQuarantine quarantine;
-    for (const char* model : {"one", "two", "three"}) (void)quarantine.model_failed("GPU-a", model, start);
-    quarantine.lift("GPU-a");
-    EXPECT_EQ(quarantine.reason("GPU-a"), std::nullopt);
-    EXPECT_FALSE(quarantine.model_failed("GPU-a", "four", start));
-    quarantine.lift("GPU-a");
-    quarantine.lift("GPU-z");
 }
 
 TEST(GpuQuarantine, KeepsEveryReasonOnce) {
@@ -106,6 +96,7 @@ TEST(GpuQuarantine, TellsEachChangeOnce) {
     quarantine.lift("GPU-a");
     quarantine.process_ended(7);
     EXPECT_EQ(told.size(), 4U) << "nothing changed";
+    EXPECT_FALSE(quarantine.model_failed("GPU-a", "four", start)) << "it starts with nothing";
 }
 
 TEST(GpuQuarantine, WhatAFormerSupervisorKnewIsAddedToWhatIsKnownSince) {

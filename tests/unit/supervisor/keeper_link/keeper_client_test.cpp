@@ -3,13 +3,13 @@
 #include "supervisor/keeper_link/keeper_client.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cstring>
 
 #include <gmock/gmock.h>
 
+#include "tests/support/no_free_descriptor.h"
 #include "tests/unit/supervisor/loop.h"
 
 namespace bulkhead::supervisor {
@@ -27,7 +27,9 @@ SpawnRequest request_of(std::uint64_t generation) {
 
 class KeeperClientTest : public testing::Test {
 protected:
-    KeeperClientTest() {
+    KeeperClientTest() { connect(); }
+    void connect() {
+        closed_.clear();
         auto pair = PacketPair::make(true).value();
         keeper_ = std::move(pair.first);
         client_.emplace(io_, std::move(pair.second));
@@ -148,58 +150,35 @@ TEST_F(KeeperClientTest, SpawnsWithExactlyWhatWasAskedFor) {
 
 TEST_F(KeeperClientTest, AFailedSpawnNamesTheStepAndTheError) {
     heard();
-    std::optional<Error> error;
-    client_->spawn(
-        request_of(1), [&](Result<SpawnedProcess> result) { error = result.error(); },
-        [](const ProcessExit&) { FAIL(); });
-    heard();
-    say(wire::Type::spawn_failed, last_request_, {},
-        wire::SpawnFailed{WorkerName{"m", 0, 1}.key(), static_cast<std::uint32_t>(wire::SpawnStep::exec), ENOENT});
-    ASSERT_TRUE(test::run_until(io_, [&] { return error.has_value(); }));
-    EXPECT_THAT(error->attempt, HasSubstr("exec: No such file"));
-
-    client_->spawn(
-        request_of(2), [&](Result<SpawnedProcess> result) { error = result.error(); },
-        [](const ProcessExit&) { FAIL(); });
-    heard();
-    say(wire::Type::spawn_failed, last_request_, {},
-        wire::SpawnFailed{WorkerName{"m", 0, 2}.key(), static_cast<std::uint32_t>(wire::SpawnStep::table_full),
-                          ENOSPC});
-    ASSERT_TRUE(test::run_until(io_, [&] { return error->code == ErrorCode::resources_exhausted; }));
-    EXPECT_THAT(error->remedy, HasSubstr("256"));
+    const auto fail_at = [this](std::uint64_t generation, wire::SpawnStep step, std::int32_t number) {
+        std::optional<Error> error;
+        client_->spawn(
+            request_of(generation), [&](Result<SpawnedProcess> result) { error = result.error(); },
+            [](const ProcessExit&) { FAIL(); });
+        heard();
+        say(wire::Type::spawn_failed, last_request_, {},
+            wire::SpawnFailed{WorkerName{"m", 0, generation}.key(), static_cast<std::uint32_t>(step), number});
+        EXPECT_TRUE(test::run_until(io_, [&] { return error.has_value(); }));
+        return *error;
+    };
+    EXPECT_THAT(fail_at(1, wire::SpawnStep::exec, ENOENT).attempt, HasSubstr("exec: No such file"));
+    const Error full = fail_at(2, wire::SpawnStep::table_full, ENOSPC);
+    EXPECT_EQ(full.code, ErrorCode::resources_exhausted);
+    EXPECT_THAT(full.remedy, HasSubstr("256"));
 }
-
-/// While it lives this process has no free descriptor.
-class NoDescriptors {
-public:
-    NoDescriptors() {
-        ::getrlimit(RLIMIT_NOFILE, &before_);
-        const UniqueFd next{::open("/", O_PATH | O_CLOEXEC)};  // the lowest free number
-        const rlimit full{static_cast<rlim_t>(next.get()), before_.rlim_max};
-        ::setrlimit(RLIMIT_NOFILE, &full);
-    }
-    ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
-    NoDescriptors(const NoDescriptors&) = delete;
-
-private:
-    rlimit before_{};
-};
 
 TEST_F(KeeperClientTest, ASpawnWhoseDescriptorsCannotBeReceivedFailsWhenItsProcessIsGone) {
     heard();
     std::optional<Error> error;
     bool exited = false;
-    const auto spawn_one = [&](std::uint64_t generation) {
-        client_->spawn(
-            request_of(generation), [&](Result<SpawnedProcess> result) { error = result.error(); },
-            [&](const ProcessExit&) { exited = true; });
-        heard();
-    };
-    spawn_one(1);
+    client_->spawn(
+        request_of(1), [&](Result<SpawnedProcess> result) { error = result.error(); },
+        [&](const ProcessExit&) { exited = true; });
+    heard();
     const auto key = WorkerName{"m", 0, 1}.key();
     say(wire::Type::spawned, last_request_, {0, 0, 0}, wire::Spawned{key, 1234, 0});
     {
-        const NoDescriptors none;
+        const bulkhead::test::NoFreeDescriptor none;
         io_.restart();
         io_.poll();
     }
@@ -259,7 +238,7 @@ TEST_F(KeeperClientTest, AFoundWorkerWhoseDescriptorsCannotBeReceivedIsHandedOnA
     greet(2);
     say(wire::Type::worker, 0, {0, 0, 0}, record_of({"lost", 0, 40}, wire::WorkerFate::running, 0));
     {
-        const NoDescriptors none;
+        const bulkhead::test::NoFreeDescriptor none;
         io_.restart();
         io_.poll();
     }
@@ -305,15 +284,7 @@ TEST_F(KeeperClientTest, KeepsALedgerAndHandsOver) {
     EXPECT_EQ(heard().first, wire::Type::upgrade);
 }
 
-TEST_F(KeeperClientTest, ARecordThatLiesEndsTheLink) {
-    heard();
-    greet(1);
-    say(wire::Type::worker, 0, {0}, record_of({"runs", 0, 40}, wire::WorkerFate::running, 0));
-    ASSERT_TRUE(test::run_until(io_, [&] { return !closed_.empty(); }));
-    EXPECT_THAT(closed_, HasSubstr("a running worker with 1 descriptors"));
-}
-
-TEST_F(KeeperClientTest, HearsThatItShallStop) {
+TEST_F(KeeperClientTest, HearsThatItShallStopAndThatItsLinkHasEnded) {
     say(wire::Type::stop_asked, 0, {});
     say(wire::Type::reload_asked, 0, {});
     EXPECT_TRUE(test::run_until(io_, [&] { return stops_ == 1 && reloads_ == 1; }));
@@ -321,34 +292,38 @@ TEST_F(KeeperClientTest, HearsThatItShallStop) {
     client_->stop();
     EXPECT_EQ(heard().first, wire::Type::stop);
     EXPECT_TRUE(client_->is_flushed());
-}
-
-TEST_F(KeeperClientTest, TheEndOfItsLinkIsToldOnce) {
     keeper_.reset();
     EXPECT_TRUE(test::run_until(io_, [&] { return closed_ == "end of file"; }));
 }
 
-TEST_F(KeeperClientTest, AKeeperOfAnotherReleaseIsRefused) {
-    wire::KeeperHello hello{};
-    hello.version_min = 5;
-    hello.version_max = 6;
-    say(wire::Type::hello, 0, {}, hello);
-    ASSERT_TRUE(test::run_until(io_, [&] { return !closed_.empty(); }));
-    EXPECT_THAT(closed_, HasSubstr("versions 5 to 6"));
-}
-
-TEST_F(KeeperClientTest, MalformedPacketsEndTheLinkAndNothingElse) {
-    for (const auto& bytes :
-         {std::string{"short"}, std::string(16, '\0'), std::string("\x01\0\x01\0\x10\0\0\0\0\0\0\0\0\0\0\0", 16),
-          std::string("\x04\0\x01\0\xff\xff\xff\xff\0\0\0\0\0\0\0\0", 16)}) {
-        auto pair = PacketPair::make(true).value();
-        KeeperClient client{io_, std::move(pair.second)};
-        std::string why;
-        client.start({[](const wire::KeeperHello&, const std::vector<FoundWorker>&) { FAIL(); }, [] {}, [] {},
-                      [&](const Error* error) { why = error != nullptr ? error->text() : ""; }});
-        ASSERT_TRUE(send_packet(pair.first.get(), bytes));
-        ASSERT_TRUE(test::run_until(io_, [&] { return !why.empty(); }));
-        EXPECT_THAT(why, HasSubstr("protocol_violation"));
+TEST_F(KeeperClientTest, WhatNoKeeperOfThisReleaseSaysEndsTheLinkAndNothingElse) {
+    const auto packet = [](wire::Type type, const auto& body) {
+        const wire::Header header{static_cast<std::uint16_t>(type), 1, sizeof header + sizeof body, 0};
+        return std::string{reinterpret_cast<const char*>(&header), sizeof header}.append(
+            reinterpret_cast<const char*>(&body), sizeof body);
+    };
+    wire::KeeperHello later{};
+    later.version_min = 5;
+    later.version_max = 6;
+    const int one = 0;
+    struct Row {
+        std::string bytes;
+        const char* why = "protocol_violation";
+        std::span<const int> fds{};
+    };
+    for (const auto& [bytes, why, fds] :
+         {Row{"short"}, Row{std::string(16, '\0')},
+          Row{std::string("\x01\0\x01\0\x10\0\0\0\0\0\0\0\0\0\0\0", 16)},
+          Row{std::string("\x04\0\x01\0\xff\xff\xff\xff\0\0\0\0\0\0\0\0", 16)},
+          Row{packet(wire::Type::hello, later), "versions 5 to 6"},
+          Row{packet(wire::Type::worker, record_of({"runs", 0, 40}, wire::WorkerFate::running, 0)),
+              "a running worker with 1 descriptors", {&one, 1}}}) {
+        connect();
+        ASSERT_TRUE(send_packet(keeper_.get(), bytes, fds));
+        ASSERT_TRUE(test::run_until(io_, [&] { return !closed_.empty(); }));
+        EXPECT_THAT(closed_, HasSubstr("protocol_violation"));
+        EXPECT_THAT(closed_, HasSubstr(why));
+        EXPECT_FALSE(ready_);
     }
 }
 

@@ -175,59 +175,92 @@ TEST(ModelLog, GoesOnInMemoryWhereNothingCanBeWritten) {
     EXPECT_EQ(log.tail(10).size(), 1U);
 }
 
-struct Pipe {
-    UniqueFd read_end, write_end;
-    Pipe() {
+LogLine line(std::int64_t time_ms, std::string text, bool by_daemon = false) {
+    return {time_ms, 3, 7, by_daemon, std::move(text)};
+}
+
+TEST(ModelLogReadBack, GivesWhatTheFormerSupervisorHad) {
+    const bulkhead::test::TemporaryFolder folder;
+    const LogStore store{folder.path(), std::make_shared<LogWriter>()};
+    ModelLog former{"m", store};
+    former.append(line(1'700'000'000'001, "loading"));
+    former.append(line(1'700'000'000'999, "crashed: SIGSEGV", true));
+    former.append(line(1'700'000'001'000, "daemon: says who?"));
+    former.append(line(1'700'000'001'000, ""));
+
+    ModelLog next{"m", store};
+    ASSERT_TRUE(store.writer->flush());
+    next.restore(ModelLog::read_back(folder.path(), "m", 1'700'000'000'000));
+    EXPECT_EQ(next.tail(10), former.tail(10)) << "what a worker prints cannot pass for the daemon's word";
+    EXPECT_EQ(next.last_line(3, 7), "");
+    EXPECT_EQ(next.tail(10).size(), 4U);
+    EXPECT_EQ(ModelLog::read_back(folder.path(), "m", 1'700'000'000'500).size(), 3U) << "no former daemon's";
+    EXPECT_TRUE(ModelLog::read_back(folder.path(), "other", 0).empty());
+}
+
+TEST(ModelLogReadBack, IsBoundedAndSkipsWhatItCannotRead) {
+    const bulkhead::test::TemporaryFolder folder;
+    const LogStore store{folder.path(), std::make_shared<LogWriter>()};
+    ModelLog former{"m", store};
+    for (int i = 0; i < 5'000; ++i) former.append(line(1'700'000'000'000 + i, std::string(100, 'x')));
+    ASSERT_TRUE(store.writer->flush());
+    std::ofstream{folder.path() / "m.log", std::ios::app} << "garbage\n2023-13-99Tx\n\n#\n"
+                                                          << std::string(300, '9') << "\n";
+    ModelLog next{"m", store};
+    ASSERT_TRUE(store.writer->flush());
+    next.restore(ModelLog::read_back(folder.path(), "m", 0));
+    EXPECT_GT(next.tail(2'000).size(), 100U);
+    EXPECT_LT(next.tail(2'000).size(), limits::log_read_back_bytes / 100);
+}
+
+class LogPipeTest : public testing::Test {
+protected:
+    void print(std::string_view text) {
+        ASSERT_EQ(::write(worker_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    }
+
+    boost::asio::io_context io_;
+    ModelLog log_{"m", std::nullopt};
+    UniqueFd worker_;  ///< its end of the pipe
+    std::shared_ptr<LogPipe> capture_ = [this] {
         std::array<int, 2> ends{};
         if (::pipe2(ends.data(), O_CLOEXEC) != 0) std::abort();
-        read_end = UniqueFd{ends[0]};
-        write_end = UniqueFd{ends[1]};
-    }
+        worker_ = UniqueFd{ends[1]};
+        return LogPipe::open(io_, UniqueFd{ends[0]}, {"m", 0, 1}, log_);
+    }();
 };
 
-TEST(LogPipe, AWorkerThatPrintsAHundredMegabytesIsNeverBlockedForGood) {
-    boost::asio::io_context io;
-    ModelLog log{"m", std::nullopt};
-    Pipe pipe;
-    const auto capture = LogPipe::open(io, std::move(pipe.read_end), {"m", 0, 1}, log);
+TEST_F(LogPipeTest, AWorkerThatPrintsAHundredMegabytesIsNeverBlockedForGood) {
     std::atomic<bool> written = false;
     std::thread worker{[&] {
         const std::string block(1'000'000, 'y');
         for (int i = 0; i < 100; ++i)
             for (std::size_t sent = 0; sent < block.size();)
                 sent += static_cast<std::size_t>(
-                    std::max<ssize_t>(0, ::write(pipe.write_end.get(), block.data() + sent, block.size() - sent)));
-        (void)!::write(pipe.write_end.get(), "\ndone\n", 6);
+                    std::max<ssize_t>(0, ::write(worker_.get(), block.data() + sent, block.size() - sent)));
+        (void)!::write(worker_.get(), "\ndone\n", 6);
         written = true;
     }};
-    EXPECT_TRUE(test::run_until(io, [&] { return written.load(); }));
+    EXPECT_TRUE(test::run_until(io_, [&] { return written.load(); }));
     worker.join();
-    pipe.write_end.reset();
-    EXPECT_TRUE(test::run_until(io, [&] { return log.last_line(0, 1) == "done"; }));
-    EXPECT_EQ(log.tail(10).size(), 2U);
+    worker_.reset();
+    EXPECT_TRUE(test::run_until(io_, [&] { return log_.last_line(0, 1) == "done"; }));
+    EXPECT_EQ(log_.tail(10).size(), 2U);
 }
 
-TEST(LogPipe, ABurstIsMarkedThoughItsWorkerPrintsNothingMore) {
-    boost::asio::io_context io;
-    ModelLog log{"m", std::nullopt};
-    Pipe pipe;
-    const auto capture = LogPipe::open(io, std::move(pipe.read_end), {"m", 0, 1}, log);
+TEST_F(LogPipeTest, ABurstIsMarkedThoughItsWorkerPrintsNothingMore) {
     std::string burst;
     for (std::size_t i = 0; i < 2 * limits::log_lines_per_window; ++i) burst += "x\n";
-    ASSERT_EQ(::write(pipe.write_end.get(), burst.data(), burst.size()), static_cast<ssize_t>(burst.size()));
-    EXPECT_TRUE(test::run_until(io, [&] {
-        return json::serialize(log.tail(1)).find(" lines dropped") != std::string::npos;
-    })) << json::serialize(log.tail(1));
+    print(burst);
+    EXPECT_TRUE(test::run_until(io_, [&] {
+        return json::serialize(log_.tail(1)).find(" lines dropped") != std::string::npos;
+    })) << json::serialize(log_.tail(1));
 }
 
-TEST(LogPipe, FinishTakesWhatIsLeftEvenIfAGrandchildHoldsThePipe) {
-    boost::asio::io_context io;
-    ModelLog log{"m", std::nullopt};
-    Pipe pipe;
-    const auto capture = LogPipe::open(io, std::move(pipe.read_end), {"m", 0, 1}, log);
-    ASSERT_EQ(::write(pipe.write_end.get(), "last words", 10), 10);
-    capture->finish();
-    EXPECT_EQ(log.last_line(0, 1), "last words");
+TEST_F(LogPipeTest, FinishTakesWhatIsLeftEvenIfAGrandchildHoldsThePipe) {
+    print("last words");
+    capture_->finish();
+    EXPECT_EQ(log_.last_line(0, 1), "last words");
 }
 
 }  // namespace

@@ -1,15 +1,19 @@
 #include "supervisor/reclaim/cgroup.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstring>
 #include <fstream>
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/supervisor/marked_process.h"
+#include "tests/support/no_free_descriptor.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/unit/supervisor/marked_process.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -29,9 +33,16 @@ TEST(Cgroups, AreRefusedWhereAFolderIsNoCgroup) {
     EXPECT_EQ(Cgroups::make_in("/proc/no/such", {42, "/s"}), nullptr);
 }
 
-TEST(Cgroups, EndAProcessThatLeftItsGroupAndLeaveNothingBehind) {
-    auto cgroups = Cgroups::make(owner());
-    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+class CgroupsTest : public testing::Test {
+protected:
+    void SetUp() override {
+        cgroups = Cgroups::make(owner());
+        if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    }
+    std::unique_ptr<Cgroups> cgroups;
+};
+
+TEST_F(CgroupsTest, EndAProcessThatLeftItsGroupAndLeaveNothingBehind) {
     const auto path = cgroups->path();
     const WorkerName worker{"m", 0, 1};
     const UniqueFd folder = cgroups->add(worker).value();
@@ -49,9 +60,7 @@ TEST(Cgroups, EndAProcessThatLeftItsGroupAndLeaveNothingBehind) {
     EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST(Cgroups, RemoveWhatCouldNotBeRemovedAtOnceWithTheNext) {
-    auto cgroups = Cgroups::make(owner());
-    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+TEST_F(CgroupsTest, RemoveWhatCouldNotBeRemovedAtOnceWithTheNext) {
     const UniqueFd folder = cgroups->add({"m", 0, 1}).value();
     test::MarkedProcess process{{}};
     ASSERT_TRUE(join(folder, process.pid()));
@@ -65,20 +74,12 @@ TEST(Cgroups, RemoveWhatCouldNotBeRemovedAtOnceWithTheNext) {
     EXPECT_TRUE(cgroups->remove({"m", 0, 2}));
 }
 
-TEST(Cgroups, LeaveNothingOfOneThatCannotBeOpened) {
-    auto cgroups = Cgroups::make(owner());
-    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+TEST_F(CgroupsTest, LeaveNothingOfOneThatCannotBeOpened) {
     const WorkerName worker{"m", 0, 1};
-    UniqueFd lowest_free{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
-    rlimit before{};
-    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-    const rlimit full{static_cast<rlim_t>(lowest_free.get()), before.rlim_max};
-    lowest_free.reset();
-    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &full), 0);
-
-    const auto refused = cgroups->add(worker);
-
-    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    const auto refused = [&] {
+        const bulkhead::test::NoFreeDescriptor none;
+        return cgroups->add(worker);
+    }();
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, ErrorCode::resources_exhausted) << refused.error().text();
     EXPECT_FALSE(std::filesystem::exists(cgroups->folder(worker)));
@@ -86,9 +87,7 @@ TEST(Cgroups, LeaveNothingOfOneThatCannotBeOpened) {
     EXPECT_TRUE(cgroups->remove(worker));
 }
 
-TEST(Cgroups, EndAllAtOnceThroughOneDescriptorAlsoInAFolderThatWasMadeAnew) {
-    auto cgroups = Cgroups::make(owner());
-    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+TEST_F(CgroupsTest, EndAllAtOnceThroughOneDescriptorAlsoInAFolderThatWasMadeAnew) {
     const int kill_all = cgroups->kill_all_fd();
     for (const std::uint64_t generation : {1, 2}) {
         ::rmdir(cgroups->path().c_str());  // somebody takes it for abandoned
@@ -102,9 +101,7 @@ TEST(Cgroups, EndAllAtOnceThroughOneDescriptorAlsoInAFolderThatWasMadeAnew) {
 }
 
 /// The kernel's choice, by what the folders above pass on; what it says must be what is found.
-TEST(Cgroups, CountOomKillsWhereTheMemoryControllerIsToBeHad) {
-    auto cgroups = Cgroups::make(owner());
-    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+TEST_F(CgroupsTest, CountOomKillsWhereTheMemoryControllerIsToBeHad) {
     ASSERT_TRUE(cgroups->add({"m", 0, 1}));
     std::ifstream controllers{cgroups->path() / "cgroup.controllers"};
     const std::string all{std::istreambuf_iterator<char>{controllers}, {}};
@@ -113,27 +110,9 @@ TEST(Cgroups, CountOomKillsWhereTheMemoryControllerIsToBeHad) {
     EXPECT_EQ(kills.value_or(0), 0U);
 }
 
-TEST(Cgroups, EndWhatAFormerSupervisorOfTheSameKeeperLeft) {
-    auto former = Cgroups::make(owner());
-    if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
-    const UniqueFd folder = former->add({"m", 0, 1}).value();
-    test::MarkedProcess process{{}};
-    ASSERT_TRUE(join(folder, process.pid()));
-
-    auto next = Cgroups::make(owner());
-
-    EXPECT_EQ(process.wait(), SIGKILL);
-    const auto path = next->path();
-    former.reset();
-    next.reset();
-    EXPECT_FALSE(std::filesystem::exists(path));
-}
-
-TEST(Cgroups, KeepTheWorkersThatWillBeAdopted) {
-    auto former = Cgroups::make(owner());
-    if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
-    const UniqueFd adopted_folder = former->add({"m", 0, 1}).value();
-    const UniqueFd unknown_folder = former->add({"m", 0, 2}).value();
+TEST_F(CgroupsTest, EndWhatAFormerSupervisorLeftAndKeepTheWorkersThatWillBeAdopted) {
+    const UniqueFd adopted_folder = cgroups->add({"m", 0, 1}).value();
+    const UniqueFd unknown_folder = cgroups->add({"m", 0, 2}).value();
     test::MarkedProcess adopted{{}};
     test::MarkedProcess unknown{{}};
     ASSERT_TRUE(join(adopted_folder, adopted.pid()) && join(unknown_folder, unknown.pid()));
@@ -144,8 +123,11 @@ TEST(Cgroups, KeepTheWorkersThatWillBeAdopted) {
     EXPECT_TRUE(adopted.is_running());
     next->kill({"m", 0, 1});
     EXPECT_EQ(adopted.wait(), SIGKILL) << "it is in the next one's care";
-    former.reset();
+    cgroups.reset();
     EXPECT_TRUE(next->remove({"m", 0, 1}));
+    const auto path = next->path();
+    next.reset();
+    EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 TEST(Cgroups, EndWhatAKeeperThatIsGoneLeftOnThisSocketAndRemoveItsFolder) {
@@ -166,6 +148,54 @@ TEST(Cgroups, EndWhatAKeeperThatIsGoneLeftOnThisSocketAndRemoveItsFolder) {
     EXPECT_EQ(orphan.wait(), SIGKILL);
     next = Cgroups::make(owner());
     EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+/// A child that waits for a byte, and then takes this much memory.
+struct Taker {
+    explicit Taker(std::size_t bytes) {
+        if (::pipe(pipe) != 0) std::abort();
+        pid = ::fork();
+        if (pid != 0) return;
+        char byte = 0;
+        (void)!::read(pipe[0], &byte, 1);
+        void* const taken = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        std::memset(taken, 1, bytes);
+        ::_exit(0);
+    }
+    int run() {
+        (void)!::write(pipe[1], "x", 1);
+        int status = 0;
+        ::waitpid(pid, &status, 0);
+        return status;
+    }
+    ~Taker() {
+        ::close(pipe[0]);
+        ::close(pipe[1]);
+    }
+    int pipe[2]{};
+    pid_t pid = 0;
+};
+
+TEST(MemoryLimits, EndAProcessThatOutgrowsItsBoundAndNoOther) {
+    const auto limits = MemoryLimits::make(nullptr, ::getpid());
+    if (!limits) GTEST_SKIP() << "no memory cgroup in which this user may make one";
+    const WorkerName worker{"m", 0, 1};
+    Taker greedy{64 << 20};
+    Taker modest{1 << 20};  // ThreadSanitizer notes four times as much beside it
+    if (const auto set = limits->set(worker, greedy.pid, 16 << 20); !set) GTEST_SKIP() << set.error().text();
+    ASSERT_TRUE(limits->set({"m", 1, 2}, modest.pid, 16 << 20));
+    EXPECT_EQ(limits->bound(worker), 16u << 20);
+    EXPECT_FALSE(limits->bound({"m", 2, 3})) << "nobody set one";
+
+    const int ended = greedy.run();
+    EXPECT_TRUE(WIFSIGNALED(ended) && WTERMSIG(ended) == SIGKILL);
+    EXPECT_EQ(limits->oom_kills(worker), 1u);
+
+    EXPECT_EQ(modest.run(), 0);
+    EXPECT_EQ(limits->oom_kills({"m", 1, 2}), 0u);
+    limits->remove(worker);
+    limits->remove({"m", 1, 2});
+    EXPECT_FALSE(limits->oom_kills(worker)) << "its folder is gone";
 }
 
 }  // namespace

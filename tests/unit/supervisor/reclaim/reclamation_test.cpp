@@ -44,14 +44,17 @@ protected:
         worker_.wait();
     }
     void start() {
-        Reclamation::start(io_, blocking_, gpus_, trace_, true,
+        verify_reclamation(io_, blocking_, gpus_, trace_, true,
                            [this](Reclaimed reclaimed) { done_ = std::move(reclaimed); });
     }
-    /// What a worker of this machine leaves.
-    void reclaim(const std::string& processes) {
+    /// What was sampled of a worker of this machine, which has ended since.
+    void leave(const std::string& processes) {
         machine(processes);
         sample();
         end_worker();
+    }
+    void reclaim(const std::string& processes) {
+        leave(processes);
         start();
     }
     /// Lets some looks pass.
@@ -114,20 +117,9 @@ TEST_F(GpuReclamation, NamesAGhostThatNeverFrees) {
     EXPECT_EQ(returned().bytes, 0U);
 }
 
-TEST_F(GpuReclamation, TellsOfMemoryThatCameToBeNobodys) {
-    machine(process(worker_.pid(), had, "ghost unlisted"));
-    sample();
-    end_worker();
-    const Remains remains = look_for_remains(trace_, gpus_);
-    ASSERT_EQ(remains.held_by.size(), 1U);
-    EXPECT_EQ(remains.held_by[0], (Holder{0, "no process", had, "gpu"}));
-}
-
 TEST_F(GpuReclamation, ANeighbourThatAllocatesMeanwhileHidesNothingAndIsNotBlamed) {
     MarkedProcess neighbour{{}};
-    machine(process(worker_.pid(), had) + process(neighbour.pid(), 1'000'000'000));
-    sample();
-    end_worker();
+    leave(process(worker_.pid(), had) + process(neighbour.pid(), 1'000'000'000));
     machine(process(neighbour.pid(), 50'000'000'000));
     start();
     EXPECT_TRUE(reclaimed().verified());
@@ -137,19 +129,16 @@ TEST_F(GpuReclamation, ANeighbourThatAllocatesMeanwhileHidesNothingAndIsNotBlame
 
 TEST_F(GpuReclamation, ANeighbourThatFreesMeanwhileDoesNotPassForTheWorkersMemory) {
     MarkedProcess neighbour{{}};
-    machine(process(worker_.pid(), had, "ghost unlisted") + process(neighbour.pid(), 50'000'000'000));
-    sample();
-    end_worker();
+    leave(process(worker_.pid(), had, "ghost unlisted") + process(neighbour.pid(), 50'000'000'000));
     machine(process(worker_.pid(), had, "ghost unlisted"));
-    EXPECT_TRUE(look_for_remains(trace_, gpus_).holds("gpu"));
+    const Remains remains = look_for_remains(trace_, gpus_);
+    ASSERT_EQ(remains.held_by.size(), 1U);
+    EXPECT_EQ(remains.held_by[0], (Holder{0, "no process", had, "gpu"}));
 }
 
 TEST_F(GpuReclamation, WithoutFiguresTheDevicesFreeMemoryIsTheMeasure) {
-    machine(process(worker_.pid(), had, "na"));
-    sample();
+    reclaim(process(worker_.pid(), had, "na"));
     EXPECT_EQ(trace_.gpu->own_bytes, std::nullopt);
-    end_worker();
-    start();
     EXPECT_TRUE(reclaimed().verified());
     EXPECT_EQ(returned().bytes, had);
     EXPECT_EQ(returned().by, "device");
@@ -157,9 +146,7 @@ TEST_F(GpuReclamation, WithoutFiguresTheDevicesFreeMemoryIsTheMeasure) {
 
 TEST_F(GpuReclamation, WithoutFiguresWhatStillRisesIsNotAllThatComesBack) {
     MarkedProcess neighbour{{}};
-    machine(process(worker_.pid(), had, "na late_reads=2") + process(neighbour.pid(), had, "na late_reads=3"));
-    sample();
-    end_worker();
+    leave(process(worker_.pid(), had, "na late_reads=2") + process(neighbour.pid(), had, "na late_reads=3"));
     neighbour.kill();
     neighbour.wait();
     start();
@@ -176,9 +163,7 @@ TEST_F(GpuReclamation, WithoutFiguresMemoryThatHasNotRisenAtAllIsNotBack) {
 }
 
 TEST_F(GpuReclamation, WithoutFiguresAFallOfFreeMemoryIsNoNegativeReturn) {
-    machine(process(worker_.pid(), had, "na"));
-    sample();
-    end_worker();
+    leave(process(worker_.pid(), had, "na"));
     machine(process(0, 70'000'000'000));
     start();
     EXPECT_FALSE(reclaimed().verified()) << "nothing shows that it came back";
@@ -204,9 +189,7 @@ TEST_F(GpuReclamation, CountsItsChildrenOnTheGpuAndNamesTheirGhosts) {
 }
 
 TEST_F(GpuReclamation, OfALostGpuNothingCanBeVerified) {
-    machine(process(worker_.pid(), had));
-    sample();
-    end_worker();
+    leave(process(worker_.pid(), had));
     fake_.set(gpu_line + "device 0 lost\n");
     start();
     EXPECT_FALSE(reclaimed().verified());

@@ -2,7 +2,6 @@
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -14,6 +13,7 @@
 
 #include <gmock/gmock.h>
 
+#include "ipc/base/pidfd.h"
 #include "supervisor/base/proc_files.h"
 #include "tests/unit/supervisor/loop.h"
 #include "tests/unit/supervisor/page_owner.h"
@@ -67,19 +67,11 @@ TEST_F(DeathWatchTest, TellsOnceThatAWordsOwnerDied) {
 
     EXPECT_EQ(deaths, 1);
     EXPECT_EQ(other_deaths, 1);
-}
 
-TEST_F(DeathWatchTest, TellsAtOnceOfOneThatDiedBeforeItWasWatched) {
-    DeathWatch death_watch{io_};
-    PageOwner owner;
-    auto page = view(owner.page());
-    owner.die();
-    bool died = false;
-
-    const auto watch = death_watch.watch(page, [&] { died = true; });
-
-    EXPECT_FALSE(died) << "never within the call";
-    EXPECT_TRUE(wait([&] { return died; }));
+    bool was_dead = false;
+    const auto late_watch = death_watch.watch(view(owner.page()), [&] { was_dead = true; });
+    EXPECT_FALSE(was_dead) << "never within the call";
+    EXPECT_TRUE(wait([&] { return was_dead; }));
 }
 
 TEST_F(DeathWatchTest, TellsOfAKilledProcessBeforeItsPidfdIsReadable) {
@@ -99,14 +91,13 @@ TEST_F(DeathWatchTest, TellsOfAKilledProcessBeforeItsPidfdIsReadable) {
     ASSERT_EQ(::read(pipe[0], &ready, 1), 1);
     ::close(pipe[0]);
     ::close(pipe[1]);
-    const UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, child, 0))};
+    const UniqueFd pidfd = pidfd_of(child);
     DeathWatch death_watch{io_};
     bool died = false;
     bool was_reapable = true;
     const auto watch = death_watch.watch(view(page), [&] {
         died = true;
-        pollfd entry{pidfd.get(), POLLIN, 0};
-        was_reapable = ::poll(&entry, 1, 0) == 1;
+        was_reapable = has_ended(pidfd);
     });
 
     ::kill(child, SIGKILL);
@@ -157,42 +148,25 @@ TEST_F(DeathWatchTest, MoreWordsThanOneCallTakesAreWatchedByMoreThreads) {
     EXPECT_EQ(watching_threads(), 0U);
 }
 
-TEST_F(DeathWatchTest, AWordThatIsWrittenByOthersIsWatchedNoLonger) {
+TEST_F(DeathWatchTest, AWordThatIsWrittenByOthersOrWokenAgainAndAgainIsWatchedNoLonger) {
     DeathWatch death_watch{io_};
-    PageOwner liar;
-    PageOwner honest;
-    bool lied = false;
-    bool died = false;
-    auto page = view(liar.page());
-    const std::weak_ptr<const WorkerPageView> mapping = page;
-    const auto liars_watch = death_watch.watch(std::move(page), [&] { lied = true; });
-    const auto watch = death_watch.watch(view(honest.page()), [&] { died = true; });
-
-    const std::uint32_t before = __atomic_exchange_n(liar.page().word(), 7, __ATOMIC_RELEASE);
-    ::syscall(SYS_futex, liar.page().word(), FUTEX_WAKE, 1, nullptr, nullptr, 0);
-    EXPECT_TRUE(wait([&] { return mapping.expired(); }));
-    __atomic_store_n(liar.page().word(), before, __ATOMIC_RELEASE);
-    honest.die();
-
-    EXPECT_TRUE(wait([&] { return died; }));
-    EXPECT_FALSE(lied);
-}
-
-TEST_F(DeathWatchTest, AWordThatIsWokenAgainAndAgainIsWatchedNoLonger) {
-    DeathWatch death_watch{io_};
-    PageOwner restless;
     PageOwner honest;
     bool died = false;
-    auto page = view(restless.page());
-    const std::weak_ptr<const WorkerPageView> mapping = page;
-    const auto restless_watch = death_watch.watch(std::move(page), [] { ADD_FAILURE(); });
     const auto watch = death_watch.watch(view(honest.page()), [&] { died = true; });
+    for (const bool writes : {true, false}) {
+        PageOwner liar;
+        auto page = view(liar.page());
+        const std::weak_ptr<const WorkerPageView> mapping = page;
+        const auto liars_watch = death_watch.watch(std::move(page), [] { ADD_FAILURE(); });
 
-    const auto is_let_go = [&] {
-        ::syscall(SYS_futex, restless.page().word(), FUTEX_WAKE, 1, nullptr, nullptr, 0);
-        return mapping.expired();
-    };
-    EXPECT_TRUE(wait(is_let_go));
+        const std::uint32_t before = *liar.page().word();
+        if (writes) __atomic_store_n(liar.page().word(), 7, __ATOMIC_RELEASE);
+        EXPECT_TRUE(wait([&] {
+            ::syscall(SYS_futex, liar.page().word(), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+            return mapping.expired();
+        }));
+        __atomic_store_n(liar.page().word(), before, __ATOMIC_RELEASE);
+    }
     honest.die();
 
     EXPECT_TRUE(wait([&] { return died; })) << "its neighbour is watched on";
@@ -250,19 +224,10 @@ TEST(WorkerPage, TellsWhatRuns) {
     EXPECT_EQ(page->running_since_ns(), 12'345U);
     EXPECT_EQ(page->request(), "forward(x \\x1b[1m f32[1])");
     EXPECT_FALSE(page->owner_died());
-}
-
-TEST(WorkerPage, WordsThatWereBeingWrittenAreNoWords) {
-    PageOwner owner;
-    owner.page().runs("forward(x f32[1])", 1);
-    ++owner.page().page().request_sequence;
-    EXPECT_EQ(view(owner.page())->request(), "");
-}
-
-TEST(WorkerPage, WordsWithoutAnEndAreBounded) {
-    PageOwner owner;
     owner.page().page().request.fill('x');
-    EXPECT_EQ(view(owner.page())->request().size(), worker_page::request_text_bytes);
+    EXPECT_EQ(page->request().size(), worker_page::request_text_bytes) << "without an end, it is bounded";
+    ++owner.page().page().request_sequence;
+    EXPECT_EQ(page->request(), "") << "words that are being written are none";
 }
 
 std::string refusal(const UniqueFd& fd) {

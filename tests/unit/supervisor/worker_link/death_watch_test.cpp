@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -161,8 +162,10 @@ TEST_F(DeathWatchTest, AWordThatIsWrittenByOthersOrWokenAgainAndAgainIsWatchedNo
 
         const std::uint32_t before = *liar.page().word();
         if (writes) __atomic_store_n(liar.page().word(), 7, __ATOMIC_RELEASE);
+        bool woken = false;
         EXPECT_TRUE(wait([&] {
-            ::syscall(SYS_futex, liar.page().word(), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+            if (!std::exchange(woken, writes))
+                ::syscall(SYS_futex, liar.page().word(), FUTEX_WAKE, 1, nullptr, nullptr, 0);
             return mapping.expired();
         }));
         __atomic_store_n(liar.page().word(), before, __ATOMIC_RELEASE);

@@ -124,9 +124,9 @@ Fields::Fields(const Value& map, std::string where)
 
 std::optional<Value> Fields::take(std::string_view key) {
     asked_.push_back(key);
-    for (const Node::Entry& entry : map_.node().entries)
-        if (entry.key == key) return Value{entry.value, where_ + std::string{key}, map_.report()};
-    return std::nullopt;
+    const auto entry = std::ranges::find(map_.node().entries, key, &Node::Entry::key);
+    if (entry == map_.node().entries.end()) return std::nullopt;
+    return Value{entry->value, where_ + entry->key, map_.report()};
 }
 
 std::optional<Value> Fields::require(std::string_view key, std::string remedy) {
@@ -145,9 +145,8 @@ void Fields::ignore(std::string_view key, std::string_view remedy) {
 }
 
 std::optional<SourceLocation> Fields::location_of(std::string_view key) const {
-    for (const Node::Entry& entry : map_.node().entries)
-        if (entry.key == key) return entry.location;
-    return std::nullopt;
+    const auto entry = std::ranges::find(map_.node().entries, key, &Node::Entry::key);
+    return entry == map_.node().entries.end() ? std::nullopt : std::optional{entry->location};
 }
 
 std::vector<Fields::Member> Fields::members() const {

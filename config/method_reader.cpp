@@ -10,15 +10,13 @@ namespace {
 
 constexpr auto tensor_name_rule = "a name has 1 to 55 printable ASCII characters";
 
-std::array<std::string_view, 12> dtype_names() {
-    std::array<std::string_view, 12> names;
-    for (std::size_t i = 0; i < names.size(); ++i) names[i] = to_string(static_cast<wire::DType>(i + 1));
-    return names;
-}
-
 std::optional<wire::DType> read_dtype(const Value& value) {
     const auto dtype = value.node().kind == Node::Kind::scalar ? dtype_from(value.node().text) : std::nullopt;
-    if (!dtype) value.refuse(suggestion(value.node().text, dtype_names()));
+    if (!dtype) {
+        std::vector<std::string_view> names;
+        for (const DTypeFacts& one : dtype_facts) names.push_back(one.name);
+        value.refuse(suggestion(value.node().text, names));
+    }
     return dtype;
 }
 

@@ -16,14 +16,12 @@ void assign(std::optional<T> value, auto& to) {
 }
 
 void check_channel(const Value& map, const ChannelLimits& channel) {
-    if (channel.input_bytes + channel.output_bytes > channel.bytes_max)
-        map.refuse(fmt::format("{}: input {} + output {} bytes exceed max {}", map.what(), channel.input_bytes,
-                               channel.output_bytes, channel.bytes_max),
-                   "raise max, or lower input and output");
-    if (channel.input_bytes + channel.output_bytes > channel.worker_bytes_max)
-        map.refuse(fmt::format("{}: input {} + output {} bytes exceed worker_max {}", map.what(), channel.input_bytes,
-                               channel.output_bytes, channel.worker_bytes_max),
-                   "raise worker_max, or lower input and output");
+    for (const auto& [key, bound] :
+         {std::pair{"max", channel.bytes_max}, std::pair{"worker_max", channel.worker_bytes_max}})
+        if (channel.input_bytes + channel.output_bytes > bound)
+            map.refuse(fmt::format("{}: input {} + output {} bytes exceed {} {}", map.what(), channel.input_bytes,
+                                   channel.output_bytes, key, bound),
+                       fmt::format("raise {}, or lower input and output", key));
 }
 
 /// Reads each key that is present. Reports an unreadable value and leaves its member unchanged.
@@ -80,15 +78,13 @@ void read(const Value& map, ModelSpec& model, rule::Environment) {
     auto& environment = model.environment;
     const Fields fields{map, map.what() + "."};
     for (const Fields::Member& member : fields.members()) {
-        Report& report = member.value.report();
-        if (!is_environment_name(member.key))
-            report.add(member.location, fmt::format("{}: variable {}", map.what(), in_quotes(member.key)),
-                       "a variable's name has A-Z a-z 0-9 _ and begins with no digit");
-        else if (is_reserved_variable(member.key))
-            report.add(member.location, fmt::format("{}: variable {}", map.what(), in_quotes(member.key)),
-                       "remove it: the daemon sets this one itself; choose a GPU by `device`");
-        else
+        const bool is_name = is_environment_name(member.key);
+        if (is_name && !is_reserved_variable(member.key))
             assign(member.value.raw_text(), environment[member.key]);
+        else
+            map.report().add(member.location, fmt::format("{}: variable {}", map.what(), in_quotes(member.key)),
+                             is_name ? "remove it: the daemon sets this one itself; choose a GPU by `device`"
+                                     : "a variable's name has A-Z a-z 0-9 _ and begins with no digit");
     }
     std::size_t bytes = 0;
     for (const auto& [name, value] : environment) bytes += name.size() + value.size() + 2;
@@ -98,7 +94,6 @@ void read(const Value& map, ModelSpec& model, rule::Environment) {
 }
 
 constexpr std::size_t devices_max = 16;
-constexpr std::int64_t replicas_max = 8;
 
 std::optional<std::string> read_device_name(const Value& value, bool may_be_auto) {
     auto device = value.text();
@@ -138,18 +133,17 @@ void read(const Value& value, ModelSpec& model, rule::Preload) {
 }
 
 void read(const Value& value, ModelSpec& model, rule::Replicas) {
+    constexpr rule::Integer bounds{1, 8};
     if (value.node().kind != Node::Kind::map) {
-        if (const auto number = value.integer(1, replicas_max))
-            model.replicas = model.replicas_min = static_cast<std::uint32_t>(*number);
+        read(value, model.replicas, bounds);
+        model.replicas_min = model.replicas;
         return;
     }
     Fields fields{value, value.what() + "."};
     model.replicas = model.replicas_min = 1;
-    if (const auto min = fields.take("min"))
-        if (const auto number = min->integer(1, replicas_max))
-            model.replicas = model.replicas_min = static_cast<std::uint32_t>(*number);
-    if (const auto max = fields.take("max"))
-        if (const auto number = max->integer(1, replicas_max)) model.replicas = static_cast<std::uint32_t>(*number);
+    if (const auto min = fields.take("min")) read(*min, model.replicas_min, bounds);
+    model.replicas = model.replicas_min;
+    if (const auto max = fields.take("max")) read(*max, model.replicas, bounds);
     fields.finish();
     if (model.replicas < model.replicas_min)
         value.refuse(fmt::format("{}: min {} exceeds max {}", value.what(), model.replicas_min, model.replicas),

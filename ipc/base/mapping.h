@@ -8,7 +8,7 @@
 
 namespace bulkhead {
 
-/// Plain mmap memory. Shared slabs use Boost.Interprocess's mapped regions instead.
+/// Mapped memory.
 ///
 /// Owns  mapped memory: the destructor unmaps it
 class Mapping {

@@ -28,7 +28,6 @@ struct Tensor {
     Dims dims;
     wire::LeaseRef lease{};
     std::uint32_t event_id = 0;  ///< see wire::TensorDescriptor
-    bool operator==(const Tensor& other) const;
 };
 
 using Tensors = std::vector<Tensor>;
@@ -39,7 +38,6 @@ struct Hello {
     std::uint64_t features = 0;
     std::string client;  ///< may be empty
     wire::GpuUuid gpu{};
-    friend bool operator==(const Hello&, const Hello&) = default;
 };
 
 struct SlabRequest {
@@ -47,7 +45,6 @@ struct SlabRequest {
     wire::SlabDirection direction = wire::SlabDirection::input;
     wire::SlabKind kind = wire::SlabKind::host_memfd;
     std::uint64_t size_bytes = 0;  ///< not 0
-    friend bool operator==(const SlabRequest&, const SlabRequest&) = default;
 };
 
 struct Infer {
@@ -57,12 +54,10 @@ struct Infer {
     bool retry_safe = false;
     Tensors tensors{};
     boost::json::object parameters{};
-    friend bool operator==(const Infer&, const Infer&) = default;
 };
 
 struct Cancel {
     std::uint64_t request_id = 0;
-    friend bool operator==(const Cancel&, const Cancel&) = default;
 };
 
 struct Release {
@@ -75,12 +70,10 @@ struct SlabLend {
     std::uint32_t slab_id = 0;  ///< at least wire::lent_slab_id_min
     wire::SlabKind kind = wire::SlabKind::host_memfd;
     std::uint64_t size_bytes = 0;  ///< not 0
-    friend bool operator==(const SlabLend&, const SlabLend&) = default;
 };
 
 struct SlabReturn {
     std::uint32_t slab_id = 0;
-    friend bool operator==(const SlabReturn&, const SlabReturn&) = default;
 };
 
 using ClientMessage = std::variant<Hello, SlabRequest, Infer, Cancel, Release, SlabLend, SlabReturn>;
@@ -97,7 +90,6 @@ struct Welcome {
     std::uint32_t replica = 0;
     std::string model{};
     boost::json::object methods{};
-    friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 
 struct SlabOffer {
@@ -107,7 +99,6 @@ struct SlabOffer {
     wire::SlabKind kind = wire::SlabKind::host_memfd;
     std::uint64_t size_bytes = 0;
     wire::CudaIpcHandle handle{};  ///< only of kind cuda_ipc; other kinds bring a descriptor
-    friend bool operator==(const SlabOffer&, const SlabOffer&) = default;
 };
 
 struct InferResult {
@@ -117,19 +108,16 @@ struct InferResult {
     boost::json::object values{};  ///< results that are not tensors; usually empty
     std::chrono::microseconds queued{0};
     std::chrono::microseconds run{0};
-    friend bool operator==(const InferResult&, const InferResult&) = default;
 };
 
 struct Failure {
     std::uint64_t request_id = 0;  ///< 0: concerns the channel
     Error error;
-    friend bool operator==(const Failure&, const Failure&) = default;
 };
 
 struct Closing {
     ErrorCode code = ErrorCode::worker_draining;
     std::chrono::milliseconds deadline{0};
-    friend bool operator==(const Closing&, const Closing&) = default;
 };
 
 /// Brings wire::ring_offer_fds descriptors.
@@ -137,25 +125,21 @@ struct RingOffer {
     std::uint32_t cells_to_worker = 0;
     std::uint32_t cells_to_client = 0;
     std::uint64_t size_bytes = 0;
-    friend bool operator==(const RingOffer&, const RingOffer&) = default;
 };
 
 struct SlabAccepted {
     std::uint64_t request_id = 0;
     std::uint32_t slab_id = 0;
-    friend bool operator==(const SlabAccepted&, const SlabAccepted&) = default;
 };
 
 struct SlabWithdraw {
     std::uint32_t slab_id = 0;
-    friend bool operator==(const SlabWithdraw&, const SlabWithdraw&) = default;
 };
 
 struct EventOffer {
     std::uint32_t event_id = 0;  ///< not 0
     bool from_worker = false;
     wire::CudaIpcHandle handle{};
-    friend bool operator==(const EventOffer&, const EventOffer&) = default;
 };
 
 using WorkerMessage =

@@ -100,11 +100,6 @@ Result<> check_tensor_count(std::size_t count) {
 
 }  // namespace
 
-bool Tensor::operator==(const Tensor& other) const {
-    return name == other.name && dtype == other.dtype && dims == other.dims && event_id == other.event_id &&
-           std::memcmp(&lease, &other.lease, sizeof lease) == 0;
-}
-
 std::vector<std::byte> encode(const Hello& message) {
     wire::Hello body{};
     body.version_min = body.version_max = wire::version;

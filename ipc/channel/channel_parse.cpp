@@ -81,9 +81,8 @@ std::optional<boost::json::object> parse_object(std::string_view text) {
 }
 
 std::optional<wire::SlabDirection> direction_from(std::uint16_t value) {
-    const auto direction = static_cast<wire::SlabDirection>(value);
-    if (direction == wire::SlabDirection::input || direction == wire::SlabDirection::output) return direction;
-    return std::nullopt;
+    if (value < 1 || value > 2) return std::nullopt;
+    return static_cast<wire::SlabDirection>(value);
 }
 
 std::optional<wire::SlabKind> kind_from(std::uint16_t value) {
@@ -156,7 +155,7 @@ Parsed<Payload> parse_payload(Reader& reader, std::size_t tensor_count, std::siz
     payload.tensors.reserve(tensor_count);
     for (std::size_t i = 0; i < tensor_count; ++i) {
         wire::TensorDescriptor descriptor{};
-        if (!reader.take(descriptor)) return broken("descriptors end early");
+        static_cast<void>(reader.take(descriptor));  // their bytes were counted
         Result<Tensor> tensor = tensor_from(descriptor);
         if (!tensor) return Refusal{std::move(tensor).error(), request_id};
         payload.tensors.push_back(std::move(*tensor));
@@ -219,8 +218,7 @@ Parsed<ClientMessage> parse_release(Reader& reader) {
                       fmt::format("send at most {} leases in one release", release_leases_max));
     Release release;
     release.leases.resize(body.count);
-    for (wire::LeaseRef& lease : release.leases)
-        if (!reader.take(lease)) return broken("leases end early");
+    for (wire::LeaseRef& lease : release.leases) static_cast<void>(reader.take(lease));
     return ClientMessage{std::move(release)};
 }
 
@@ -238,10 +236,12 @@ Parsed<ClientMessage> parse_slab_lend(Reader& reader, std::uint64_t request_id) 
     return ClientMessage{SlabLend{request_id, body.slab_id, *kind, body.size_bytes}};
 }
 
-Parsed<std::uint32_t> parse_slab_name(Reader& reader) {
+/// A message that only names a slab.
+template <typename Message>
+Parsed<Message> parse_slab_name(Reader& reader, const auto& make) {
     wire::SlabName body{};
     if (!reader.take(body) || reader.left() != 0) return broken("a message about a slab, of the wrong size");
-    return body.slab_id;
+    return Message{make(body.slab_id)};
 }
 
 Parsed<WorkerMessage> parse_ring_offer(Reader& reader) {
@@ -353,11 +353,8 @@ boost::system::result<ClientMessage, Refusal> parse_from_client(std::span<const 
         return ClientMessage{Cancel{request_id}};
     case release: return parse_release(reader);
     case slab_lend: return parse_slab_lend(reader, request_id);
-    case slab_return: {
-        const Parsed<std::uint32_t> slab_id = parse_slab_name(reader);
-        if (!slab_id) return slab_id.error();
-        return ClientMessage{SlabReturn{*slab_id}};
-    }
+    case slab_return:
+        return parse_slab_name<ClientMessage>(reader, [](std::uint32_t slab) { return SlabReturn{slab}; });
     default: return broken(fmt::format("a message of type {} from a client", header->type));
     }
 }
@@ -377,13 +374,10 @@ Result<WorkerMessage> parse_from_worker(std::span<const std::byte> packet) {
         case closing: return parse_closing(reader);
         case ring_offer: return parse_ring_offer(reader);
         case slab_accepted:
-        case slab_withdraw: {
-            const Parsed<std::uint32_t> slab_id = parse_slab_name(reader);
-            if (!slab_id) return slab_id.error();
-            if (static_cast<wire::MessageType>(header->type) == slab_withdraw)
-                return WorkerMessage{SlabWithdraw{*slab_id}};
-            return WorkerMessage{SlabAccepted{request_id, *slab_id}};
-        }
+            return parse_slab_name<WorkerMessage>(reader,
+                                                  [&](std::uint32_t slab) { return SlabAccepted{request_id, slab}; });
+        case slab_withdraw:
+            return parse_slab_name<WorkerMessage>(reader, [](std::uint32_t slab) { return SlabWithdraw{slab}; });
         case event_offer: return parse_event_offer(reader);
         default: return broken(fmt::format("a message of type {} from a worker", header->type));
         }

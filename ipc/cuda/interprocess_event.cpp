@@ -4,10 +4,11 @@
 
 namespace bulkhead::cuda {
 
-InterprocessEvent::Event::~Event() {
-    const Gpu::Current current{*gpu};
-    (void)gpu->driver().cuEventDestroy(event);
-}
+InterprocessEvent::InterprocessEvent(std::shared_ptr<const Gpu> gpu, CUevent event)
+    : gpu_{std::move(gpu)}, event_{event, [owner = gpu_](CUevent made) {
+          const Gpu::Current current{*owner};
+          (void)owner->driver().cuEventDestroy(made);
+      }} {}
 
 Result<InterprocessEvent> InterprocessEvent::create(std::shared_ptr<const Gpu> gpu) {
     const Driver& driver = gpu->driver();
@@ -17,7 +18,7 @@ Result<InterprocessEvent> InterprocessEvent::create(std::shared_ptr<const Gpu> g
                                  driver.cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
         !made)
         return Error{made.error()}.during("creating an interprocess event");
-    return InterprocessEvent{std::make_unique<Event>(std::move(gpu), event)};
+    return InterprocessEvent{std::move(gpu), event};
 }
 
 Result<InterprocessEvent> InterprocessEvent::import(std::shared_ptr<const Gpu> gpu, const wire::CudaIpcHandle& handle) {
@@ -28,28 +29,28 @@ Result<InterprocessEvent> InterprocessEvent::import(std::shared_ptr<const Gpu> g
                                    driver.cuIpcOpenEventHandle(&event, std::bit_cast<CUipcEventHandle>(handle)));
         !opened)
         return Error{opened.error()}.during("opening an interprocess event");
-    return InterprocessEvent{std::make_unique<Event>(std::move(gpu), event)};
+    return InterprocessEvent{std::move(gpu), event};
 }
 
 Result<wire::CudaIpcHandle> InterprocessEvent::handle() const {
-    const Driver& driver = event_->gpu->driver();
-    const Gpu::Current current{*event_->gpu};
+    const Driver& driver = gpu_->driver();
+    const Gpu::Current current{*gpu_};
     CUipcEventHandle handle{};
-    if (auto got = driver.check("cuIpcGetEventHandle", driver.cuIpcGetEventHandle(&handle, event_->event)); !got)
+    if (auto got = driver.check("cuIpcGetEventHandle", driver.cuIpcGetEventHandle(&handle, event_.get())); !got)
         return got.error();
     return std::bit_cast<wire::CudaIpcHandle>(handle);
 }
 
 Result<> InterprocessEvent::record(CUstream stream) const {
-    const Driver& driver = event_->gpu->driver();
-    const Gpu::Current current{*event_->gpu};
-    return driver.check("cuEventRecord", driver.cuEventRecord(event_->event, stream));
+    const Driver& driver = gpu_->driver();
+    const Gpu::Current current{*gpu_};
+    return driver.check("cuEventRecord", driver.cuEventRecord(event_.get(), stream));
 }
 
 Result<> InterprocessEvent::make_wait(CUstream stream) const {
-    const Driver& driver = event_->gpu->driver();
-    const Gpu::Current current{*event_->gpu};
-    return driver.check("cuStreamWaitEvent", driver.cuStreamWaitEvent(stream, event_->event, 0));
+    const Driver& driver = gpu_->driver();
+    const Gpu::Current current{*gpu_};
+    return driver.check("cuStreamWaitEvent", driver.cuStreamWaitEvent(stream, event_.get(), 0));
 }
 
 }  // namespace bulkhead::cuda

@@ -22,9 +22,6 @@ public:
     /// Call in another process than the one that created it.
     static Result<InterprocessEvent> import(std::shared_ptr<const Gpu> gpu, const wire::CudaIpcHandle& handle);
 
-    InterprocessEvent(InterprocessEvent&&) noexcept = default;
-    InterprocessEvent& operator=(InterprocessEvent&&) noexcept = default;
-
     [[nodiscard]] Result<wire::CudaIpcHandle> handle() const;
     /// Records behind all work queued on the stream; null: the default stream.
     [[nodiscard]] Result<> record(CUstream stream) const;
@@ -33,16 +30,9 @@ public:
     [[nodiscard]] Result<> make_wait(CUstream stream) const;
 
 private:
-    struct Event {
-        std::shared_ptr<const Gpu> gpu;
-        CUevent event;
-        Event(std::shared_ptr<const Gpu> owner, CUevent its) : gpu{std::move(owner)}, event{its} {}
-        Event(const Event&) = delete;
-        Event& operator=(const Event&) = delete;
-        ~Event();
-    };
-    explicit InterprocessEvent(std::unique_ptr<Event> event) : event_{std::move(event)} {}
-    std::unique_ptr<Event> event_;
+    InterprocessEvent(std::shared_ptr<const Gpu> gpu, CUevent event);
+    std::shared_ptr<const Gpu> gpu_;
+    std::shared_ptr<CUevent_st> event_;
 };
 
 }  // namespace bulkhead::cuda

@@ -13,14 +13,15 @@ constexpr std::uint64_t granularity_bytes = 2u << 20;
 
 }  // namespace
 
-LegacySlab::Block::~Block() {
-    gpu->synchronize();
-    const Gpu::Current current{*gpu};
-    if (imported)
-        (void)gpu->driver().cuIpcCloseMemHandle(pointer);
-    else
-        (void)gpu->driver().cuMemFree(pointer);
-}
+LegacySlab::LegacySlab(std::shared_ptr<const Gpu> gpu, CUdeviceptr pointer, std::uint64_t size_bytes, bool is_import)
+    : gpu_{std::move(gpu)}, block_{reinterpret_cast<void*>(pointer),
+                                   [owner = gpu_, pointer, is_import](void*) {
+                                       owner->synchronize();
+                                       const Gpu::Current current{*owner};
+                                       const Driver& driver = owner->driver();
+                                       (void)(is_import ? driver.cuIpcCloseMemHandle : driver.cuMemFree)(pointer);
+                                   }},
+      size_bytes_{size_bytes} {}
 
 Result<LegacySlab> LegacySlab::create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes) {
     const Driver& driver = gpu->driver();
@@ -33,7 +34,7 @@ Result<LegacySlab> LegacySlab::create(std::shared_ptr<const Gpu> gpu, std::uint6
     CUdeviceptr pointer = 0;
     if (auto made = driver.check("cuMemAlloc", driver.cuMemAlloc(&pointer, rounded)); !made)
         return Error{made.error()}.during(attempt);
-    return LegacySlab{std::make_unique<Block>(std::move(gpu), pointer, rounded, false)};
+    return LegacySlab{std::move(gpu), pointer, rounded, false};
 }
 
 Result<LegacySlab> LegacySlab::import(std::shared_ptr<const Gpu> gpu, const wire::CudaIpcHandle& handle,
@@ -46,14 +47,14 @@ Result<LegacySlab> LegacySlab::import(std::shared_ptr<const Gpu> gpu, const wire
     if (auto done = driver.check("cuIpcOpenMemHandle", opened); !done)
         return Error{done.error()}.during(
             fmt::format("opening a slab of {} bytes on {}", size_bytes, to_string(gpu->uuid())));
-    return LegacySlab{std::make_unique<Block>(std::move(gpu), pointer, size_bytes, true)};
+    return LegacySlab{std::move(gpu), pointer, size_bytes, true};
 }
 
 Result<wire::CudaIpcHandle> LegacySlab::handle() const {
-    const Driver& driver = block_->gpu->driver();
-    const Gpu::Current current{*block_->gpu};
+    const Driver& driver = gpu_->driver();
+    const Gpu::Current current{*gpu_};
     CUipcMemHandle handle{};
-    if (auto got = driver.check("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(&handle, block_->pointer)); !got)
+    if (auto got = driver.check("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(&handle, pointer())); !got)
         return got.error();
     return std::bit_cast<wire::CudaIpcHandle>(handle);
 }

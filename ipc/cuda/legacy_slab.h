@@ -27,30 +27,18 @@ public:
     static Result<LegacySlab> import(std::shared_ptr<const Gpu> gpu, const wire::CudaIpcHandle& handle,
                                      std::uint64_t size_bytes);
 
-    LegacySlab(LegacySlab&&) noexcept = default;
-    LegacySlab& operator=(LegacySlab&&) noexcept = default;
-
     /// Call on the creating side only.
     [[nodiscard]] Result<wire::CudaIpcHandle> handle() const;
 
-    [[nodiscard]] CUdeviceptr pointer() const noexcept { return block_->pointer; }
-    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return block_->size_bytes; }
-    [[nodiscard]] const std::shared_ptr<const Gpu>& gpu() const noexcept { return block_->gpu; }
+    [[nodiscard]] CUdeviceptr pointer() const noexcept { return reinterpret_cast<CUdeviceptr>(block_.get()); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+    [[nodiscard]] const std::shared_ptr<const Gpu>& gpu() const noexcept { return gpu_; }
 
 private:
-    struct Block {
-        std::shared_ptr<const Gpu> gpu;
-        CUdeviceptr pointer;
-        std::uint64_t size_bytes;
-        bool imported;
-        Block(std::shared_ptr<const Gpu> owner, CUdeviceptr address, std::uint64_t bytes, bool is_import)
-            : gpu{std::move(owner)}, pointer{address}, size_bytes{bytes}, imported{is_import} {}
-        Block(const Block&) = delete;
-        Block& operator=(const Block&) = delete;
-        ~Block();
-    };
-    explicit LegacySlab(std::unique_ptr<Block> block) : block_{std::move(block)} {}
-    std::unique_ptr<Block> block_;
+    LegacySlab(std::shared_ptr<const Gpu> gpu, CUdeviceptr pointer, std::uint64_t size_bytes, bool is_import);
+    std::shared_ptr<const Gpu> gpu_;
+    std::shared_ptr<void> block_;  ///< a device address
+    std::uint64_t size_bytes_;
 };
 
 }  // namespace bulkhead::cuda

@@ -55,10 +55,7 @@ Result<VmmSlab> VmmSlab::create(std::shared_ptr<const Gpu> gpu, std::uint64_t si
     CUmemGenericAllocationHandle handle = 0;
     if (auto made = driver.check("cuMemCreate", driver.cuMemCreate(&handle, *whole, &properties, 0)); !made)
         return Error{made.error()}.during(attempt);
-    auto mapping = std::make_unique<Mapping>(std::move(gpu), *whole);
-    mapping->handle = handle;
-    Result<VmmSlab> slab = map(std::move(mapping), Access::read_write);
-    return slab ? std::move(slab) : Result<VmmSlab>{std::move(slab).error().during(attempt)};
+    return map(std::make_unique<Mapping>(std::move(gpu), *whole, handle), Access::read_write, attempt);
 }
 
 Result<VmmSlab> VmmSlab::import(std::shared_ptr<const Gpu> gpu, int fd, std::uint64_t size_bytes, Access access) {
@@ -71,30 +68,27 @@ Result<VmmSlab> VmmSlab::import(std::shared_ptr<const Gpu> gpu, int fd, std::uin
         &handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (auto opened = driver.check("cuMemImportFromShareableHandle", imported); !opened)
         return Error{opened.error()}.during(attempt);
-    auto mapping = std::make_unique<Mapping>(std::move(gpu), size_bytes);
-    mapping->handle = handle;
-    Result<VmmSlab> slab = map(std::move(mapping), access);
-    return slab ? std::move(slab) : Result<VmmSlab>{std::move(slab).error().during(attempt)};
+    return map(std::make_unique<Mapping>(std::move(gpu), size_bytes, handle), access, attempt);
 }
 
-Result<VmmSlab> VmmSlab::map(std::unique_ptr<Mapping> mapping, Access access) {
+Result<VmmSlab> VmmSlab::map(std::unique_ptr<Mapping> mapping, Access access, const std::string& attempt) {
     const Driver& driver = mapping->gpu->driver();
     const std::uint64_t bytes = mapping->size_bytes;
     const Result<std::uint64_t> whole = whole_allocation(*mapping->gpu, bytes);
-    if (!whole) return whole.error();
+    if (!whole) return Error{whole.error()}.during(attempt);
     CUdeviceptr& pointer = mapping->pointer;
     if (auto reserved = driver.check("cuMemAddressReserve", driver.cuMemAddressReserve(&pointer, *whole, 0, 0, 0));
         !reserved)
-        return reserved.error();
+        return Error{reserved.error()}.during(attempt);
     mapping->reserved_bytes = *whole;
     if (auto mapped = driver.check("cuMemMap", driver.cuMemMap(pointer, bytes, 0, mapping->handle, 0)); !mapped)
-        return mapped.error();
+        return Error{mapped.error()}.during(attempt);
     mapping->mapped = true;
     const CUmemAccessDesc desc{{CU_MEM_LOCATION_TYPE_DEVICE, mapping->gpu->device()},
                                access == Access::read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ
                                                            : CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     if (auto allowed = driver.check("cuMemSetAccess", driver.cuMemSetAccess(pointer, bytes, &desc, 1)); !allowed)
-        return allowed.error();
+        return Error{allowed.error()}.during(attempt);
     return VmmSlab{std::move(mapping)};
 }
 

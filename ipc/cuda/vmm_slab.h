@@ -46,18 +46,19 @@ public:
 private:
     struct Mapping {
         std::shared_ptr<const Gpu> gpu;
-        std::uint64_t size_bytes = 0;
-        CUmemGenericAllocationHandle handle = 0;
+        std::uint64_t size_bytes;
+        CUmemGenericAllocationHandle handle;
         CUdeviceptr pointer = 0;           ///< of reserved addresses; they cost no memory
         std::uint64_t reserved_bytes = 0;  ///< 0: none
         bool mapped = false;
-        Mapping(std::shared_ptr<const Gpu> owner, std::uint64_t bytes) : gpu{std::move(owner)}, size_bytes{bytes} {}
+        Mapping(std::shared_ptr<const Gpu> owner, std::uint64_t bytes, CUmemGenericAllocationHandle memory)
+            : gpu{std::move(owner)}, size_bytes{bytes}, handle{memory} {}
         Mapping(const Mapping&) = delete;
         Mapping& operator=(const Mapping&) = delete;
         ~Mapping();
     };
     explicit VmmSlab(std::unique_ptr<Mapping> mapping) : mapping_{std::move(mapping)} {}
-    static Result<VmmSlab> map(std::unique_ptr<Mapping> mapping, Access access);
+    static Result<VmmSlab> map(std::unique_ptr<Mapping> mapping, Access access, const std::string& attempt);
     std::unique_ptr<Mapping> mapping_;
 };
 

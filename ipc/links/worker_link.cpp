@@ -32,41 +32,37 @@ json::object encode_message(const Direction& message) {
         message);
 }
 
-template <typename Direction>
-struct Parser;
 template <typename... Message>
-struct Parser<std::variant<Message...>> {
+Result<std::variant<Message...>> parse(std::string_view packet, std::type_identity<std::variant<Message...>>) {
     using Direction = std::variant<Message...>;
-
-    static Result<Direction> parse(std::string_view packet) {
-        json::error_code failure;
-        const json::value document = json::parse(packet, failure);
-        if (failure || !document.is_object()) return violation("a packet that is not a JSON object");
-        const json::object& object = document.get_object();
-        const auto type = json_codec::member<std::string>(object, "type");
-        if (!type) return violation("a packet without type");
-        Result<Direction> parsed = Direction{Unknown{*type}};
-        const auto try_one = [&]<typename One>(std::type_identity<One>) {
-            if constexpr (!std::is_same_v<One, Unknown>) {
-                if (*type != One::type) return;
-                One one;
-                const std::string_view missing = json_codec::decode_members(object, one);
-                parsed = missing.empty()
-                             ? Result<Direction>{Direction{std::move(one)}}
-                             : Result<Direction>{violation(fmt::format("{} without {}", One::type, missing))};
-            }
-        };
-        (try_one(std::type_identity<Message>{}), ...);
-        return parsed;
-    }
-};
+    json::error_code failure;
+    const json::value document = json::parse(packet, failure);
+    if (failure || !document.is_object()) return violation("a packet that is not a JSON object");
+    const json::object& object = document.get_object();
+    const auto type = json_codec::member<std::string>(object, "type");
+    if (!type) return violation("a packet without type");
+    Result<Direction> parsed = Direction{Unknown{*type}};
+    const auto try_one = [&]<typename One>(std::type_identity<One>) {
+        if constexpr (!std::is_same_v<One, Unknown>) {
+            if (*type != One::type) return;
+            One one;
+            const std::string_view missing = json_codec::decode_members(object, one);
+            if (missing.empty())
+                parsed = Direction{std::move(one)};
+            else
+                parsed = violation(fmt::format("{} without {}", One::type, missing));
+        }
+    };
+    (try_one(std::type_identity<Message>{}), ...);
+    return parsed;
+}
 
 }  // namespace
 
 json::object to_json(const ToDaemon& message) { return encode_message(message); }
 json::object to_json(const ToWorker& message) { return encode_message(message); }
 
-Result<ToDaemon> parse_to_daemon(std::string_view packet) { return Parser<ToDaemon>::parse(packet); }
-Result<ToWorker> parse_to_worker(std::string_view packet) { return Parser<ToWorker>::parse(packet); }
+Result<ToDaemon> parse_to_daemon(std::string_view packet) { return parse(packet, std::type_identity<ToDaemon>{}); }
+Result<ToWorker> parse_to_worker(std::string_view packet) { return parse(packet, std::type_identity<ToWorker>{}); }
 
 }  // namespace bulkhead::worker_link

@@ -11,16 +11,12 @@
 #include <system_error>
 #include <utility>
 
-#include <boost/interprocess/exceptions.hpp>
 #include <fmt/format.h>
 
 #include "ipc/base/machine_memory.h"
-#include "ipc/base/mapping.h"
 
 namespace bulkhead {
 namespace {
-
-namespace bip = boost::interprocess;
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25  // Linux 6.1; older kernels answer EINVAL
@@ -30,13 +26,6 @@ constexpr unsigned memfd_huge_2mib = 21U << 26;  // MFD_HUGE_2MB of linux/memfd.
 /// The kernel returns EAGAIN while another user holds a page.
 constexpr int collapse_tries = 3;
 constexpr std::uint64_t stat_block_bytes = 512;  // unit of st_blocks on every file system
-
-/// The interface that mapped_region expects of a mappable object; copies nothing and
-/// closes nothing.
-struct FdMapping {
-    int fd;
-    [[nodiscard]] bip::mapping_handle_t get_mapping_handle() const { return {fd, false}; }
-};
 
 /// Returns an address at which a mapping of whole huge pages can begin; null if the size is not a
 /// multiple of them.
@@ -48,16 +37,12 @@ void* aligned_place(std::uint64_t size_bytes) {
     return reinterpret_cast<void*>((begin + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
 }
 
-Result<bip::mapped_region> map(int fd, std::uint64_t size_bytes, bip::mode_t mode, void* place = nullptr) {
+Result<Mapping> map(int fd, std::uint64_t size_bytes, int protection) {
     // Populates at once: the first touch of a page costs 3 to 8 times a copy and must not
     // happen in a request.
-    try {
-        return bip::mapped_region{FdMapping{fd}, mode, 0, size_bytes, place, MAP_POPULATE};
-    } catch (const bip::interprocess_exception& failure) {
-        // The place was free a moment ago; another thread may have taken it.
-        if (place != nullptr) return map(fd, size_bytes, mode);
-        return system_error(fmt::format("mapping a slab of {} bytes", size_bytes), failure.get_native_error());
-    }
+    Mapping bytes{size_bytes, protection, MAP_SHARED | MAP_POPULATE, fd, aligned_place(size_bytes)};
+    if (!bytes) return system_error(fmt::format("mapping a slab of {} bytes", size_bytes), errno);
+    return bytes;
 }
 
 Error no_room(std::uint64_t size_bytes, std::string_view bound, std::uint64_t bound_bytes) {
@@ -94,12 +79,12 @@ UniqueFd reserved_huge_memfd(std::uint64_t size_bytes, const std::string& label)
 
 /// Turns plain pages into huge ones by copying. Returns empty on success, else why not and
 /// what to change.
-std::string collapse(const bip::mapped_region& bytes) {
+std::string collapse(std::span<std::byte> bytes) {
     int failed = EINVAL;  // for a size that is not a multiple
-    if (bytes.get_size() % huge_page_bytes == 0) {
+    if (bytes.size() % huge_page_bytes == 0) {
         failed = 0;
         for (int tries = 0; tries < collapse_tries; ++tries) {
-            if (::madvise(bytes.get_address(), bytes.get_size(), MADV_COLLAPSE) == 0) return {};
+            if (::madvise(bytes.data(), bytes.size(), MADV_COLLAPSE) == 0) return {};
             failed = errno;
             if (failed != EAGAIN) break;
         }
@@ -108,15 +93,13 @@ std::string collapse(const bip::mapped_region& bytes) {
         "the kernel's reserve of huge pages has not enough for {} bytes, and collapsing plain pages failed "
         "({}); reserve them with `sysctl vm.nr_hugepages={}` or more, or take `deny` out of "
         "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
-        bytes.get_size(), std::generic_category().message(failed),
-        (bytes.get_size() + huge_page_bytes - 1) / huge_page_bytes);
+        bytes.size(), std::generic_category().message(failed),
+        (bytes.size() + huge_page_bytes - 1) / huge_page_bytes);
 }
 
 constexpr int common_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
-
-HostSlab::HostSlab(UniqueFd memfd, bip::mapped_region bytes) : memfd_{std::move(memfd)}, bytes_{std::move(bytes)} {}
 
 /// Moves in the order of destruction: a fork in between must not close a number that
 /// has a new owner.
@@ -144,14 +127,14 @@ Result<HostSlab> HostSlab::create(std::uint64_t size_bytes, wire::SlabDirection 
         if (const int failed = allocate_pages(memfd.get(), size_bytes); failed != 0)
             return system_error(attempt + ": fallocate", failed);
     }
-    Result<bip::mapped_region> bytes = map(memfd.get(), size_bytes, bip::read_write, aligned_place(size_bytes));
+    Result<Mapping> bytes = map(memfd.get(), size_bytes, PROT_READ | PROT_WRITE);
     if (!bytes) return bytes.error();
     std::string plain_because;
-    if (pages == SlabPages::huge && !has_reserved) plain_because = collapse(*bytes);
+    if (pages == SlabPages::huge && !has_reserved) plain_because = collapse(bytes->bytes());
     // After the mapping above: FUTURE_WRITE keeps it writable and forbids all later ones.
     const int seals = common_seals | (direction == wire::SlabDirection::output ? F_SEAL_FUTURE_WRITE : 0);
     if (::fcntl(memfd.get(), F_ADD_SEALS, seals) != 0) return system_error(attempt + ": sealing it", errno);
-    if (::madvise(bytes->get_address(), size_bytes, MADV_DONTDUMP) != 0)
+    if (::madvise(bytes->bytes().data(), size_bytes, MADV_DONTDUMP) != 0)
         return system_error(attempt + ": madvise", errno);
     HostSlab slab{std::move(memfd), std::move(*bytes)};
     slab.plain_because_ = std::move(plain_because);
@@ -179,14 +162,13 @@ Result<HostSlab> HostSlab::adopt(UniqueFd memfd, std::uint64_t size_bytes, wire:
     const std::uint64_t allocated = static_cast<std::uint64_t>(status.st_blocks) * stat_block_bytes;
     if (output && allocated < size_bytes) return refused(fmt::format("only {} of them have memory", allocated));
 
-    Result<bip::mapped_region> bytes =
-        map(memfd.get(), size_bytes, output ? bip::read_only : bip::read_write, aligned_place(size_bytes));
+    Result<Mapping> bytes = map(memfd.get(), size_bytes, output ? PROT_READ : PROT_READ | PROT_WRITE);
     if (!bytes) {
         if (bytes.error().code == ErrorCode::not_permitted) return refused("it cannot be mapped for writing");
         return bytes.error();
     }
-    if (::madvise(bytes->get_address(), size_bytes, MADV_DONTDUMP) != 0 ||
-        ::madvise(bytes->get_address(), size_bytes, MADV_DONTFORK) != 0)
+    if (::madvise(bytes->bytes().data(), size_bytes, MADV_DONTDUMP) != 0 ||
+        ::madvise(bytes->bytes().data(), size_bytes, MADV_DONTFORK) != 0)
         return system_error("adopting a slab: madvise", errno);
     HostSlab slab{std::move(memfd), std::move(*bytes)};
     slab.parents_ = ClosedInChild{slab.fd(), slab.bytes()};

@@ -6,10 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include <boost/interprocess/mapped_region.hpp>
-
 #include "ipc/base/closed_in_child.h"
 #include "ipc/base/error.h"
+#include "ipc/base/mapping.h"
 #include "ipc/base/unique_fd.h"
 #include "ipc/channel/wire.h"
 
@@ -48,18 +47,16 @@ public:
     ~HostSlab() = default;
 
     [[nodiscard]] int fd() const noexcept { return memfd_.get(); }
-    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.get_size(); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.bytes().size(); }
     /// Why the requested huge pages could not be had, and what to change; empty otherwise.
     [[nodiscard]] const std::string& plain_because() const noexcept { return plain_because_; }
     /// Writing through the view of an adopted output slab raises SIGSEGV.
-    [[nodiscard]] std::span<std::byte> bytes() const noexcept {
-        return {static_cast<std::byte*>(bytes_.get_address()), bytes_.get_size()};
-    }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_.bytes(); }
 
 private:
-    HostSlab(UniqueFd memfd, boost::interprocess::mapped_region bytes);
+    HostSlab(UniqueFd memfd, Mapping bytes) : memfd_{std::move(memfd)}, bytes_{std::move(bytes)} {}
     UniqueFd memfd_;
-    boost::interprocess::mapped_region bytes_;
+    Mapping bytes_;
     ClosedInChild parents_;  ///< only of an adopted slab
     std::string plain_because_;
 };

@@ -2,7 +2,9 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include <CLI/CLI.hpp>
@@ -31,6 +33,9 @@ struct Session {
 
 /// Makes `run` the program if the command line names `command`.
 void when_chosen(CLI::App* command, Session& session, std::function<int()> run);
+
+/// Adds the option NAME, a model's name that must be given.
+[[nodiscard]] std::shared_ptr<std::string> add_name(CLI::App* command, const std::string& description);
 
 /// Each adds one command to the application; its callback sets `session.command`.
 using AddCommand = void(CLI::App& app, Session& session);

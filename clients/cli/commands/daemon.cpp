@@ -19,6 +19,10 @@
 namespace bulkhead::cli {
 namespace {
 
+void tell_warnings(const config::ReadFleet& read) {
+    std::fputs(render_diagnostics(read.warnings, Style::of(stderr), "warning:", Colour::yellow).c_str(), stderr);
+}
+
 int validate(const Session& session, const std::filesystem::path& file) {
     const config::ReadFleet read = config::read_fleet(file);
     const int status = read.ok() ? exit_done : exit_config_invalid;
@@ -28,7 +32,7 @@ int validate(const Session& session, const std::filesystem::path& file) {
         print_json(all);
         return status;
     }
-    std::fputs(render_warnings(read.warnings, Style::of(stderr)).c_str(), stderr);
+    tell_warnings(read);
     if (!read.ok()) {
         std::fputs(render_diagnostics(read.diagnostics, Style::of(stderr)).c_str(), stderr);
         return status;
@@ -55,7 +59,7 @@ int up(const Session& session, const std::filesystem::path& fleet) {
         std::fputs(render_diagnostics(read.diagnostics, Style::of(stderr)).c_str(), stderr);
         return exit_config_invalid;
     }
-    std::fputs(render_warnings(read.warnings, Style::of(stderr)).c_str(), stderr);
+    tell_warnings(read);
     const std::filesystem::path socket = std::filesystem::absolute(find_socket(session.socket)).lexically_normal();
     if (Result<ControlClient> running = ControlClient::connect(socket); running) {
         const auto info = running->call("daemon.info", {}, limits::answer);

@@ -162,8 +162,8 @@ json::object quoted_findings(const std::vector<std::string>& doctor) {
     json::object answer{{"findings", std::move(quoted)}, {"more", findings.size() - count}};
     if (failure)
         answer["error"] = "it gave no report";
-    else if (const json::value* error = member(document, "error"); error != nullptr)
-        answer["error"] = shortened(*error, "attempt");
+    else if (const json::value& error = member(document, "error"); !error.is_null())
+        answer["error"] = shortened(error, "attempt");
     return answer;
 }
 

@@ -39,11 +39,9 @@ std::shared_ptr<Choice> add_choice(CLI::App* command) {
 /// Calls a method and shows its progress. Loads may take minutes; the fleet file bounds them.
 json::value call_with_progress(const Session& session, std::string_view method, const Choice& choice) {
     ControlClient control = session.connect();
-    const auto shown = is_terminal(stderr) ? Progress::Mode::bars : Progress::Mode::lines;
-    const auto mode = session.json ? Progress::Mode::none : shown;
     report_new_supervisors(session, control);
-    Progress progress{mode};
-    if (mode != Progress::Mode::none) {
+    Progress progress{is_terminal(stderr)};
+    if (!session.json) {
         control.on_notification([&](std::string_view name, const json::object& params) {
             if (name == "event") progress.on_event(params);
         });

@@ -17,8 +17,8 @@ namespace {
 
 /// Whether a capture has failed, or has ended the process, so that its requests run eagerly.
 bool has_lost_graphs(const json::value& why) {
-    const json::value* graphs = member(why, "graphs");
-    return graphs != nullptr && (!array_member(*graphs, "failures").empty() || member(*graphs, "degraded") != nullptr);
+    const json::value& graphs = member(why, "graphs");
+    return !array_member(graphs, "failures").empty() || !member(graphs, "degraded").is_null();
 }
 
 int show_why(const Session& session, const std::string& model) {
@@ -75,8 +75,7 @@ int show_crashes(const Session& session, const Crashes& crashes) {
                                reports.end());
         text += (text.empty() ? "" : "\nBefore it:\n") + render_crashes(rest, style);
     }
-    if (const json::value* lost = member(answer, "lost"); lost != nullptr && lost->is_object())
-        text += render_lost_crashes(*lost);
+    if (const json::value& lost = member(answer, "lost"); lost.is_object()) text += render_lost_crashes(lost);
     return print(text);
 }
 
@@ -95,8 +94,7 @@ int show_gpus(const Session& session, const std::string& lifted) {
 
 void add_why(CLI::App& app, Session& session) {
     CLI::App* why = app.add_subcommand("why", "Say in a sentence why a model is in its state");
-    const auto model = std::make_shared<std::string>();
-    why->add_option("NAME", *model, "A model of the fleet")->required();
+    const auto model = add_name(why, "A model of the fleet");
     why->footer(
         "Also how long each replica has been there, how its last process ended, where its crash report lies,\n"
         "and what its CUDA Graphs did; of a model that generates its slots, its speed, and the steps of each\n"

@@ -26,8 +26,7 @@ int pin(const Session& session, const std::string& model, bool shall) {
 
 void add_plan(CLI::App& app, Session& session) {
     CLI::App* plan = app.add_subcommand("plan", "Say what a load would do: where, for whom room is made, how long");
-    const auto model = std::make_shared<std::string>();
-    plan->add_option("NAME", *model, "A model whose device has a limit")->required();
+    const auto model = add_name(plan, "A model whose device has a limit");
     plan->footer(
         "Nothing is loaded. With --json: {\"model\",\"outcome\",\"loads\":[…],\"evicts\":[…],\"expected_ms\",\n"
         "\"reason\"}; `outcome` is one of serves, loads, fits, evicts, waits, refused.\n"
@@ -37,9 +36,8 @@ void add_plan(CLI::App& app, Session& session) {
 
 void add_pin(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("pin", "Keep a model loaded: it is not unloaded to make room for others");
-    const auto model = std::make_shared<std::string>();
+    const auto model = add_name(command, "A model whose device has a limit");
     const auto off = std::make_shared<bool>(false);
-    command->add_option("NAME", *model, "A model whose device has a limit")->required();
     command->add_flag("--off", *off, "It may be unloaded again");
     command->footer(
         "Holds until the fleet file is read again, or another supervisor takes over;\n"

@@ -55,6 +55,12 @@ void when_chosen(CLI::App* command, Session& session, std::function<int()> run) 
     command->callback([&session, run = std::move(run)] { session.command = run; });
 }
 
+std::shared_ptr<std::string> add_name(CLI::App* command, const std::string& description) {
+    auto name = std::make_shared<std::string>();
+    command->add_option("NAME", *name, description)->required();
+    return name;
+}
+
 int exit_status(ErrorCode code) noexcept {
     if (code == ErrorCode::not_running) return exit_no_daemon;
     if (code == ErrorCode::config_invalid) return exit_config_invalid;

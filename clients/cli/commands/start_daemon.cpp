@@ -57,7 +57,15 @@ Result<UniqueFd> open_output(const std::filesystem::path& socket) {
     return file;
 }
 
-Error why_it_ended(std::string_view printed, int wait_status) {
+Error why_it_ended(pid_t pid, int output, off_t start) {
+    int wait_status = 0;
+    ::waitpid(pid, &wait_status, 0);
+    const off_t end = ::lseek(output, 0, SEEK_END);
+    std::string printed(limits::start_message_bytes, '\0');
+    const off_t from = std::max(start, end - static_cast<off_t>(printed.size()));
+    const ssize_t size = ::pread(output, printed.data(), printed.size(), from);
+    printed.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+
     const bool is_config = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == exit_config_invalid;
     if (auto said = error_in(printed)) {
         if (is_config) said->code = ErrorCode::config_invalid;
@@ -68,17 +76,6 @@ Error why_it_ended(std::string_view printed, int wait_status) {
     return {is_config ? ErrorCode::config_invalid : ErrorCode::internal,
             fmt::format("starting the daemon: it ended with {}{}{}", how, printed.empty() ? "" : ": ", printed),
             "see logs/ beside the control socket"};
-}
-
-Error why_it_ended(pid_t pid, int output, off_t start) {
-    int wait_status = 0;
-    ::waitpid(pid, &wait_status, 0);
-    const off_t end = ::lseek(output, 0, SEEK_END);
-    std::string printed(limits::start_message_bytes, '\0');
-    const off_t from = std::max(start, end - static_cast<off_t>(printed.size()));
-    const ssize_t size = ::pread(output, printed.data(), printed.size(), from);
-    printed.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
-    return why_it_ended(printed, wait_status);
 }
 
 }  // namespace

@@ -4,17 +4,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
-#include <optional>
 
+#include <boost/json.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/terminal.h"
+#include "ipc/base/json_codec.h"
 #include "ipc/base/whole_io.h"
 #include "ipc/channel/dtype.h"
 #include "ipc/channel/tensor_layout.h"
@@ -22,124 +23,70 @@
 namespace bulkhead::cli {
 namespace {
 
-constexpr std::string_view magic = "\x93NUMPY";
+namespace json = boost::json;
 
-struct Descr {
-    std::string_view text;  ///< without its byte order
-    wire::DType dtype;
-};
-constexpr std::array<Descr, 11> descrs{{{"b1", wire::DType::boolean},
-                                        {"u1", wire::DType::uint8},
-                                        {"i1", wire::DType::int8},
-                                        {"i2", wire::DType::int16},
-                                        {"i4", wire::DType::int32},
-                                        {"i8", wire::DType::int64},
-                                        {"f2", wire::DType::float16},
-                                        {"f4", wire::DType::float32},
-                                        {"f8", wire::DType::float64},
-                                        {"c8", wire::DType::complex64},
-                                        {"c16", wire::DType::complex128}}};
+constexpr std::string_view magic = "\x93NUMPY";
 
 Error damaged(std::string attempt) {
     return {ErrorCode::input_invalid, std::move(attempt), "save the array again with numpy.save"};
 }
 
-}  // namespace
-
-/// Parses the header, a Python dictionary: {'descr': '<f4', 'fortran_order': False,
-/// 'shape': (1, 512), }
-struct NpyHeaderParser {
-    std::string_view text;
-
-    std::optional<std::string_view> quoted() {
-        skip_space();
-        if (text.empty() || (text[0] != '\'' && text[0] != '"')) return std::nullopt;
-        const std::size_t end = text.find(text[0], 1);
-        if (end == std::string_view::npos) return std::nullopt;
-        const std::string_view inside = text.substr(1, end - 1);
-        text.remove_prefix(end + 1);
-        return inside;
-    }
-    bool take(std::string_view word) {
-        skip_space();
-        if (!text.starts_with(word)) return false;
-        text.remove_prefix(word.size());
-        return true;
-    }
-    std::optional<std::vector<std::int64_t>> tuple() {
-        std::vector<std::int64_t> dims;
-        if (!take("(")) return std::nullopt;
-        while (!take(")")) {
-            skip_space();
-            std::int64_t dim = 0;
-            const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), dim);
-            if (failure != std::errc{} || dim < 0 || dims.size() == wire::rank_max) return std::nullopt;
-            text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-            dims.push_back(dim);
-            if (!take(",") && !text.starts_with(")")) return std::nullopt;
-        }
-        return dims;
-    }
-    void skip_space() {
-        while (!text.empty() && (text[0] == ' ' || text[0] == '\n' || text[0] == '\t')) text.remove_prefix(1);
-    }
-
-    static Result<wire::DType> dtype(std::string_view descr) {
-        const bool is_big = descr.starts_with('>');
-        std::string_view kind = descr;
-        if (!kind.empty() && std::string_view{"<>|="}.find(kind[0]) != std::string_view::npos) kind.remove_prefix(1);
-        const bool one_byte = kind.ends_with('1') && kind.size() == 2;
-        for (const Descr& known : descrs) {
-            if (known.text != kind) continue;
-            if (is_big && !one_byte)
-                return Error{ErrorCode::dtype_unsupported, fmt::format("dtype '{}' is big-endian", one_line(descr)),
-                             "save array.astype(array.dtype.newbyteorder('<'))"};
-            return known.dtype;
-        }
-        if (kind == "O")
-            return Error{ErrorCode::dtype_unsupported,
-                         "dtype object: the file holds pickled Python objects, no numbers",
-                         "save a numeric array, such as array.astype('float32')"};
+Result<wire::DType> dtype_of(std::string_view descr) {
+    std::string_view kind = descr;
+    if (!kind.empty() && std::string_view{"<>|="}.find(kind[0]) != std::string_view::npos) kind.remove_prefix(1);
+    if (kind == "O")
+        return Error{ErrorCode::dtype_unsupported, "dtype object: the file holds pickled Python objects, no numbers",
+                     "save a numeric array, such as array.astype('float32')"};
+    const auto dtype =
+        find_dtype([&](const DTypeFacts& one) { return fmt::format("{}{}", one.kind, one.size) == kind; });
+    if (!dtype || facts_of(*dtype).kind == 'B')
         return Error{ErrorCode::dtype_unsupported, fmt::format("dtype '{}'", one_line(descr)),
                      "save the array as bool, int8 to int64, uint8, float16 to float64, or complex"};
-    }
+    if (descr.starts_with('>') && element_size(*dtype) > 1)
+        return Error{ErrorCode::dtype_unsupported, fmt::format("dtype '{}' is big-endian", one_line(descr)),
+                     "save array.astype(array.dtype.newbyteorder('<'))"};
+    return *dtype;
+}
 
-    Result<NpyFile::Header> parse() {
-        std::optional<std::string_view> descr;
-        std::optional<bool> fortran;
-        std::optional<std::vector<std::int64_t>> dims;
-        if (!take("{")) return damaged("its header is not a dictionary");
-        while (!take("}")) {
-            const auto key = quoted();
-            if (!key || !take(":")) return damaged("its header cannot be read");
-            if (*key == "descr") {
-                descr = quoted();
-                if (!descr)
-                    return Error{ErrorCode::dtype_unsupported, "a structured dtype", "save one array of plain numbers"};
-            } else if (*key == "fortran_order") {
-                if (take("True"))
-                    fortran = true;
-                else if (take("False"))
-                    fortran = false;
-            } else if (*key == "shape") {
-                dims = tuple();
-                if (!dims)
-                    return damaged(
-                        fmt::format("its shape cannot be read, or has more than {} dimensions", wire::rank_max));
-            } else {
-                return damaged(fmt::format("its header has the unknown key '{}'", one_line(*key)));
-            }
-            if (!take(",") && !text.starts_with("}")) return damaged("its header cannot be read");
-        }
-        if (!descr || !fortran || !dims) return damaged("its header lacks descr, fortran_order or shape");
-        if (*fortran && dims->size() > 1)
-            return Error{ErrorCode::input_invalid, "the array is in Fortran order",
-                         "save numpy.ascontiguousarray(array)"};
-        const Result<wire::DType> dtype_read = dtype(*descr);
-        if (!dtype_read) return dtype_read.error();
-        return NpyFile::Header{*dtype_read, std::move(*dims)};
-    }
-};
+/// Parses the header, a Python dictionary: {'descr': '<f4', 'fortran_order': False,
+/// 'shape': (1, 512), }. Written with JSON's signs, it is JSON but for its trailing commas.
+Result<json::object> parse_header(std::string text) {
+    constexpr std::pair<char, char> signs[] = {{'\'', '"'}, {'(', '['}, {')', ']'}};
+    for (const auto& [python, json] : signs) std::ranges::replace(text, python, json);
+    for (const std::string_view word : {"True", "False"})
+        if (const std::size_t at = text.find(word); at != std::string::npos) text[at] = word == "True" ? 't' : 'f';
+    json::parse_options options;
+    options.allow_trailing_commas = true;
+    boost::system::error_code failure;
+    const json::value header = json::parse(text, failure, {}, options);
+    if (failure) return damaged("its header cannot be read");
+    if (!header.is_object()) return damaged("its header is not a dictionary");
+    for (const auto& member : header.get_object())
+        if (member.key() != "descr" && member.key() != "fortran_order" && member.key() != "shape")
+            return damaged(fmt::format("its header has the unknown key '{}'", one_line(member.key())));
+    return header.get_object();
+}
+
+}  // namespace
+
+Result<NpyFile::Header> NpyFile::header_of(std::string text) {
+    const Result<json::object> header = parse_header(std::move(text));
+    if (!header) return header.error();
+    if (const json::value* descr = header->if_contains("descr"); descr != nullptr && !descr->is_string())
+        return Error{ErrorCode::dtype_unsupported, "a structured dtype", "save one array of plain numbers"};
+    const auto descr = json_codec::member<std::string>(*header, "descr");
+    const auto fortran = json_codec::member<bool>(*header, "fortran_order");
+    const json::value* shape = header->if_contains("shape");
+    if (!descr || !fortran || shape == nullptr) return damaged("its header lacks descr, fortran_order or shape");
+    const auto dims = json::try_value_to<std::vector<std::int64_t>>(*shape);
+    if (!dims || dims->size() > wire::rank_max || std::ranges::any_of(*dims, [](std::int64_t dim) { return dim < 0; }))
+        return damaged(fmt::format("its shape cannot be read, or has more than {} dimensions", wire::rank_max));
+    if (*fortran && dims->size() > 1)
+        return Error{ErrorCode::input_invalid, "the array is in Fortran order", "save numpy.ascontiguousarray(array)"};
+    const Result<wire::DType> dtype = dtype_of(*descr);
+    if (!dtype) return dtype.error();
+    return Header{*dtype, *dims};
+}
 
 Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
     const std::string step = "reading " + path.string();
@@ -177,7 +124,7 @@ Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
     const auto header_got = read_at(file.get(), std::as_writable_bytes(std::span{text}), header_offset);
     if (!header_got) return system_error(step, errno);
     if (*header_got != text.size()) return damaged(step + ": the file was cut while it was read");
-    Result<Header> header = NpyHeaderParser{text}.parse();
+    Result<Header> header = header_of(std::move(text));
     if (!header) return std::move(header).error().during(step);
     const Result<std::uint64_t> data_bytes = tensor_bytes(header->dtype, header->dims);
     if (!data_bytes) return Error{data_bytes.error()}.during(step);
@@ -198,15 +145,13 @@ Result<> NpyFile::read(std::span<std::byte> to) const {
 Result<> write_npy(const std::filesystem::path& path, wire::DType dtype, std::span<const std::int64_t> dims,
                    std::span<const std::byte> bytes) {
     const std::string step = "writing " + path.string();
-    const Descr* descr = nullptr;
-    for (const Descr& known : descrs)
-        if (known.dtype == dtype) descr = &known;
-    if (descr == nullptr)
-        return Error{ErrorCode::dtype_unsupported, fmt::format("{}: .npy has no {}", step, to_string(dtype)),
+    const auto [name, kind, size] = facts_of(dtype);
+    if (kind == 'B')
+        return Error{ErrorCode::dtype_unsupported, fmt::format("{}: .npy has no {}", step, name),
                      "read it from --json instead"};
-    const char order = element_size(dtype) == 1 ? '|' : '<';
-    std::string header = fmt::format("{{'descr': '{}{}', 'fortran_order': False, 'shape': ({}{}), }}", order,
-                                     descr->text, fmt::join(dims, ", "), dims.size() == 1 ? "," : "");
+    std::string header =
+        fmt::format("{{'descr': '{}{}{}', 'fortran_order': False, 'shape': ({}{}), }}", size == 1 ? '|' : '<', kind,
+                    size, fmt::join(dims, ", "), dims.size() == 1 ? "," : "");
     // Data start at a multiple of 64, as numpy writes them, so that they can be mapped.
     constexpr std::size_t prefix = 10;
     header.append(63 - (prefix + header.size()) % 64, ' ').push_back('\n');

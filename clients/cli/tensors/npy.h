@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "ipc/base/error.h"
@@ -37,7 +37,7 @@ private:
         wire::DType dtype{};
         std::vector<std::int64_t> dims;
     };
-    friend struct NpyHeaderParser;
+    static Result<Header> header_of(std::string text);
     NpyFile(std::filesystem::path path, UniqueFd file, Header header, std::uint64_t data_offset)
         : path_{std::move(path)}, file_{std::move(file)}, header_{std::move(header)}, data_offset_{data_offset} {}
 

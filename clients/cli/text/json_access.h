@@ -16,8 +16,11 @@ namespace bulkhead::cli {
 
 namespace json = boost::json;
 
-[[nodiscard]] inline const json::value* member(const json::value& value, std::string_view key) {
-    return value.is_object() ? value.get_object().if_contains(key) : nullptr;
+/// Null if it is absent.
+[[nodiscard]] inline const json::value& member(const json::value& value, std::string_view key) {
+    static const json::value none;
+    const json::value* found = value.is_object() ? value.get_object().if_contains(key) : nullptr;
+    return found != nullptr ? *found : none;
 }
 
 template <typename T>
@@ -35,9 +38,9 @@ template <typename T>
 
 /// A string member as it is; any other except null as JSON.
 [[nodiscard]] inline std::string text_member(const json::value& value, std::string_view key) {
-    const json::value* found = member(value, key);
-    if (found == nullptr || found->is_null()) return {};
-    return found->is_string() ? std::string{found->get_string()} : json_text(*found);
+    const json::value& found = member(value, key);
+    if (found.is_null()) return {};
+    return found.is_string() ? std::string{found.get_string()} : json_text(found);
 }
 
 [[nodiscard]] inline std::string text_or_dash(const json::value& value, std::string_view key) {
@@ -59,8 +62,8 @@ template <typename T>
 /// An empty array if the member is absent.
 [[nodiscard]] inline const json::array& array_member(const json::value& value, std::string_view key) {
     static const json::array none;
-    const json::value* found = member(value, key);
-    return found != nullptr && found->is_array() ? found->get_array() : none;
+    const json::array* found = member(value, key).if_array();
+    return found != nullptr ? *found : none;
 }
 
 }  // namespace bulkhead::cli

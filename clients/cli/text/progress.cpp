@@ -15,18 +15,13 @@ std::string Progress::bar(const json::value& event, std::size_t width) {
     const std::string name = worker_name(event);
     if (text_member(event, "event") == "state")
         return std::string{first_of(fmt::format("{:<20} {}", name, one_line(text_member(event, "to"))), width)};
-    const auto done = integer_member(event, "done").value_or(0);
-    const auto total = integer_member(event, "total").value_or(0);
     std::string line = fmt::format("{:<20} {:<10} ", name, one_line(text_member(event, "phase")));
-    if (total > 0) {
-        const double share = std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0);
+    if (const auto total = number_member(event, "total").value_or(0); total > 0) {
+        const double share = std::clamp(number_member(event, "done").value_or(0) / total, 0.0, 1.0);
         const auto filled = static_cast<std::size_t>(share * cells);
         line +=
             fmt::format("[{}{}] {:>3.0f}%", std::string(filled, '#'), std::string(cells - filled, '-'), share * 100);
-        line += text_member(event, "unit") == "bytes" && done >= 0
-                    ? fmt::format("  {} of {}", bytes_text(static_cast<std::uint64_t>(done)),
-                                  bytes_text(static_cast<std::uint64_t>(total)))
-                    : fmt::format("  {} of {}", done, total);
+        line += "  " + amount_text(event);
     }
     if (const std::string detail = text_member(event, "detail"); !detail.empty()) line += "  " + one_line(detail);
     return std::string{first_of(line, width)};
@@ -35,9 +30,9 @@ std::string Progress::bar(const json::value& event, std::size_t width) {
 void Progress::on_event(const json::object& event) {
     const json::value whole(event);  // parentheses: braces would make a one-element array
     const std::string kind = text_member(whole, "event");
-    if (mode_ == Mode::none || (kind != "progress" && kind != "state")) return;
+    if (kind != "progress" && kind != "state") return;
     const std::string worker = worker_name(whole);
-    if (mode_ == Mode::bars) {
+    if (with_bars_) {
         lines_[worker] = bar(whole, terminal_width(stderr) - 1);
         redraw();
         return;

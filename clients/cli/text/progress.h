@@ -13,8 +13,7 @@ namespace bulkhead::cli {
 /// The cursor stays below what was drawn.
 class Progress {
 public:
-    enum class Mode { none, lines, bars };
-    explicit Progress(Mode mode) : mode_{mode} {}
+    explicit Progress(bool with_bars) : with_bars_{with_bars} {}
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;
 
@@ -26,7 +25,7 @@ public:
 private:
     void redraw();
 
-    Mode mode_;
+    bool with_bars_;
     std::map<std::string, std::string> lines_;  ///< by worker
     std::size_t drawn_ = 0;                     ///< lines of the last picture
 };

@@ -48,24 +48,17 @@ std::string gpus_text(const json::value& info) {
 
 /// The most that a process of the model held on its device, which plans its next load: "275.2 MiB",
 /// of one that took more than was estimated "275.2 MiB (+10 %)".
-Table::Cell measured_cell(const json::value* memory) {
-    const json::value* measured = memory != nullptr ? member(*memory, "measured") : nullptr;
-    const json::value* device = measured != nullptr ? member(*measured, "device") : nullptr;
+Table::Cell measured_cell(const json::value& memory) {
+    const json::value& device = member(member(memory, "measured"), "device");
     std::int64_t most = 0;
     for (const char* when : {"at_ready", "load_peak", "serving_peak"})
-        if (device != nullptr) most = std::max(most, integer_member(*device, when).value_or(0));
+        most = std::max(most, integer_member(device, when).value_or(0));
     if (most <= 0) return "-";
     const std::string size = bytes_text(static_cast<std::uint64_t>(most));
-    const std::int64_t estimated = integer_member(*memory, "estimated").value_or(0);
+    const std::int64_t estimated = integer_member(memory, "estimated").value_or(0);
     if (estimated <= 0 || most <= estimated) return size;
     const double more = 100.0 * static_cast<double>(most - estimated) / static_cast<double>(estimated);
     return {fmt::format("{} (+{:.0f} %)", size, std::max(more, 1.0)), Colour::yellow};
-}
-
-/// Returns `generate` of a row or of `why`; null if the model does not generate.
-const json::value* generate_of(const json::value& row) {
-    const json::value* found = member(row, "generate");
-    return found != nullptr && found->is_object() ? found : nullptr;
 }
 
 /// "2/4"; "4/4 +3" if requests wait.
@@ -95,11 +88,20 @@ std::string bytes_or_dash(const json::value& row, std::string_view key) {
     return fmt::format("{}{}", *bytes < 0 ? "-" : "", size);
 }
 
+std::string amount_text(const json::value& event) {
+    const auto done = integer_member(event, "done");
+    const auto total = integer_member(event, "total");
+    if (!done || !total || *total <= 0) return {};
+    return text_member(event, "unit") == "bytes"
+               ? fmt::format("{} of {}", bytes_or_dash(event, "done"), bytes_or_dash(event, "total"))
+               : fmt::format("{} of {}", *done, *total);
+}
+
 std::string exit_text(const json::value& row, std::string_view key) {
-    const json::value* how = member(row, key);
-    if (how == nullptr || !how->is_object()) return text_or_dash(row, key);
-    if (const std::string signal = text_member(*how, "signal"); !signal.empty()) return signal;
-    return "exit " + text_or_dash(*how, "code");
+    const json::value& how = member(row, key);
+    if (!how.is_object()) return text_or_dash(row, key);
+    if (const std::string signal = text_member(how, "signal"); !signal.empty()) return signal;
+    return "exit " + text_or_dash(how, "code");
 }
 
 std::string ms_text(double ms) {
@@ -135,39 +137,30 @@ std::string render_error(const Error& error, bool as_json, Style style) {
     return text;
 }
 
-namespace {
-
-std::string render_all(const std::vector<config::Diagnostic>& diagnostics, const std::string& word, Style style) {
+std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style, std::string_view word,
+                               Colour colour) {
     std::string text;
     for (const config::Diagnostic& diagnostic : diagnostics) {
         std::string place = one_line(diagnostic.file.string());
         if (diagnostic.line > 0) place += fmt::format(":{}:{}", diagnostic.line, diagnostic.column);
-        text += fmt::format("{}: {} {}\n", style.paint(place, Colour::bold), word, one_line(diagnostic.error.attempt));
+        text += fmt::format("{}: {} {}\n", style.paint(place, Colour::bold), style.paint(word, colour),
+                            one_line(diagnostic.error.attempt));
         if (!diagnostic.error.remedy.empty()) text += "  " + one_line(diagnostic.error.remedy) + "\n";
     }
     return text;
-}
-
-}  // namespace
-
-std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style) {
-    return render_all(diagnostics, style.paint("error:", Colour::red), style);
-}
-
-std::string render_warnings(const std::vector<config::Diagnostic>& warnings, Style style) {
-    return render_all(warnings, style.paint("warning:", Colour::yellow), style);
 }
 
 namespace {
 
 Table workers_table(const json::array& rows, bool figures) {
     const bool noted = std::ranges::any_of(rows, [](const auto& row) { return !text_member(row, "note").empty(); });
-    const bool generating = std::ranges::any_of(rows, [](const auto& row) { return generate_of(row) != nullptr; });
+    const bool generating =
+        std::ranges::any_of(rows, [](const auto& row) { return member(row, "generate").is_object(); });
     const bool near = std::ranges::any_of(rows, [](const auto& row) { return !near_text(row).empty(); });
     figures =
         figures && std::ranges::any_of(rows, [](const auto& row) {
-            const json::value* memory = member(row, "memory");
-            return memory != nullptr && (integer_member(*memory, "estimated") || measured_cell(memory).text != "-");
+            const json::value& memory = member(row, "memory");
+            return integer_member(memory, "estimated") || measured_cell(memory).text != "-";
         });
     std::vector<Table::Column> columns{{"MODEL"},        {"REPLICA", true},  {"STATE"},           {"PID", true},
                                        {"DEVICE"},       {"HOST", true},     {"GPU", true},       {"REQUESTS", true},
@@ -191,14 +184,13 @@ Table workers_table(const json::array& rows, bool figures) {
                                        text_or_dash(row, "restarts"),
                                        text_or_dash(row, "generation")};
         if (generating) {
-            const json::value* generate = generate_of(row);
-            cells.push_back({generate != nullptr ? slots_text(*generate) : "-"});
-            cells.push_back({generate != nullptr ? rate_text(*generate) : "-"});
+            const json::value& generate = member(row, "generate");
+            cells.push_back({generate.is_object() ? slots_text(generate) : "-"});
+            cells.push_back({rate_text(generate)});
         }
         if (figures) {
-            const json::value* memory = member(row, "memory");
-            cells.push_back({memory != nullptr ? bytes_or_dash(*memory, "estimated") : "-"});
-            cells.push_back(measured_cell(memory));
+            cells.push_back(bytes_or_dash(member(row, "memory"), "estimated"));
+            cells.push_back(measured_cell(member(row, "memory")));
         }
         if (near) cells.push_back({std::string{near_text(row)}});
         if (noted) cells.push_back({text_member(row, "note"), Colour::yellow});
@@ -265,11 +257,11 @@ std::string render_info(const json::value& info, Style style) {
                            (starts > 1 ? fmt::format(", start {} under this keeper", starts) : ""));
     if (const auto adopted = integer_member(info, "adopted").value_or(0); adopted > 0)
         line("adopted", fmt::format("{} worker{} of the supervisor before", adopted, adopted == 1 ? "" : "s"));
-    if (const json::value* blanks = member(info, "blanks"); blanks != nullptr && integer_member(*blanks, "wanted") > 0)
-        line("blanks", fmt::format("{} of {} wait for a model, {}{}", integer_member(*blanks, "ready").value_or(0),
-                                   integer_member(*blanks, "wanted").value_or(0), bytes_or_dash(*blanks, "host_bytes"),
-                                   integer_member(*blanks, "gpu_bytes") > 0
-                                       ? fmt::format(", {} on GPUs", bytes_or_dash(*blanks, "gpu_bytes"))
+    if (const json::value& blanks = member(info, "blanks"); integer_member(blanks, "wanted") > 0)
+        line("blanks", fmt::format("{} of {} wait for a model, {}{}", integer_member(blanks, "ready").value_or(0),
+                                   integer_member(blanks, "wanted").value_or(0), bytes_or_dash(blanks, "host_bytes"),
+                                   integer_member(blanks, "gpu_bytes") > 0
+                                       ? fmt::format(", {} on GPUs", bytes_or_dash(blanks, "gpu_bytes"))
                                        : ""));
     line("uptime", uptime_text(static_cast<std::uint64_t>(number_member(info, "uptime_s").value_or(0))));
     line("torch", text_or_dash(info, "torch"));
@@ -281,7 +273,8 @@ std::string render_info(const json::value& info, Style style) {
         line("fleet file", "invalid since it was read last; the fleet runs on as it was: " + error);
     if (const std::string failure = text_member(info, "keeper_upgrade_failed"); !failure.empty())
         line("keeper", "runs the program from before the last upgrade: " + failure);
-    if (member(info, "containment") != nullptr) line("containment", text_or_dash(info, "containment"));
+    if (const std::string containment = text_member(info, "containment"); !containment.empty())
+        line("containment", containment);
     return text;
 }
 
@@ -291,22 +284,21 @@ namespace {
 /// no runs.
 std::string graphs_lines(const json::value& graphs) {
     std::string text = "  graphs: " + one_line(text_member(graphs, "mode"));
-    if (const json::value* eager = member(graphs, "eager"); eager != nullptr && eager->is_object())
-        for (const auto& [reason, count] : eager->as_object())
+    if (const json::object* eager = member(graphs, "eager").if_object())
+        for (const auto& [reason, count] : *eager)
             if (count != 0)
                 text += fmt::format("; {} eager run{} ({})", json_text(count), count == 1 ? "" : "s", one_line(reason));
     text += '\n';
     for (const json::value& bucket : array_member(graphs, "buckets"))
         text += fmt::format(
             "  bucket {} {}: {} hits, {} pads, captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
-            member(bucket, "shapes") != nullptr ? one_line(json_text(*member(bucket, "shapes"))) : "",
+            one_line(text_member(bucket, "shapes")),
             text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
     for (const json::value& failure : array_member(graphs, "failures")) {
         const std::string remedy = one_line(text_member(failure, "remedy"));
         text += fmt::format("  not captured ({}): {} {}: {}\n", one_line(text_or_dash(failure, "cause")),
                             one_line(text_or_dash(failure, "method")),
-                            member(failure, "shapes") != nullptr ? one_line(json_text(*member(failure, "shapes"))) : "",
-                            one_line(text_or_dash(failure, "reason")));
+                            one_line(text_member(failure, "shapes")), one_line(text_or_dash(failure, "reason")));
         if (!remedy.empty()) text += "    " + remedy + '\n';
     }
     return text;
@@ -318,18 +310,18 @@ std::string generate_lines(const json::value& generate) {
     const auto count = [&](std::string_view name) { return integer_member(generate, name).value_or(0); };
     std::string text = fmt::format("  generating: {} slots; {} tokens, {} tokens/s", slots_text(generate),
                                    count("tokens"), rate_text(generate));
-    if (const json::value* steps = member(generate, "step_ms"); steps != nullptr)
-        text += fmt::format("; steps: p50 {}, p99 {}, last {}", ms_text(number_member(*steps, "p50").value_or(0)),
-                            ms_text(number_member(*steps, "p99").value_or(0)),
-                            ms_text(number_member(*steps, "last").value_or(0)));
+    if (const json::value& steps = member(generate, "step_ms"); !steps.is_null())
+        text += fmt::format("; steps: p50 {}, p99 {}, last {}", ms_text(number_member(steps, "p50").value_or(0)),
+                            ms_text(number_member(steps, "p99").value_or(0)),
+                            ms_text(number_member(steps, "last").value_or(0)));
     text += fmt::format("\n  prompts: {} tokens computed, {} known already; {} moves and {} copies between slots\n",
                         count("prefill_tokens"), count("reused_tokens"), count("moves"), count("copies"));
     for (const json::value& bucket : array_member(generate, "buckets"))
         text += one_line(fmt::format("  bucket of {} x {}: {} steps", text_or_dash(bucket, "sequences"),
                                      text_or_dash(bucket, "length"), text_or_dash(bucket, "steps"))) +
                 "\n";
-    if (const json::value* eager = member(generate, "eager"); eager != nullptr && eager->is_object())
-        for (const auto& [reason, steps] : eager->as_object())
+    if (const json::object* eager = member(generate, "eager").if_object())
+        for (const auto& [reason, steps] : *eager)
             text += one_line(fmt::format("  {} eager steps ({})", json_text(steps), std::string_view{reason})) + "\n";
     return text;
 }
@@ -355,22 +347,21 @@ std::string render_why(const json::value& why, Style style) {
             if (const auto since = number_member(replica, "since_ms")) text += fmt::format(" for {}", ms_text(*since));
             if (const std::string reason = text_member(replica, "reason"); !reason.empty())
                 text += ": " + one_line(reason);
-            if (const json::value* last = member(replica, "last_exit"); last != nullptr && !last->is_null())
+            if (!member(replica, "last_exit").is_null())
                 text += fmt::format("; its last process ended with {}", one_line(exit_text(replica, "last_exit")));
             text += '\n';
         }
     }
     for (const json::value& replica : replicas)
-        if (const json::value* receipt = member(replica, "receipt");
-            receipt != nullptr && receipt->is_object() && state_colour(text_member(replica, "state")) != Colour::green)
-            text += "  its last receipt: " + receipt_line(*receipt) + '\n';
+        if (const json::value& receipt = member(replica, "receipt");
+            receipt.is_object() && state_colour(text_member(replica, "state")) != Colour::green)
+            text += "  its last receipt: " + receipt_line(receipt) + '\n';
     for (const json::value& replica : replicas)
         if (const std::string report = text_member(replica, "report"); !report.empty())
             text += fmt::format("  crash report: {}\n", one_line(report));
-    if (const json::value* graphs = member(why, "graphs");
-        graphs != nullptr && graphs->is_object() && member(*graphs, "mode") != nullptr)
-        text += graphs_lines(*graphs);
-    if (const json::value* generate = generate_of(why)) text += generate_lines(*generate);
+    const json::value& graphs = member(why, "graphs");
+    if (!member(graphs, "mode").is_null()) text += graphs_lines(graphs);
+    if (const json::value& generate = member(why, "generate"); generate.is_object()) text += generate_lines(generate);
     return text;
 }
 
@@ -425,12 +416,7 @@ std::string render_event(const json::value& event, Style style) {
         if (const std::string reason = text_member(event, "reason"); !reason.empty()) text += ": " + one_line(reason);
     } else if (kind == "progress") {
         text += one_line(text_member(event, "phase"));
-        const auto done = integer_member(event, "done");
-        const auto total = integer_member(event, "total");
-        if (done && total && *total > 0)
-            text += text_member(event, "unit") == "bytes"
-                        ? fmt::format(" {} of {}", bytes_or_dash(event, "done"), bytes_or_dash(event, "total"))
-                        : fmt::format(" {} of {}", *done, *total);
+        if (const std::string amount = amount_text(event); !amount.empty()) text += " " + amount;
         if (const std::string detail = text_member(event, "detail"); !detail.empty()) text += " " + one_line(detail);
     } else if (kind == "receipt") {
         text += receipt_line(event);

@@ -21,6 +21,8 @@ namespace bulkhead::cli {
 [[nodiscard]] std::string worker_name(const boost::json::value& row);
 /// A member's size, "-" if it is missing; negative if others took device memory meanwhile.
 [[nodiscard]] std::string bytes_or_dash(const boost::json::value& row, std::string_view key);
+/// A load's progress: "1.0 KiB of 4.0 KiB", "3 of 7"; empty if it is not known.
+[[nodiscard]] std::string amount_text(const boost::json::value& event);
 /// "exit 0" for {"code": 0}, "SIGKILL" for {"signal": "SIGKILL"}; "-" if it is missing.
 [[nodiscard]] std::string exit_text(const boost::json::value& row, std::string_view key);
 /// "0.42 ms", "12.3 ms", "1.53 s".
@@ -38,8 +40,8 @@ namespace bulkhead::cli {
 [[nodiscard]] std::string render_error(const Error& error, bool as_json, Style style);
 
 /// "file:line:column: error: attempt" and the remedy on a line of its own, for each.
-[[nodiscard]] std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style);
-[[nodiscard]] std::string render_warnings(const std::vector<config::Diagnostic>& warnings, Style style);
+[[nodiscard]] std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style,
+                                             std::string_view word = "error:", Colour colour = Colour::red);
 
 /// Leaves out the columns of estimated and measured memory where the table would be wider than
 /// `columns_max`.

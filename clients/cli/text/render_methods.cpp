@@ -7,10 +7,11 @@
 namespace bulkhead::cli {
 namespace {
 
-std::string scalar_text(const json::value* value) {
-    if (value == nullptr || value->is_null()) return {};
-    if (const auto* number = value->if_double()) return fmt::format("{}", *number);
-    return json_text(*value);
+std::string scalar_text(const json::value& parameter, std::string_view key) {
+    const json::value& value = member(parameter, key);
+    if (value.is_null()) return {};
+    if (const auto* number = value.if_double()) return fmt::format("{}", *number);
+    return json_text(value);
 }
 
 /// "float32 [1, samples=0..]": an unbounded range has no upper end.
@@ -29,20 +30,20 @@ std::string tensor_text(const json::value& tensor) {
 /// "number, 0 to 2 in steps of 0.05, default 1".
 std::string parameter_text(const json::value& parameter) {
     std::string text = text_member(parameter, "type");
-    const std::string low = scalar_text(member(parameter, "minimum"));
-    const std::string high = scalar_text(member(parameter, "maximum"));
+    const std::string low = scalar_text(parameter, "minimum");
+    const std::string high = scalar_text(parameter, "maximum");
     if (!low.empty() && !high.empty())
         text += fmt::format(", {} to {}", low, high);
     else if (!low.empty())
         text += ", at least " + low;
     else if (!high.empty())
         text += ", at most " + high;
-    if (const std::string step = scalar_text(member(parameter, "step")); !step.empty()) text += " in steps of " + step;
+    if (const std::string step = scalar_text(parameter, "step"); !step.empty()) text += " in steps of " + step;
     std::vector<std::string> choices;
     for (const json::value& choice : array_member(parameter, "choices"))
         choices.push_back(choice.is_string() ? std::string{choice.get_string()} : json_text(choice));
     if (!choices.empty()) text += fmt::format(", one of: {}", fmt::join(choices, ", "));
-    if (const json::value* value = member(parameter, "default")) text += ", default " + scalar_text(value);
+    if (const std::string value = scalar_text(parameter, "default"); !value.empty()) text += ", default " + value;
     return text;
 }
 

@@ -1,6 +1,7 @@
 #include "clients/cli/top/screen.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 #include <fmt/format.h>
@@ -40,18 +41,9 @@ bool goes_before(Sort sort, const WorkerRow& a, const WorkerRow& b) {
 }  // namespace
 
 std::string_view to_string(Sort sort) {
-    switch (sort) {
-    case Sort::fleet: return "fleet file";
-    case Sort::name: return "name";
-    case Sort::state: return "state";
-    case Sort::memory: return "memory";
-    case Sort::requests: return "requests/s";
-    case Sort::tokens: return "tokens/s";
-    case Sort::p99: return "p99";
-    case Sort::queue: return "queue";
-    case Sort::idle: break;
-    }
-    return "idle";
+    constexpr std::array<std::string_view, 9> names{"fleet file", "name", "state", "memory", "requests/s",
+                                                    "tokens/s",   "p99",  "queue", "idle"};  // in the order of Sort
+    return names.at(static_cast<std::size_t>(sort));
 }
 
 void Screen::add_event(const json::object& event) {

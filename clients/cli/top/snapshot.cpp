@@ -18,13 +18,6 @@ std::optional<std::uint64_t> maybe_bytes_of(const json::value& row, std::string_
     return static_cast<std::uint64_t>(*bytes);
 }
 
-/// Returns a member of a member; null if either is missing.
-const json::value& inner(const json::value& row, std::string_view key) {
-    static const json::value none;
-    const json::value* found = member(row, key);
-    return found != nullptr ? *found : none;
-}
-
 WorkerRow worker_of(const json::value& row) {
     WorkerRow worker;
     worker.name = one_line(text_member(row, "model"));
@@ -32,13 +25,13 @@ WorkerRow worker_of(const json::value& row) {
     worker.state = one_line(text_member(row, "state"));
     worker.device = one_line(text_member(row, "device"));
     worker.bytes = maybe_bytes_of(row, worker.device == "cpu" ? "host_bytes" : "gpu_bytes");
-    worker.allocated = maybe_bytes_of(inner(row, "graphs"), "allocated_bytes");
-    worker.reserved = maybe_bytes_of(inner(row, "graphs"), "reserved_bytes");
-    worker.peak = maybe_bytes_of(inner(inner(inner(row, "memory"), "measured"), "device"), "serving_peak");
-    if (const auto peak = maybe_bytes_of(inner(row, "graphs"), "peak_bytes"); peak && worker.peak.value_or(0) == 0)
+    worker.allocated = maybe_bytes_of(member(row, "graphs"), "allocated_bytes");
+    worker.reserved = maybe_bytes_of(member(row, "graphs"), "reserved_bytes");
+    worker.peak = maybe_bytes_of(member(member(member(row, "memory"), "measured"), "device"), "serving_peak");
+    if (const auto peak = maybe_bytes_of(member(row, "graphs"), "peak_bytes"); peak && worker.peak.value_or(0) == 0)
         worker.peak = peak;
-    const json::value& generates = inner(row, "generate");
-    const json::value& times = generates.is_object() ? inner(generates, "step_ms") : inner(row, "request_ms");
+    const json::value& generates = member(row, "generate");
+    const json::value& times = generates.is_object() ? member(generates, "step_ms") : member(row, "request_ms");
     worker.p50_ms = number_member(times, "p50");
     worker.p99_ms = number_member(times, "p99");
     worker.queued = bytes_of(row, "queued");
@@ -130,7 +123,7 @@ Snapshot Sampler::take(const Answers& answers, MachineMemory machine, std::int64
     for (const json::value& row : array_member(answers.status, "models")) {
         WorkerRow worker = worker_of(row);
         ++replicas[worker.name];
-        const json::value& generates = inner(row, "generate");
+        const json::value& generates = member(row, "generate");
         Counters now{.generation = bytes_of(row, "generation"),
                      .time_ms = time_ms,
                      .requests = number_member(row, "requests").value_or(0),

@@ -8,6 +8,7 @@
 
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/base/protocol_violation.h"
+#include "ipc/base/json_codec.h"
 #include "ipc/cuda/gpu.h"
 
 namespace bulkhead {
@@ -53,8 +54,7 @@ Result<UniqueFd> ReconnectingChannel::introduced(Introduction& asked, Result<Ans
     if (answer->fds.size() != 1)
         return protocol_violation(
             fmt::format("channel.open {} brought {} descriptors", origin_->model, answer->fds.size()));
-    const boost::json::value* stateful = answer->result.get_object().if_contains("stateful");
-    origin_->stateful = stateful == nullptr || !stateful->is_bool() || stateful->get_bool();
+    origin_->stateful = json_codec::member<bool>(answer->result.get_object(), "stateful").value_or(true);
     if (asked.until) asked.options.deadline = left_until(*asked.until);
     return std::move(answer->fds.front());
 }

@@ -40,32 +40,29 @@ Result<> Transport::use_rings(const channel::RingOffer& offer, std::vector<Uniqu
     return {};
 }
 
-Result<> Transport::send(std::span<const std::byte> packet, std::span<const int> fds) {
+/// Runs one call in the process that opened the channel; lets the worker ring afterwards.
+template <typename Call>
+auto Transport::run(const Call& call) -> decltype(call()) {
     if (socket_in_child_.in_child()) return in_child();
-    Result<> sent = packets_.send(packet, fds);
+    auto outcome = call();
     rest();
-    return sent;
+    return outcome;
+}
+
+Result<> Transport::send(std::span<const std::byte> packet, std::span<const int> fds) {
+    return run([&] { return packets_.send(packet, fds); });
 }
 
 Result<> Transport::post(std::span<const std::byte> packet, PacketTransport::Wake wake) {
-    if (socket_in_child_.in_child()) return in_child();
-    Result<> sent = packets_.post(packet, wake);
-    rest();
-    return sent;
+    return run([&] { return packets_.post(packet, wake); });
 }
 
 /// The worker may itself be waiting until its answers are read, so an incoming packet also
 /// ends the wait.
 Result<bool> Transport::wait_to_send(Clock::time_point until) {
-    if (socket_in_child_.in_child()) return in_child();
-    if (!packets_.has_rings()) {
-        const Result<short> ready = wait_ready(socket_.get(), POLLIN | POLLOUT, until);
-        if (!ready) return ready.error();
-        return *ready != 0;
-    }
-    Result<bool> ready = packets_.socket_was_full() ? wait_at_both(until) : wait(until, true);
-    rest();
-    return ready;
+    return run([&] {
+        return packets_.has_rings() && packets_.socket_was_full() ? wait_at_both(until) : wait(until, true);
+    });
 }
 
 Result<bool> Transport::wait_at_both(Clock::time_point until) {
@@ -84,10 +81,7 @@ Result<bool> Transport::wait_at_both(Clock::time_point until) {
 }
 
 Result<ReceiveOutcome> Transport::receive(Packet& packet, Clock::time_point until) {
-    if (socket_in_child_.in_child()) return in_child();
-    Result<ReceiveOutcome> outcome = await_packet(packet, until);
-    rest();
-    return outcome;
+    return run([&] { return await_packet(packet, until); });
 }
 
 Result<ReceiveOutcome> Transport::await_packet(Packet& packet, Clock::time_point until) {
@@ -106,28 +100,23 @@ Result<ReceiveOutcome> Transport::await_packet(Packet& packet, Clock::time_point
 }
 
 Result<ReceiveOutcome> Transport::receive_now(Packet& packet) {
-    if (socket_in_child_.in_child()) return in_child();
-    Result<ReceiveOutcome> outcome = look(packet);
-    rest();
-    return outcome;
-}
-
-Result<ReceiveOutcome> Transport::look(Packet& packet) {
-    if (packets_.has_rings())
-        if (const Result<bool> looked = packets_.sleep(std::chrono::milliseconds{0}); !looked) return looked.error();
-    return packets_.receive(buffer_, packet);
+    return run([&]() -> Result<ReceiveOutcome> {
+        if (packets_.has_rings())
+            if (const auto looked = packets_.sleep(std::chrono::milliseconds{0}); !looked) return looked.error();
+        return packets_.receive(buffer_, packet);
+    });
 }
 
 /// False at `until`.
-Result<bool> Transport::wait(Clock::time_point until, bool for_ring_room) {
+Result<bool> Transport::wait(Clock::time_point until, bool to_send) {
     if (!packets_.has_rings()) {
-        const Result<short> ready = wait_ready(socket_.get(), POLLIN, until);
+        const Result<short> ready = wait_ready(socket_.get(), to_send ? POLLIN | POLLOUT : POLLIN, until);
         if (!ready) return ready.error();
         return *ready != 0;
     }
     bool ready = false;
     while (!ready) {
-        ready = !packets_.prepare_to_sleep(for_ring_room);
+        ready = !packets_.prepare_to_sleep(to_send);
         if (ready) break;
         const Result<bool> woken = packets_.sleep(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
         if (!woken) return woken;

@@ -52,9 +52,10 @@ public:
 
 private:
     explicit Transport(UniqueFd socket);
+    template <typename Call>
+    auto run(const Call& call) -> decltype(call());
     Result<ReceiveOutcome> await_packet(Packet& packet, Clock::time_point until);
-    Result<ReceiveOutcome> look(Packet& packet);
-    Result<bool> wait(Clock::time_point until, bool for_ring_room);
+    Result<bool> wait(Clock::time_point until, bool to_send);
     Result<bool> wait_at_both(Clock::time_point until);
     void rest();
 

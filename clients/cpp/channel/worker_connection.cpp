@@ -81,12 +81,15 @@ Result<> WorkerConnection::ask_for_slab(std::uint64_t size_bytes, wire::SlabDire
     return {};
 }
 
-Result<> WorkerConnection::await_slab() {
+Result<> WorkerConnection::receive_while(std::string_view step, const auto& goes_on) {
     const auto until = deadline_in(limits::slab);
-    while (growing() != nullptr)
-        if (const Result<> received = receive_one(until); !received)
-            return Error{received.error()}.during("waiting for one more slab");
+    while (goes_on())
+        if (const Result<> received = receive_one(until); !received) return Error{received.error()}.during(step);
     return {};
+}
+
+Result<> WorkerConnection::await_slab() {
+    return receive_while("waiting for one more slab", [&] { return growing() != nullptr; });
 }
 
 Result<std::shared_ptr<const Loan>> WorkerConnection::borrow(const std::shared_ptr<OutputSlab>& slab) {
@@ -94,10 +97,7 @@ Result<std::shared_ptr<const Loan>> WorkerConnection::borrow(const std::shared_p
     if (const Result<> answered = await_loan(); !answered) return answered.error();
     if (auto loan = slabs_.loan_of(*slab)) return loan;
     if (ended_) return ended_->reason;
-    if (slabs_.count() >= limits::slabs_max) {
-        for (const std::shared_ptr<Loan>& unused : slabs_.end_loans(false)) returns_.push_back(unused->id);
-        flush_releases();
-    }
+    if (slabs_.count() >= limits::slabs_max) return_loans(false);
     if (slabs_.count() >= limits::slabs_max)
         return Error{ErrorCode::resources_exhausted,
                      fmt::format("lending a slab to {}, whose channel has {}", welcome_->model, slabs_.count()),
@@ -117,11 +117,8 @@ Result<std::shared_ptr<const Loan>> WorkerConnection::borrow(const std::shared_p
 }
 
 Result<> WorkerConnection::await_loan() {
-    const auto until = deadline_in(limits::slab);
-    while (std::holds_alternative<Lending>(lending_))
-        if (const Result<> received = receive_one(until); !received)
-            return Error{received.error()}.during("waiting until a lent slab is accepted");
-    return {};
+    return receive_while("waiting until a lent slab is accepted",
+                         [&] { return std::holds_alternative<Lending>(lending_); });
 }
 
 void WorkerConnection::unmap(SlabMemory memory, std::optional<std::uint32_t> returned) {
@@ -140,9 +137,9 @@ void WorkerConnection::return_slab(std::uint32_t id, std::uint64_t size_bytes) {
     flush_releases();
 }
 
-void WorkerConnection::return_loans() {
+void WorkerConnection::return_loans(bool only_retired) {
     if (ended_) return;
-    const std::vector<std::shared_ptr<Loan>> loans = slabs_.end_loans(true);
+    const std::vector<std::shared_ptr<Loan>> loans = slabs_.end_loans(only_retired);
     if (loans.empty()) return;
     for (const std::shared_ptr<Loan>& loan : loans) returns_.push_back(loan->id);
     flush_releases();

@@ -111,8 +111,8 @@ public:
     void unmap(SlabMemory memory, std::optional<std::uint32_t> returned);
     /// Call it once the connection has ended and another one has replaced it.
     void let_go() noexcept { slabs_.let_go(); }
-    /// Returns loans of retired slabs that no request uses.
-    void return_loans();
+    /// Returns loans that no request uses: all, or those of retired slabs.
+    void return_loans(bool only_retired = true);
 
 private:
     struct Pending {
@@ -156,6 +156,7 @@ private:
     /// stored it: it concerns the caller only if the caller asked.
     Result<> await_slab();
     Result<> await_loan();
+    Result<> receive_while(std::string_view step, const auto& goes_on);
     [[nodiscard]] const channel::SlabRequest* growing() const { return std::get_if<channel::SlabRequest>(&growth_); }
     /// Takes the refusal, if there is one.
     template <typename Request>

@@ -8,6 +8,7 @@
 
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/base/protocol_violation.h"
+#include "ipc/base/json_codec.h"
 
 namespace bulkhead::control {
 
@@ -17,8 +18,7 @@ using std::chrono::milliseconds;
 namespace {
 
 std::string text_member(const json::object& object, std::string_view key) {
-    const json::value* value = object.if_contains(key);
-    return value != nullptr && value->is_string() ? std::string{value->get_string()} : std::string{};
+    return json_codec::member<std::string>(object, key).value_or("");
 }
 
 }  // namespace
@@ -64,9 +64,10 @@ Result<Answer> answer_from(json::object object, ControlConnection& connection, j
     if (const json::value* error = object.if_contains("error")) return error_from(*error, error_data);
     Answer answer;
     if (json::value* result = object.if_contains("result")) answer.result = std::move(*result);
-    const json::value* count = answer.result.is_object() ? answer.result.get_object().if_contains("fds") : nullptr;
-    if (count == nullptr || !count->is_int64() || *count == 0) return answer;
-    Result<std::vector<UniqueFd>> fds = connection.take_fds(static_cast<std::size_t>(count->get_int64()));
+    const auto count =
+        answer.result.is_object() ? json_codec::member<std::size_t>(answer.result.get_object(), "fds") : std::nullopt;
+    if (count.value_or(0) == 0) return answer;
+    Result<std::vector<UniqueFd>> fds = connection.take_fds(*count);
     if (!fds) return std::move(fds).error();
     answer.fds = std::move(*fds);
     return answer;

@@ -18,28 +18,25 @@
 namespace bulkhead {
 namespace {
 
-struct TypeRow {
-    wire::DType dtype;
-    std::uint8_t code;  ///< DLDataTypeCode
-};
-constexpr std::array types{
-    TypeRow{wire::DType::boolean, kDLBool},      TypeRow{wire::DType::uint8, kDLUInt},
-    TypeRow{wire::DType::int8, kDLInt},          TypeRow{wire::DType::int16, kDLInt},
-    TypeRow{wire::DType::int32, kDLInt},         TypeRow{wire::DType::int64, kDLInt},
-    TypeRow{wire::DType::float16, kDLFloat},     TypeRow{wire::DType::bfloat16, kDLBfloat},
-    TypeRow{wire::DType::float32, kDLFloat},     TypeRow{wire::DType::float64, kDLFloat},
-    TypeRow{wire::DType::complex64, kDLComplex}, TypeRow{wire::DType::complex128, kDLComplex},
-};
+/// Returns the DLDataTypeCode of a kind.
+std::uint8_t code_of(char kind) {
+    switch (kind) {
+    case 'b': return kDLBool;
+    case 'u': return kDLUInt;
+    case 'i': return kDLInt;
+    case 'c': return kDLComplex;
+    default: return kind == 'B' ? kDLBfloat : kDLFloat;
+    }
+}
 
 DLDataType type_of(wire::DType dtype) {
-    const auto row = std::ranges::find(types, dtype, &TypeRow::dtype);
-    return {row->code, static_cast<std::uint8_t>(8 * element_size(dtype)), 1};
+    return {code_of(facts_of(dtype).kind), static_cast<std::uint8_t>(8 * element_size(dtype)), 1};
 }
 
 std::optional<wire::DType> dtype_of(const DLDataType& type) {
-    for (const TypeRow& row : types)
-        if (row.code == type.code && 8 * element_size(row.dtype) == type.bits && type.lanes == 1) return row.dtype;
-    return std::nullopt;
+    if (type.lanes != 1) return std::nullopt;
+    return find_dtype(
+        [&](const DTypeFacts& one) { return code_of(one.kind) == type.code && 8 * one.size == type.bits; });
 }
 
 /// Currently exported inputs, by their first byte: one that comes back needs no copy.

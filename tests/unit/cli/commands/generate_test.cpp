@@ -116,52 +116,57 @@ TEST(Generate, WithJsonPrintsAnObjectATokenAndOneAtTheEnd) {
     EXPECT_EQ(last.at("tokens_per_second").as_double(), 26.14);
 }
 
-TEST(Generate, AWorkerThatDoesNotStreamGivesAllAtTheEnd) {
-    const Ran text = generating(
-        [](FakeWorker& worker) {
-            greet(worker, 0);
-            send_last(worker, worker.expect<channel::Infer>().request_id, {4, 5});
-            worker.await_hang_up();
-        },
-        {"-t", "1"});
-    EXPECT_EQ(text.out, "4 5\n");
-}
-
-TEST(Generate, AWorkerThatDiesSaysAfterHowManyTokens) {
-    const Ran text = generating(
-        [](FakeWorker& worker) {
-            greet(worker);
-            const auto request = worker.expect<channel::Infer>();
-            send_part(worker, request.request_id, {10});
-            send_part(worker, request.request_id, {11, 12});
-        },
-        {"-t", "1"});
-    EXPECT_EQ(text.status, exit_failed);
-    EXPECT_EQ(text.out, "10 11 12\n");
-    EXPECT_THAT(text.err, HasSubstr("generating with fake, after 3 tokens: "));
-    EXPECT_THAT(text.err, HasSubstr("(worker_lost)"));
-}
-
-TEST(Generate, AModelThatDoesNotGenerateIsNamed) {
-    const Ran text = generating(
-        [](FakeWorker& worker) {
-            worker.greet();
-            worker.await_hang_up();
-        },
-        {"-t", "1"});
-    EXPECT_EQ(text.status, exit_failed);
-    EXPECT_THAT(text.err, HasSubstr("method \"generate\" of fake (method_unknown)\n  its methods: forward"));
-}
-
-TEST(Generate, AParameterGivenTwiceIsRefused) {
-    const Ran text = generating(
-        [](FakeWorker& worker) {
-            greet(worker);
-            worker.await_hang_up();
-        },
-        {"-t", "1", "--seed", "1", "-p", "seed=2"});
-    EXPECT_EQ(text.status, exit_failed);
-    EXPECT_THAT(text.err, HasSubstr("seed twice (input_invalid)"));
+TEST(Generate, SaysAfterHowManyTokensItsWorkerDiedAndWhatCannotBeAsked) {
+    struct Case {
+        const char* what;
+        FakeWorker::Script script;
+        std::vector<const char*> arguments;
+        const char* out;
+        const char* err;  ///< a part of it; empty if it succeeds
+    };
+    for (const Case& one :
+         {Case{"a worker that dies",
+               [](FakeWorker& worker) {
+                   greet(worker);
+                   const auto request = worker.expect<channel::Infer>();
+                   send_part(worker, request.request_id, {10});
+                   send_part(worker, request.request_id, {11, 12});
+               },
+               {"-t", "1"},
+               "10 11 12\n",
+               "generating with fake, after 3 tokens: request 1 (generate): fake is gone: its process has ended, "
+               "after 3 tokens of the answer (worker_lost)\n"},
+          Case{"one that does not stream",
+               [](FakeWorker& worker) {
+                   greet(worker, 0);
+                   send_last(worker, worker.expect<channel::Infer>().request_id, {4, 5});
+                   worker.await_hang_up();
+               },
+               {"-t", "1"},
+               "4 5\n",
+               ""},
+          Case{"a model that does not generate",
+               [](FakeWorker& worker) {
+                   worker.greet();
+                   worker.await_hang_up();
+               },
+               {"-t", "1"},
+               "",
+               "method \"generate\" of fake (method_unknown)\n  its methods: forward"},
+          Case{"a parameter given twice",
+               [](FakeWorker& worker) {
+                   greet(worker);
+                   worker.await_hang_up();
+               },
+               {"-t", "1", "--seed", "1", "-p", "seed=2"},
+               "",
+               "seed twice (input_invalid)"}}) {
+        SCOPED_TRACE(one.what);
+        const Ran text = generating(one.script, one.arguments);
+        EXPECT_EQ(text.status, *one.err == '\0' ? exit_done : exit_failed);
+        EXPECT_EQ(text.out, one.out);
+        EXPECT_THAT(text.err, HasSubstr(one.err));
+    }
 }
 
 }  // namespace

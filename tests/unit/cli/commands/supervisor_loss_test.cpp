@@ -69,24 +69,6 @@ TEST(SupervisorLoss, EventsGoOnAndTheGapIsToldOnStandardErrorAlone) {
                 HasSubstr("{\"note\":\"the supervisor was restarted; events in between may be missing\"}\n"));
 }
 
-TEST(SupervisorLoss, AClosedConnectionToTheSameSupervisorIsCalledThat) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        d.pong();
-        d.answer(d.request("events.subscribe"), true);
-        d.next_connection();
-        d.pong();
-        d.pong();
-        d.answer(d.request("events.subscribe"), true);
-        notify(d, "event", {{"n", 2}});
-    }};
-
-    const Ran events = ran_on(daemon, {"events", "-n", "1"});
-
-    EXPECT_EQ(events.status, exit_done);
-    EXPECT_THAT(events.err, HasSubstr("had closed the connection"));
-    EXPECT_THAT(events.err, Not(HasSubstr("restarted")));
-}
-
 TEST(SupervisorLoss, FollowedLogsRepeatNoLine) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.answer(d.request("daemon.ping"), {{"supervisor_pid", 1}});
@@ -114,7 +96,7 @@ TEST(SupervisorLoss, FollowedLogsRepeatNoLine) {
     EXPECT_EQ(logs.status, exit_no_daemon);
 }
 
-TEST(SupervisorLoss, FollowedLogsThatShowedNothingYetShowNothingOld) {
+TEST(SupervisorLoss, FollowedLogsThatShowedNothingShowNothingOldAndTheSameSupervisorIsCalledThat) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.pong();
         d.answer(d.request("logs.tail"), {{"lines", json::array{}}});
@@ -124,7 +106,10 @@ TEST(SupervisorLoss, FollowedLogsThatShowedNothingYetShowNothingOld) {
         d.answer(d.request("logs.tail"), {{"lines", {line(1, "old")}}});
     }};
 
-    EXPECT_THAT(ran_on(daemon, {"logs", "m", "-f", "-n", "0"}).out, IsEmpty());
+    const Ran logs = ran_on(daemon, {"logs", "m", "-f", "-n", "0"});
+    EXPECT_THAT(logs.out, IsEmpty());
+    EXPECT_THAT(logs.err, HasSubstr("had closed the connection"));
+    EXPECT_THAT(logs.err, Not(HasSubstr("restarted")));
 }
 
 TEST(FirstNewLine, FollowsTheLastOneOfItsKind) {
@@ -180,21 +165,6 @@ void upgrade(FakeDaemon& d, bool answered, int executions = 5, const json::value
     d.answer(d.request("events.subscribe"), true);
 }
 
-TEST(Upgrade, ReturnsWhenEveryWorkerIsTakenOver) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        upgrade(d, true);
-        d.answer(d.request("fleet.status"), fleet("adopting", 7));
-        notify(d, "event", {{"event", "state"}});
-        d.answer(d.request("fleet.status"), fleet("busy", 7));
-    }};
-
-    const Ran upgraded = ran_on(daemon, {"upgrade"});
-
-    EXPECT_EQ(upgraded.status, exit_done) << upgraded.err;
-    EXPECT_THAT(upgraded.out, HasSubstr("supervisor  pid 1 -> 2, version 0.1 -> 0.2\n"));
-    EXPECT_THAT(upgraded.out, HasSubstr("workers     m/0, pid 7: run on\n"));
-}
-
 TEST(Upgrade, WhoseAnswerWasLostIsKnownByTheNewSupervisor) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         upgrade(d, false);
@@ -209,7 +179,7 @@ TEST(Upgrade, WhoseAnswerWasLostIsKnownByTheNewSupervisor) {
                           R"("version":"0.2","workers":[{"model":"m","replica":0,"pid":7,"kept":true}]})"));
 }
 
-TEST(Upgrade, FailsForAWorkerThatItCostAndNotForOneThatWasUnloaded) {
+TEST(Upgrade, WaitsForEveryWorkerAndFailsForOneThatItCostNotForOneThatWasUnloaded) {
     struct Fate {
         const char* state;
         json::value pid;
@@ -218,15 +188,19 @@ TEST(Upgrade, FailsForAWorkerThatItCostAndNotForOneThatWasUnloaded) {
     };
     const char* const lost = "a process was not taken over: m/0, pid 7 (worker_lost)";
     for (const Fate& fate : {Fate{"loading", 8, exit_failed, lost}, Fate{"quarantined", nullptr, exit_failed, lost},
-                             Fate{"stopped", nullptr, exit_done, "m/0, pid 7: ended meanwhile"}}) {
+                             Fate{"stopped", nullptr, exit_done, "m/0, pid 7: ended meanwhile"},
+                             Fate{"busy", 7, exit_done, "workers     m/0, pid 7: run on\n"}}) {
         FakeDaemon daemon{[&](FakeDaemon& d) {
             upgrade(d, true);
+            d.answer(d.request("fleet.status"), fleet("adopting", 7));
+            notify(d, "event", {{"event", "state"}});
             d.answer(d.request("fleet.status"), fleet(fate.state, fate.pid));
         }};
 
         const Ran upgraded = ran_on(daemon, {"upgrade"});
 
         EXPECT_EQ(upgraded.status, fate.status) << fate.state;
+        EXPECT_THAT(upgraded.out, HasSubstr("supervisor  pid 1 -> 2, version 0.1 -> 0.2\n"));
         EXPECT_THAT(upgraded.out + upgraded.err, HasSubstr(fate.told));
     }
 }

@@ -99,6 +99,10 @@ TEST(TopScreen, AsksBeforeItOrders) {
         EXPECT_EQ(effect.order->method, method);
         EXPECT_EQ(boost::json::serialize(effect.order->params), params);
     }
+    Screen pinned = three_models();
+    pinned.snapshot.workers[0].pinned = true;
+    press(pinned, "p");
+    EXPECT_EQ(boost::json::serialize(press(pinned, "y").order->params), R"({"model":"minilm","pin":false})");
 }
 
 TEST(TopScreen, EveryAnswerButYesMeansNo) {
@@ -120,13 +124,6 @@ TEST(TopScreen, AQuestionStaysAboutItsModelWhenRowsMove) {
     screen.snapshot.workers.clear();
     press(screen, "u");
     EXPECT_FALSE(press(screen, "y").order) << "without rows there is nothing to unload";
-}
-
-TEST(TopScreen, UnpinsWhatIsPinned) {
-    Screen screen = three_models();
-    screen.snapshot.workers[0].pinned = true;
-    press(screen, "p");
-    EXPECT_EQ(boost::json::serialize(press(screen, "y").order->params), R"({"model":"minilm","pin":false})");
 }
 
 TEST(TopScreen, SortsAndFilters) {
@@ -197,6 +194,13 @@ TEST(TopFrame, LooksLikeThis) {
         "", "", "", "",
         "14:05:09.123 voice-2/0#3 unloaded: for voice-4",
         "q quit  ? help  l load  u unload  r restart  p pin  / filter  "));
+    EXPECT_THAT(draw(screen, {.columns = 40, .rows = 14})[3].text(),
+                AllOf(HasSubstr("STATE"), HasSubstr("REQ/S"), Not(HasSubstr("RST")))) << "the columns that matter";
+    EXPECT_THAT(draw(screen, {.columns = 120, .rows = 14})[3].text(), HasSubstr("RST"));
+    screen.trouble = "no daemon for 7 s, trying again: connecting";
+    const auto away = lines_of(draw(screen, {.columns = 80, .rows = 14}));
+    EXPECT_EQ(away[0], screen.trouble);
+    EXPECT_THAT(away, testing::Contains(HasSubstr("voice-1"))) << "what was known last stays";
 }
 
 TEST(TopFrame, FitsEveryTerminal) {
@@ -227,23 +231,6 @@ TEST(TopFrame, ScrollsToTheChosenRow) {
     const auto lines = lines_of(draw(screen, view));
     EXPECT_THAT(lines, testing::Contains(HasSubstr("> m0 ")));
     EXPECT_THAT(lines, Not(testing::Contains(HasSubstr("m199"))));
-}
-
-TEST(TopFrame, NarrowTerminalsKeepTheColumnsThatMatter) {
-    Screen screen = golden();
-    const std::string narrow = testing::PrintToString(lines_of(draw(screen, {.columns = 40, .rows = 12})));
-    EXPECT_THAT(narrow, HasSubstr("STATE"));
-    EXPECT_THAT(narrow, HasSubstr("REQ/S"));
-    EXPECT_THAT(narrow, Not(HasSubstr("RST")));
-    EXPECT_THAT(testing::PrintToString(lines_of(draw(screen, {.columns = 120, .rows = 12}))), HasSubstr("RST"));
-}
-
-TEST(TopFrame, SaysThatTheDaemonIsAway) {
-    Screen screen = golden();
-    screen.trouble = "no daemon for 7 s, trying again: connecting";
-    const auto lines = lines_of(draw(screen, {.columns = 80, .rows = 24}));
-    EXPECT_EQ(lines[0], screen.trouble);
-    EXPECT_THAT(lines, testing::Contains(HasSubstr("voice-1"))) << "what was known last stays";
 }
 
 TEST(TopFrame, WithoutColoursHasNoEscapes) {

@@ -37,13 +37,8 @@ TEST(TopSampler, MakesRatesOfCounters) {
     EXPECT_DOUBLE_EQ(second.requests_per_s, 7.5);
     EXPECT_DOUBLE_EQ(second.tokens_per_s.value(), 25);
     EXPECT_EQ(second.p99_ms, 30.0) << "of a model that generates, of its steps";
-}
-
-TEST(TopSampler, ANewProcessStartsItsTokensAtZero) {
-    Sampler sampler;
-    (void)sampler.take({status(10, 1, 100), {}, {}}, {}, 1'000);
-    const WorkerRow next = sampler.take({status(12, 2, 5), {}, {}}, {}, 2'000).workers.at(0);
-    EXPECT_EQ(next.tokens_per_s, 0.0);
+    const WorkerRow next = sampler.take({status(27, 2, 205), {}, {}}, {}, 4'000).workers.at(0);
+    EXPECT_EQ(next.tokens_per_s, 0.0) << "a new process starts at zero";
     EXPECT_DOUBLE_EQ(next.requests_per_s, 2) << "requests count over all generations";
 }
 
@@ -63,37 +58,29 @@ TEST(TopSampler, TellsWhatTorchsAllocatorHasAndThePeakOfItWhereTheDriverTellsNon
 
 TEST(TopSampler, ReadsTheLedgerWhereThereIsOne) {
     Sampler sampler;
-    const json::value memory = {{"devices",
-                                 {{{"device", "cpu"},
-                                   {"total", 1000 * mib},
-                                   {"limit", 600 * mib},
-                                   {"margin", 0},
-                                   {"foreign", 500 * mib},
-                                   {"workers",
-                                    {{{"model", "a"}, {"holds", "resident"}, {"bytes", 200 * mib}},
-                                     {{"model", "b"}, {"holds", "reserved"}, {"bytes", 100 * mib}}}}}}}};
+    json::value memory = {{"devices",
+                           {{{"device", "cpu"},
+                             {"total", 1000 * mib},
+                             {"limit", 600 * mib},
+                             {"margin", 0},
+                             {"foreign", 500 * mib},
+                             {"workers",
+                              {{{"model", "a"}, {"holds", "resident"}, {"bytes", 200 * mib}},
+                               {{"model", "b"}, {"holds", "reserved"}, {"bytes", 100 * mib}}}}}}}};
     const DeviceRow cpu = sampler.take({status(0), memory, {}}, {5 * mib, mib}, 0).devices.at(0);
     EXPECT_EQ(cpu.sum(Part::Kind::resident), 200 * mib);
     EXPECT_EQ(cpu.sum(Part::Kind::reserved), 100 * mib);
     EXPECT_EQ(cpu.crowding(cpu.others), 100 * mib) << "500 of others, 400 of it beside the limit";
     EXPECT_EQ(cpu.free(), 200 * mib);
-}
 
-TEST(TopSampler, CountsBlanksAndWhatIsKeptForOthersAsNotFree) {
-    Sampler sampler;
-    const json::value memory = {{"devices",
-                                 {{{"device", "cpu"},
-                                   {"total", 1000 * mib},
-                                   {"limit", 600 * mib},
-                                   {"margin", 50 * mib},
-                                   {"promised", 100 * mib},
-                                   {"foreign", 300 * mib},
-                                   {"blanks", 60 * mib},
-                                   {"workers", {{{"model", "a"}, {"holds", "resident"}, {"bytes", 200 * mib}}}}}}}};
-    const DeviceRow cpu = sampler.take({status(0), memory, {}}, {}, 0).devices.at(0);
-    EXPECT_EQ(cpu.used(), 260 * mib);
-    EXPECT_EQ(cpu.crowding(cpu.others + cpu.kept()), 50 * mib) << "450 not for the daemon, 400 of it beside the limit";
-    EXPECT_EQ(cpu.free(), 290 * mib);
+    json::object& ledger = memory.at("devices").at(0).as_object();
+    ledger["margin"] = 50 * mib, ledger["promised"] = 100 * mib, ledger["foreign"] = 300 * mib;
+    ledger["blanks"] = 60 * mib;
+    const DeviceRow fuller = sampler.take({status(0), memory, {}}, {}, 0).devices.at(0);
+    EXPECT_EQ(fuller.used(), 360 * mib);
+    EXPECT_EQ(fuller.crowding(fuller.others + fuller.kept()), 50 * mib)
+        << "450 not for the daemon, 400 of it beside the limit";
+    EXPECT_EQ(fuller.free(), 190 * mib);
 }
 
 TEST(TopSampler, WithoutALedgerOthersAreWhatIsUsedBesideTheWorkers) {

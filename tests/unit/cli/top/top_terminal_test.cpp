@@ -138,24 +138,16 @@ struct TopInATerminal : testing::Test {
     }
 };
 
-TEST_F(TopInATerminal, QuitsWithQ) {
-    Top top{socket};
-    const std::string drawn = top.seen("quit");
-    EXPECT_THAT(drawn, HasSubstr(entered));
-    EXPECT_THAT(drawn, HasSubstr("bulkhead top"));
-    EXPECT_FALSE(top.is_as_before());
-    top.type("q");
-    EXPECT_THAT(top.seen(left), HasSubstr("\x1b[?25h")) << "the cursor is back";
-    EXPECT_EQ(top.status(), 0);
-    EXPECT_TRUE(top.is_as_before());
-}
-
-TEST_F(TopInATerminal, ReadsKeysFromStandardInputThoughItDoesNotControlTheProgram) {
-    Top top{socket, false};
-    EXPECT_THAT(top.seen("quit"), HasSubstr(entered));
-    top.type("q");
-    EXPECT_THAT(top.seen(left), EndsWith(left));
-    EXPECT_EQ(top.status(), 0);
+TEST_F(TopInATerminal, QuitsWithQAlsoWhereItsInputDoesNotControlTheProgram) {
+    for (const bool controlling : {true, false}) {
+        Top top{socket, controlling};
+        EXPECT_THAT(top.seen("quit"), AllOf(HasSubstr(entered), HasSubstr("bulkhead top")));
+        EXPECT_FALSE(top.is_as_before());
+        top.type("q");
+        EXPECT_THAT(top.seen(left), AllOf(HasSubstr("\x1b[?25h"), EndsWith(left))) << "the cursor is back";
+        EXPECT_EQ(top.status(), 0);
+        EXPECT_TRUE(top.is_as_before());
+    }
 }
 
 TEST_F(TopInATerminal, EverySignalBringsTheTerminalBack) {

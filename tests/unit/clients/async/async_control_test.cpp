@@ -28,6 +28,10 @@ using namespace std::chrono_literals;
 using namespace test;
 using testing::HasSubstr;
 
+void run_while(asio::io_context& loop, const auto& waits) {
+    while (waits() && loop.run_one() > 0) continue;
+}
+
 TEST(AsyncControl, EveryKindOfTokenGetsTheAnswer) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         for (int i = 1; i <= 4; ++i) {
@@ -88,8 +92,7 @@ TEST(AsyncControl, AnswersOfSeveralCallsMayComeInAnyOrderAndBringTheirDescriptor
         EXPECT_EQ(answer.value().fds.size(), 1u);
     });
     control.async_call("c", {}, [&](Result<Answer>) { order.push_back("c"); });
-    while (order.size() < 3 && loop.run_one() > 0) {
-    }
+    run_while(loop, [&] { return order.size() < 3; });
 
     EXPECT_THAT(order, testing::ElementsAre("c", "b", "a"));
 }
@@ -122,8 +125,7 @@ TEST(AsyncControl, ACallIsCancelledByItsSlotAndItsLateAnswerHurtsNobody) {
 
         signal.emit(asio::cancellation_type::total);
 
-        while (!other && loop.run_one() > 0) {
-        }
+        run_while(loop, [&] { return !other; });
         ASSERT_TRUE(ended);
         EXPECT_EQ(ended->code, ErrorCode::cancelled);
         ASSERT_TRUE(other);
@@ -208,8 +210,7 @@ TEST(AsyncControl, SupervisorsMayDieUnderSeveralCallsAtOnce) {
         EXPECT_THAT(answer.error().attempt, HasSubstr("whether it was done is not known"));
         ++done;
     });
-    while (done < 3 && loop.run_one() > 0) {
-    }
+    run_while(loop, [&] { return done < 3; });
     EXPECT_EQ(done, 3);
 }
 
@@ -239,8 +240,7 @@ TEST(AsyncControl, AConnectionThatIsOneTooManyIsTheErrorOfEveryCallOnIt) {
             EXPECT_EQ(answer.error().code, ErrorCode::resources_exhausted);
             ++refused;
         });
-    while (refused < 2 && loop.run_one() > 0) {
-    }
+    run_while(loop, [&] { return refused < 2; });
     EXPECT_EQ(refused, 2);
 }
 
@@ -266,8 +266,7 @@ TEST(AsyncControl, ALineThatTheSocketTakesInPiecesArrivesWhole) {
     std::optional<Error> too_long;
     control.async_call("model.why", {{"model", large + large}},
                        [&](Result<Answer> answer) { too_long = answer.error(); });
-    while ((answered < calls || !too_long) && loop.run_one() > 0) {
-    }
+    run_while(loop, [&] { return (answered < calls || !too_long); });
     EXPECT_EQ(answered, calls);
     EXPECT_EQ(too_long->code, ErrorCode::input_invalid);
 }
@@ -287,15 +286,13 @@ TEST(AsyncControl, AReaderOfEventsThatWaitsMayBeCancelled) {
         {}, asio::bind_cancellation_slot(signal.slot(), [&](Result<json::object> event) { ended = event.error(); }));
     loop.poll();
     signal.emit(asio::cancellation_type::terminal);
-    while (!ended && loop.run_one() > 0) {
-    }
+    run_while(loop, [&] { return !ended; });
     EXPECT_EQ(ended->code, ErrorCode::cancelled);
 
     control.async_call("go", {}, [](Result<Answer>) {});
     std::optional<Result<json::object>> event;
     control.async_next_event({}, [&](Result<json::object> next) { event = std::move(next); });
-    while (!event && loop.run_one() > 0) {
-    }
+    run_while(loop, [&] { return !event; });
     EXPECT_EQ(event->value().at("number"), 1) << "subscribed once, though nobody waited for it";
 }
 

@@ -1,28 +1,16 @@
 /// A client that forks: the child has no part in its parent's channels.
 
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <functional>
-
 #include <gtest/gtest.h>
 
 #include "tests/support/clients/channel_calls.h"
 #include "tests/support/clients/fake_daemon.h"
 #include "tests/support/clients/fake_worker.h"
+#include "tests/support/in_child.h"
 
 namespace bulkhead {
 namespace {
 
 using namespace test;
-
-int in_child(const std::function<int()>& check) {
-    const pid_t child = ::fork();
-    if (child == 0) ::_exit(check());
-    int status = 0;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
 
 TEST(ChannelFork, TheChildsChannelIsLostAndTheParentsServes) {
     FakeWorker worker{[](FakeWorker& w) {
@@ -48,23 +36,17 @@ TEST(ChannelFork, TheChildsChannelIsLostAndTheParentsServes) {
 TEST(ChannelFork, TheChildsControlClientMakesAConnectionOfItsOwn) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.answer(d.request("daemon.info"), 1);
-        const auto parents = d.request("fleet.status");  // the parent's: the child's went elsewhere
-        d.answer(parents, 2);
-        d.next_connection();  // only now the child's: it waits in the backlog meanwhile
+        d.next_connection();  // the child's
         d.pong();
         d.answer(d.request("fleet.status"), 3);
     }};
     ControlClient control = daemon.connect();
     ASSERT_TRUE(control.call("daemon.info"));
-    const pid_t child = ::fork();
-    if (child == 0) {
-        const Result<Answer> answer = control.call("fleet.status");
-        ::_exit(answer && answer->result == 3 ? 0 : 1);
-    }
-    EXPECT_EQ(control.call("fleet.status").value().result, 2);
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    EXPECT_EQ(in_child([&] {
+                  const Result<Answer> answer = control.call("fleet.status");
+                  return answer && answer->result == 3 ? 0 : 1;
+              }),
+              0);
 }
 
 }  // namespace

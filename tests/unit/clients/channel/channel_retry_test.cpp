@@ -23,6 +23,13 @@ FakeWorker::Script dies_of(int requests) {
 }
 const FakeWorker::Script die_of_it = dies_of(1);
 
+/// Answers each request with nothing.
+void answers_all(FakeWorker& w) {
+    w.greet();
+    while (const auto message = w.receive())
+        if (const auto* request = std::get_if<channel::Infer>(&*message)) w.answer(request->request_id, {});
+}
+
 /// Answers one request, which brings this value, with 41 more, and gets nothing else.
 FakeWorker::Script answers_only(float value) {
     return [value](FakeWorker& w) {
@@ -157,31 +164,12 @@ TYPED_TEST(ChannelRetry, AWorkerThatDrainsStillAnswersAfterTheChannelWasReopened
     }
 }
 
-TYPED_TEST(ChannelRetry, ASecondLossIsTheEndAndSaysWhatWasTried) {
+TYPED_TEST(ChannelRetry, WhatTwoWorkersDiedOfIsNotSentToAThirdEither) {
     FakeWorker first{die_of_it};
     FakeWorker second{[](FakeWorker& w) {
         w.welcome.generation = 5;
-        die_of_it(w);
+        dies_of(2)(w);
     }};
-    FakeWorker third{[](FakeWorker& w) {
-        w.greet();
-        EXPECT_EQ(w.expect<channel::Infer>().request_id, 1u) << "one request alone";
-        w.answer(1, {});
-    }};
-    FakeDaemon daemon{introducing({&first, &second, &third})};
-    TypeParam channel = opened<TypeParam>(daemon);
-    const Input x = filled(channel, {});
-
-    const Error error = channel.infer(retry_safe(only(x))).error();
-    EXPECT_EQ(error.code, ErrorCode::worker_lost);
-    EXPECT_THAT(error.attempt, HasSubstr("lost with generation 3 and sent once more to generation 5"));
-
-    EXPECT_TRUE(channel.infer(retry_safe(only(x)))) << "the next request goes to the next worker";
-}
-
-TYPED_TEST(ChannelRetry, WhatTwoWorkersDiedOfIsNotSentToAThirdEither) {
-    FakeWorker first{die_of_it};
-    FakeWorker second{dies_of(2)};
     FakeWorker third{answers_only(2)};
     FakeDaemon daemon{introducing({&first, &second, &third})};
     TypeParam channel = opened<TypeParam>(daemon);
@@ -192,7 +180,9 @@ TYPED_TEST(ChannelRetry, WhatTwoWorkersDiedOfIsNotSentToAThirdEither) {
     const std::uint64_t other = channel.submit(retry_safe(only(harmless))).value();
 
     EXPECT_TRUE(channel.wait(other));
-    EXPECT_EQ(channel.wait(deadly).error().code, ErrorCode::worker_lost);
+    const Error error = channel.wait(deadly).error();
+    EXPECT_EQ(error.code, ErrorCode::worker_lost);
+    EXPECT_THAT(error.attempt, HasSubstr("lost with generation 3 and sent once more to generation 5"));
 }
 
 TYPED_TEST(ChannelRetry, AllThatWereLostGoOutTogether) {
@@ -251,10 +241,6 @@ Error never_sent_again(const FakeWorker::Script& script, bool stateful = false, 
     return error;
 }
 
-TYPED_TEST(ChannelRetry, AModelWithStateGetsNothingTwice) {
-    EXPECT_EQ(never_sent_again<TypeParam>(die_of_it, true).code, ErrorCode::worker_lost);
-}
-
 TYPED_TEST(ChannelRetry, AModelWithStateGetsNothingTwiceThoughItsChannelIsReopened) {
     FakeWorker first{dies_of(2)};
     FakeWorker second{[](FakeWorker& w) {
@@ -269,14 +255,6 @@ TYPED_TEST(ChannelRetry, AModelWithStateGetsNothingTwiceThoughItsChannelIsReopen
     EXPECT_EQ(channel.wait(one).error().code, ErrorCode::worker_lost);
     ASSERT_TRUE(channel.reopen());
     EXPECT_EQ(channel.wait(other).error().code, ErrorCode::worker_lost);
-}
-
-TYPED_TEST(ChannelRetry, ACancelledRequestIsNotSentAgain) {
-    const auto die_when_cancelled = [](FakeWorker& w) {
-        die_of_it(w);
-        w.expect<channel::Cancel>();
-    };
-    EXPECT_EQ(never_sent_again<TypeParam>(die_when_cancelled, false, true).code, ErrorCode::worker_lost);
 }
 
 TYPED_TEST(ChannelRetry, ACancelledRequestIsNotSentAgainWithTheOthers) {
@@ -297,26 +275,26 @@ TYPED_TEST(ChannelRetry, ACancelledRequestIsNotSentAgainWithTheOthers) {
     EXPECT_EQ(channel.wait(cancelled).error().code, ErrorCode::worker_lost);
 }
 
-TYPED_TEST(ChannelRetry, AnUnloadIsNotUndone) {
-    const auto unloaded = [](FakeWorker& w) {
-        die_of_it(w);
-        w.send(channel::encode(channel::Closing{ErrorCode::worker_draining, 1000ms}));
+TYPED_TEST(ChannelRetry, WhatIsNeverSentAgain) {
+    const auto worker_that = [](const std::function<void(FakeWorker&)>& goes_on) {
+        return [goes_on](FakeWorker& w) {
+            die_of_it(w);
+            goes_on(w);
+        };
     };
-    EXPECT_EQ(never_sent_again<TypeParam>(unloaded).code, ErrorCode::worker_lost);
-}
-
-TYPED_TEST(ChannelRetry, ABrokenProtocolIsNoDeath) {
-    const auto broken = [](FakeWorker& w) {
-        die_of_it(w);
+    const auto unloaded = worker_that(
+        [](FakeWorker& w) { w.send(channel::encode(channel::Closing{ErrorCode::worker_draining, 1000ms})); });
+    const auto broken = worker_that([](FakeWorker& w) {
         w.send(channel::encode(channel::Failure{0, {ErrorCode::protocol_violation, "17 faults", ""}}));
-    };
-    EXPECT_EQ(never_sent_again<TypeParam>(broken).code, ErrorCode::protocol_violation);
-}
+    });
+    const auto cancelled = worker_that([](FakeWorker& w) { w.expect<channel::Cancel>(); });
+    EXPECT_EQ(never_sent_again<TypeParam>(die_of_it, true).code, ErrorCode::worker_lost) << "to a model with state";
+    EXPECT_EQ(never_sent_again<TypeParam>(cancelled, false, true).code, ErrorCode::worker_lost);
+    EXPECT_EQ(never_sent_again<TypeParam>(unloaded).code, ErrorCode::worker_lost);
+    EXPECT_EQ(never_sent_again<TypeParam>(broken).code, ErrorCode::protocol_violation) << "which is no death";
 
-TYPED_TEST(ChannelRetry, WithoutADaemonTheLossSaysWhatCouldNotBeTried) {
     const Error error = never_sent_again<TypeParam>(die_of_it);
-
-    EXPECT_EQ(error.code, ErrorCode::not_running);
+    EXPECT_EQ(error.code, ErrorCode::not_running) << "without a daemon";
     EXPECT_THAT(error.attempt, HasSubstr("request 1 (forward): fake is gone: its process has ended; sending it once "
                                          "more: "));
     EXPECT_THAT(error.attempt, HasSubstr("connecting to"));
@@ -400,10 +378,7 @@ TEST(ChannelDeadline, AWorkerThatNeverWelcomesIsNotWaitedForBeyondTheDeadline) {
 
 TYPED_TEST(ChannelRetry, AWorkerThatIsDeadWhenItIsIntroducedIsAskedForOnceMore) {
     FakeWorker first{die_of_it}, dead{[](FakeWorker&) {}};
-    FakeWorker third{[](FakeWorker& w) {
-        w.greet();
-        w.answer(w.expect<channel::Infer>().request_id, {});
-    }};
+    FakeWorker third{answers_all};
     FakeDaemon daemon{[&](FakeDaemon& d) {
         introduce(d, first);
         // The asynchronous client asks for all requests that wait, and so without the
@@ -415,14 +390,10 @@ TYPED_TEST(ChannelRetry, AWorkerThatIsDeadWhenItIsIntroducedIsAskedForOnceMore) 
         const auto asked = d.next_request("channel.open");
         const auto asked_at = std::chrono::steady_clock::now();
         while (std::chrono::steady_clock::now() < asked_at + 1ms) std::this_thread::yield();
-        const UniqueFd end = dead.client_end();
-        const std::array<int, 1> fds{end.get()};
-        d.answer(asked, {{"fds", 1}, {"stateful", false}}, fds);
+        introduce_to(asked, d, dead);
         const auto again = d.next_request("channel.open");
         EXPECT_EQ(left(again) < left(asked), has_deadline) << "the first worker took of the request's deadline";
-        const UniqueFd third_end = third.client_end();
-        const std::array<int, 1> third_fds{third_end.get()};
-        d.answer(again, {{"fds", 1}, {"stateful", false}}, third_fds);
+        introduce_to(again, d, third);
         d.await_hang_up();
     }};
     TypeParam channel = opened<TypeParam>(daemon);
@@ -433,10 +404,7 @@ TYPED_TEST(ChannelRetry, AWorkerThatIsDeadWhenItIsIntroducedIsAskedForOnceMore) 
 
 TYPED_TEST(ChannelRetry, AWorkerThatDiedBetweenTwoRequestsIsReplacedByARetrySafeOne) {
     FakeWorker first{[](FakeWorker& w) { w.greet(); }};
-    FakeWorker second{[](FakeWorker& w) {
-        w.greet();
-        w.answer(w.expect<channel::Infer>().request_id, {});
-    }};
+    FakeWorker second{answers_all};
     FakeDaemon daemon{introducing({&first, &second})};
     TypeParam channel = opened<TypeParam>(daemon);
     first.finish();
@@ -451,11 +419,7 @@ TYPED_TEST(ChannelRetry, NothingIsLeftOfTheDeadWorkerOnceItsTensorsAreDropped) {
     const std::size_t descriptors = open_descriptors();
     {
         FakeWorker first{die_of_it};
-        FakeWorker second{[](FakeWorker& w) {
-            w.greet();
-            w.answer(w.expect<channel::Infer>().request_id, {});
-            w.await_hang_up();
-        }};
+        FakeWorker second{answers_all};
         FakeDaemon daemon{introducing({&first, &second})};
         {
             TypeParam channel = opened<TypeParam>(daemon);

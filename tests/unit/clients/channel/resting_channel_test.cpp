@@ -60,22 +60,7 @@ protected:
     std::atomic<bool> ended = false;
 };
 
-TEST_F(AsyncChannelAtRest, GivesBackAnInputSlabThatABurstHasLeftEmpty) {
-    FakeWorker worker{[&](FakeWorker& w) {
-        greet(w);
-        grow(w, 2);
-        EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, 2U);
-        ended = true;
-    }};
-    AsyncChannel channel = adopt(worker);
-    const Input first = allocate(channel, half[0]);
-    // Dropped, and the channel is not used again.
-    static_cast<void>(allocate(channel, more_than_is_left[0]));
-
-    run_until_the_script_ends(channel);
-}
-
-TEST_F(AsyncChannelAtRest, GivesItBackAlsoWhereItWasDroppedLongAfterTheLastRequest) {
+TEST_F(AsyncChannelAtRest, GivesBackAnInputSlabThatWasDroppedLongAfterTheLastRequest) {
     FakeWorker worker{[&](FakeWorker& w) {
         greet(w);
         grow(w, 2);
@@ -93,25 +78,7 @@ TEST_F(AsyncChannelAtRest, GivesItBackAlsoWhereItWasDroppedLongAfterTheLastReque
     run_until_the_script_ends(channel);
 }
 
-TEST_F(AsyncChannelAtRest, HearsAWithdrawal) {
-    Gate rests;
-    FakeWorker worker{[&](FakeWorker& w) {
-        greet(w);
-        w.answer(w.expect<channel::Infer>().request_id, {});
-        rests.wait();
-        w.send(channel::encode(channel::SlabWithdraw{1}));
-        EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, 1U);
-        ended = true;
-    }};
-    AsyncChannel channel = adopt(worker);
-    ASSERT_TRUE(infer(channel));
-    loop.context.run_for(3 * limits::rest);
-    rests.open();
-
-    run_until_the_script_ends(channel);
-}
-
-TEST_F(AsyncChannelAtRest, HearsItThoughHandshakesBlockAllThreadsThatMayBeBlocked) {
+TEST_F(AsyncChannelAtRest, HearsAWithdrawalThoughHandshakesBlockAllThreadsThatMayBeBlocked) {
     Gate rests, heard;
     std::atomic<std::size_t> greeted = 0;
     FakeWorker worker{[&](FakeWorker& w) {

@@ -66,47 +66,29 @@ TYPED_TEST(ControlReconnect, SupervisorsMayDieOneAfterTheOther) {
     EXPECT_EQ(client.call("fleet.status").value().result, 7);
 }
 
-TYPED_TEST(ControlReconnect, ALoadIsSentAgainMarkedAndWithTheDeadlineThatIsLeft) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        const auto first = d.request("model.load");
-        EXPECT_FALSE(first.at("params").as_object().contains("again"));
-        d.next_connection();
-        d.pong();
-        const auto second = d.request("model.load");
-        EXPECT_EQ(second.at("params").at("again"), true);
-        EXPECT_EQ(second.at("params").at("models"), first.at("params").at("models"));
-        const std::int64_t left = second.at("params").at("deadline_ms").as_int64();
-        EXPECT_GT(left, 0);
-        EXPECT_LE(left, 60'000);
-        d.answer(second, {{"models", boost::json::array{}}});
-    }};
-    TypeParam client = connected<TypeParam>(daemon);
-
-    EXPECT_TRUE(client.call("model.load", {{"models", {"m"}}, {"deadline_ms", 60'000}}));
-}
-
-TEST(ControlRules, ARepeatedCallHasWhatIsLeftOfItsDeadline) {
+TYPED_TEST(ControlReconnect, ACallIsSentAgainWithTheDeadlineThatIsLeftAndLoadAndUnloadAreMarked) {
+    for (const std::string method : {"model.load", "model.unload", "model.restart", "model.pin", "fleet.plan",
+                                     "fleet.memory", "channel.open"}) {
+        FakeDaemon daemon{[&](FakeDaemon& d) {
+            EXPECT_FALSE(d.request(method).at("params").as_object().contains("again"));
+            d.next_connection();
+            d.pong();
+            const auto again = d.request(method);
+            const boost::json::object& params = again.at("params").as_object();
+            EXPECT_EQ(params.contains("again"), method == "model.load" || method == "model.unload");
+            EXPECT_EQ(params.at("model"), "m");
+            EXPECT_GT(params.at("deadline_ms").as_int64(), 0);
+            EXPECT_LE(params.at("deadline_ms").as_int64(), 60'000);
+            d.answer(again, true);
+        }};
+        TypeParam client = connected<TypeParam>(daemon);
+        EXPECT_TRUE(client.call(method, {{"model", "m"}, {"deadline_ms", 60'000}})) << method;
+    }
     const auto left = [](std::chrono::milliseconds passed) {
         return control::params_again({{"deadline_ms", 60'000}}, passed, false).at("deadline_ms").as_int64();
     };
     EXPECT_EQ(left(1'500ms), 58'500);
     EXPECT_EQ(left(60'000ms), 1);
-}
-
-TYPED_TEST(ControlReconnect, OnlyLoadAndUnloadAreMarked) {
-    for (const char* method :
-         {"model.unload", "model.restart", "model.pin", "fleet.plan", "fleet.memory", "channel.open"}) {
-        FakeDaemon daemon{[&](FakeDaemon& d) {
-            d.request(method);
-            d.next_connection();
-            d.pong();
-            const auto again = d.request(method);
-            EXPECT_EQ(again.at("params").as_object().contains("again"), method == std::string_view{"model.unload"});
-            d.answer(again, true);
-        }};
-        TypeParam client = connected<TypeParam>(daemon);
-        EXPECT_TRUE(client.call(method, {{"model", "m"}})) << method;
-    }
 }
 
 TYPED_TEST(ControlReconnect, TheDescriptorOfALostAnswerIsAskedForAgain) {
@@ -147,15 +129,8 @@ TYPED_TEST(ControlReconnect, AStopIsDoneWhenNobodyListensAnyMore) {
 
     EXPECT_TRUE(answer.result.at("receipts_lost").as_bool());
     EXPECT_TRUE(answer.result.at("receipts").as_array().empty());
-}
-
-TYPED_TEST(ControlReconnect, AStopThatFindsNobodyFromTheStartIsAnError) {
-    FakeDaemon daemon{[](FakeDaemon& d) { d.answer(d.request("fleet.status"), 7); }};
-    TypeParam client = connected<TypeParam>(daemon);
-    ASSERT_TRUE(client.call("fleet.status"));
     daemon.finish();
-
-    EXPECT_EQ(client.call("daemon.stop").error().code, ErrorCode::not_running);
+    EXPECT_EQ(client.call("daemon.stop").error().code, ErrorCode::not_running) << "that finds nobody from the start";
 }
 
 TYPED_TEST(ControlReconnect, WhatMayNotBeDoneTwiceIsNotSentTwice) {
@@ -232,8 +207,7 @@ TEST(ControlClientReconnect, WhoSubscribedIsToldBeforeTheCallGoesOn) {
         d.pong();
         d.answer(d.request("events.subscribe"), true);
         const auto load = d.request("model.load");
-        d.send(R"({"jsonrpc":"2.0","method":"event","params":{}})"
-               "\n");
+        d.send(event_line(1));
         d.answer(load, true);
     }};
     ControlClient client = daemon.connect();
@@ -275,8 +249,7 @@ TEST(ControlClientReconnect, WaitingForANotificationTellsOfTheEndAndTheNextCallC
         d.next_connection();
         d.pong();
         d.answer(d.request("events.subscribe"), true);
-        d.send(R"({"jsonrpc":"2.0","method":"event","params":{}})"
-               "\n");
+        d.send(event_line(1));
         d.await_hang_up();
     }};
     ControlClient client = daemon.connect();

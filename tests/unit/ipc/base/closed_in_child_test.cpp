@@ -4,29 +4,21 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <functional>
 
 #include <gtest/gtest.h>
 
 #include "ipc/base/closed_in_child.h"
 #include "ipc/base/packet.h"
 #include "ipc/slab/host_slab.h"
+#include "tests/support/in_child.h"
 
 namespace bulkhead {
 namespace {
 
-/// Runs `check` in a forked child; the number it returns is the child's exit status.
-int in_child(const std::function<int()>& check) {
-    const pid_t child = ::fork();
-    if (child == 0) ::_exit(check());
-    int status = 0;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
+using test::in_child;
 
 TEST(ClosedInChild, TheChildsDescriptorIsDeadAndTheParentsServes) {
     PacketPair pair = PacketPair::make().value();
@@ -45,30 +37,6 @@ TEST(ClosedInChild, TheChildsDescriptorIsDeadAndTheParentsServes) {
 
     EXPECT_FALSE(guard.in_child());
     EXPECT_TRUE(send_packet(pair.first.get(), "still here"));
-}
-
-TEST(ClosedInChild, TheDeathOfTheParentsEndIsSeenThoughAChildLives) {
-    PacketPair pair = PacketPair::make().value();
-    std::optional<ClosedInChild> guard{pair.first.get()};
-    PacketPair leash = PacketPair::make().value();
-    const pid_t child = ::fork();
-    if (child == 0) {
-        leash.first.reset();
-        char byte = 0;
-        static_cast<void>(send_packet(leash.second.get(), "runs"));
-        static_cast<void>(::read(leash.second.get(), &byte, 1));  // until the test lets go
-        ::_exit(0);
-    }
-    char byte = 0;
-    ASSERT_EQ(::read(leash.first.get(), &byte, 1), 1);
-
-    guard.reset();
-    pair.first.reset();
-    // Without the guard the child's copy would keep the pair open, and this would say EAGAIN.
-    EXPECT_EQ(::recv(pair.second.get(), &byte, 1, MSG_DONTWAIT), 0);
-
-    leash.first.reset();
-    ::waitpid(child, nullptr, 0);
 }
 
 TEST(ClosedInChild, ADroppedOneIsForgotten) {

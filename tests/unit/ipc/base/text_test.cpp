@@ -18,12 +18,9 @@ TEST(Text, NamesAreUtf8WithoutControlCharacters) {
     EXPECT_FALSE(is_printable(std::string_view{"a\0b", 3}));
 }
 
-TEST(Text, FreeTextKeepsItsLinesAndLosesWhatATerminalWouldObey) {
+TEST(Text, FreeTextKeepsItsLinesLosesWhatATerminalWouldObeyAndIsCutBetweenCharacters) {
     EXPECT_EQ(made_printable("line\n\tünder \x1b[2J\xff", 100), "line\n\tünder ?[2J?");
     EXPECT_EQ(made_printable("a\u202Eb\u2027c", 100), "a?b\u2027c");
-}
-
-TEST(Text, FreeTextIsCutBetweenCharacters) {
     EXPECT_EQ(made_printable("aü", 2), "a");
     EXPECT_EQ(made_printable("aü", 3), "aü");
     EXPECT_EQ(made_printable("abc", 0), "");

@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <functional>
-#include <random>
 
 #include <gtest/gtest.h>
 
@@ -73,6 +72,17 @@ bool violates(const Bytes& packet) {
     return !parsed && parsed.error().code == ErrorCode::protocol_violation;
 }
 
+Bytes encoded(const auto& message) {
+    return std::visit(
+        [](const auto& one) -> Bytes {
+            if constexpr (requires { encode(one).value(); })
+                return encode(one).value();
+            else
+                return encode(one);
+        },
+        message);
+}
+
 std::vector<Bytes> client_packets() {
     return {encode(hello()), encode(slab_request()), encode(infer()).value(), encode(Cancel{5}),
             encode(Release{{tensor().lease, tensor().lease}})};
@@ -82,26 +92,34 @@ std::vector<Bytes> worker_packets() {
 }
 
 TEST(ChannelCodec, EveryMessageComesBackAsItWasSent) {
-    EXPECT_EQ(from_client<Hello>(encode(hello())), hello());
-    EXPECT_EQ(from_client<SlabRequest>(encode(slab_request())), slab_request());
-    EXPECT_EQ(from_client<Infer>(encode(infer()).value()), infer());
-    EXPECT_EQ(from_client<Cancel>(encode(Cancel{5})), Cancel{5});
-    EXPECT_EQ(from_client<Release>(encode(Release{{tensor().lease}})).leases[0].lease_id, 7u);
-    EXPECT_EQ(from_worker<Welcome>(encode(welcome()).value()), welcome());
-    EXPECT_EQ(from_worker<SlabOffer>(encode(offer())), offer());
-    EXPECT_EQ(from_worker<InferResult>(encode(result()).value()), result());
-    EXPECT_EQ(from_worker<Failure>(encode(failure())), failure());
-    EXPECT_EQ(from_worker<Closing>(encode(Closing{ErrorCode::worker_draining, std::chrono::milliseconds{9}})),
-              (Closing{ErrorCode::worker_draining, std::chrono::milliseconds{9}}));
-}
+    Infer scalar_and_empty = infer();
+    scalar_and_empty.tensors = {{"scalar", wire::DType::int64, {}, {1, 0, 0, 8, 1}},
+                                {"empty", wire::DType::int64, {4, 0}, {1, 0, 64, 0, 2}}};
+    scalar_and_empty.parameters.clear();
+    auto packets = client_packets();
+    packets.push_back(encode(scalar_and_empty).value());
+    packets.push_back(encode(SlabLend{4, wire::lent_slab_id_min, wire::SlabKind::host_memfd, 4096}));
+    packets.push_back(encode(SlabReturn{2}));
+    for (const Bytes& packet : packets) EXPECT_EQ(encoded(parse_from_client(packet).value()), packet);
+    packets = worker_packets();
+    packets.push_back(encode(Closing{ErrorCode::worker_draining, std::chrono::milliseconds{9}}));
+    packets.push_back(encode(RingOffer{64, 128, 4096}));
+    packets.push_back(encode(SlabAccepted{4, 2}));
+    packets.push_back(encode(SlabWithdraw{2}));
+    packets.push_back(encode(EventOffer{3, true, {}}));
+    for (const Bytes& packet : packets) EXPECT_EQ(encoded(parse_from_worker(packet).value()), packet);
 
-TEST(ChannelCodec, ScalarsAndEmptyTensorsAreTensors) {
-    Infer message = infer();
-    message.tensors[0] = {"scalar", wire::DType::int64, {}, {1, 0, 0, 8, 1}};
-    message.tensors[1] = {"empty", wire::DType::int64, {4, 0}, {1, 0, 64, 0, 2}};
-    message.parameters.clear();
-
-    EXPECT_EQ(from_client<Infer>(encode(message).value()), message);
+    const Infer request = from_client<Infer>(encode(infer()).value());
+    EXPECT_EQ(request.request_id, 5u);
+    EXPECT_EQ(request.method, "forward");
+    EXPECT_EQ(request.deadline, std::chrono::milliseconds{250});
+    EXPECT_TRUE(request.retry_safe);
+    EXPECT_EQ(request.parameters, infer().parameters);
+    const Tensor& x = request.tensors.at(0);
+    EXPECT_EQ(x.name, "x");
+    EXPECT_EQ(x.dtype, wire::DType::float32);
+    EXPECT_EQ(x.dims, (Dims{2, 3}));
+    EXPECT_EQ(x.lease.lease_id, 7u);
 }
 
 TEST(ChannelCodec, APacketCutAnywhereOrTooLongBreaksTheProtocol) {
@@ -143,7 +161,7 @@ TEST(ChannelCodec, ReservedFieldsAndUnknownFlagsAreIgnored) {
     packet = altered<wire::TensorDescriptor>(packet, first_tensor,
                                              [](auto& t) { t.lease.event_id = t.flags = 9; });
 
-    EXPECT_EQ(from_client<Infer>(packet), infer());
+    EXPECT_EQ(encoded(parse_from_client(packet).value()), encode(infer()).value());
 }
 
 TEST(ChannelCodec, AHelloOfAnotherVersionOrWithAnUnreadableNameClosesTheChannel) {
@@ -154,7 +172,9 @@ TEST(ChannelCodec, AHelloOfAnotherVersionOrWithAnUnreadableNameClosesTheChannel)
     EXPECT_TRUE(closes(with_hello([](auto& h) { h.version_max = 0; })));
     EXPECT_TRUE(closes(with_hello([](auto& h) { h.client.fill('a'); })));
     EXPECT_TRUE(closes(with_hello([](auto& h) { h.client[0] = '\x1b'; })));
-    EXPECT_EQ(from_client<Hello>(with_hello([](auto& h) { h.version_max = 9; })), hello()) << "a newer client";
+    EXPECT_FALSE(closes(with_hello([](auto& h) { h.version_max = 9; }))) << "a newer client";
+    EXPECT_EQ(from_client<Hello>(encode(Hello{0, std::string(100, 'c')})).client, std::string(47, 'c'));
+    EXPECT_EQ(from_client<Hello>(encode(Hello{0, "a\nb\x1b"})).client, "a?b?") << "made to fit";
 }
 
 TEST(ChannelCodec, CountsThatDoNotAddUpCloseTheChannel) {
@@ -170,7 +190,7 @@ TEST(ChannelCodec, CountsThatDoNotAddUpCloseTheChannel) {
     EXPECT_TRUE(closes(with_release(UINT32_MAX)));
 }
 
-TEST(ChannelCodec, ABadTensorIsItsRequestsFaultAlone) {
+TEST(ChannelCodec, WhatIsWrongInOneRequestIsItsFaultAlone) {
     using enum ErrorCode;
     EXPECT_EQ(refusal(with_tensor([](auto& t) { t.name.fill('n'); })), input_invalid);
     EXPECT_EQ(refusal(with_tensor([](auto& t) { t.name = {}; })), input_invalid);
@@ -184,17 +204,9 @@ TEST(ChannelCodec, ABadTensorIsItsRequestsFaultAlone) {
     EXPECT_EQ(refusal(with_tensor([](auto& t) { t.dims[7] = 1; })), shape_mismatch);
     EXPECT_EQ(refusal(with_tensor([](auto& t) { t.lease.size_bytes = 23; })), shape_mismatch);
     EXPECT_EQ(refusal(with_tensor([](auto& t) { t.strides[0] = 1, t.strides[1] = 2; })), shape_mismatch);
-}
+    const auto strided = parse_from_client(with_tensor([](auto& t) { t.strides[0] = 6, t.strides[1] = 2; }));
+    EXPECT_EQ(strided.error().error.attempt, "tensor \"x\": strides [6, 2] of shape [2, 3] are not contiguous");
 
-TEST(ChannelCodec, AStridedTensorIsToldToBecomeContiguous) {
-    const auto parsed = parse_from_client(with_tensor([](auto& t) { t.strides[0] = 6, t.strides[1] = 2; }));
-
-    EXPECT_EQ(parsed.error().error.attempt, "tensor \"x\": strides [6, 2] of shape [2, 3] are not contiguous");
-    EXPECT_EQ(parsed.error().error.remedy, "make the tensor contiguous before it is sent");
-}
-
-TEST(ChannelCodec, ABadMethodOrParametersAreTheirRequestsFaultAlone) {
-    using enum ErrorCode;
     EXPECT_EQ(refusal(with_infer([](auto& i) { i.method = {}; })), input_invalid);
     EXPECT_EQ(refusal(with_infer([](auto& i) { i.method.fill('m'); })), input_invalid);
     const auto with_json = [](std::string_view text) {
@@ -208,18 +220,16 @@ TEST(ChannelCodec, ABadMethodOrParametersAreTheirRequestsFaultAlone) {
     EXPECT_EQ(refusal(with_json("{\"k\": 1, \"v\"")), input_invalid) << "half an object";
     EXPECT_EQ(refusal(with_json("{\"k\": \"\xff\xff\"}")), input_invalid) << "not UTF-8";
     EXPECT_EQ(refusal(with_json("{\"k\":" + std::string(1000, '[') + "}")), input_invalid) << "nested beyond reason";
-}
 
-TEST(ChannelCodec, ASlabRequestForNothingOrOfAnUnknownKindIsRefused) {
-    const auto code = [](const std::function<void(wire::SlabRequest&)>& change) {
+    const auto of_slab = [](const std::function<void(wire::SlabRequest&)>& change) {
         SlabRequest message = slab_request();
         message.request_id = 5;
         return refusal(altered<wire::SlabRequest>(encode(message), body, change));
     };
-    EXPECT_EQ(code([](auto& s) { s.direction = 3; }), ErrorCode::input_invalid);
-    EXPECT_EQ(code([](auto& s) { s.kind = 0; }), ErrorCode::input_invalid);
-    EXPECT_EQ(code([](auto& s) { s.kind = 4; }), ErrorCode::input_invalid);
-    EXPECT_EQ(code([](auto& s) { s.size_bytes = 0; }), ErrorCode::input_invalid);
+    EXPECT_EQ(of_slab([](auto& s) { s.direction = 3; }), input_invalid);
+    EXPECT_EQ(of_slab([](auto& s) { s.kind = 0; }), input_invalid);
+    EXPECT_EQ(of_slab([](auto& s) { s.kind = 4; }), input_invalid);
+    EXPECT_EQ(of_slab([](auto& s) { s.size_bytes = 0; }), input_invalid);
 }
 
 TEST(ChannelCodec, AWorkerIsHeldToEveryField) {
@@ -229,7 +239,6 @@ TEST(ChannelCodec, AWorkerIsHeldToEveryField) {
     EXPECT_TRUE(bad_welcome([](auto& w) { w.version = 2; }));
     EXPECT_TRUE(bad_welcome([](auto& w) { w.json_bytes -= 1; }));
     EXPECT_TRUE(bad_welcome([](auto& w) { w.json_bytes = UINT32_MAX; }));
-    EXPECT_TRUE(bad_welcome([](auto& w) { w.in_flight_max = 0; }));
     EXPECT_TRUE(bad_welcome([](auto& w) { w.model = {}; }));
     EXPECT_TRUE(bad_welcome([](auto& w) { w.model.fill('m'); }));
     const auto bad_offer = [](const std::function<void(wire::SlabOffer&)>& change) {
@@ -237,21 +246,11 @@ TEST(ChannelCodec, AWorkerIsHeldToEveryField) {
     };
     EXPECT_TRUE(bad_offer([](auto& o) { o.direction = 0; }));
     EXPECT_TRUE(bad_offer([](auto& o) { o.kind = 9; }));
-    EXPECT_TRUE(bad_offer([](auto& o) { o.size_bytes = 0; }));
-    const auto bad_result = [](const std::function<void(wire::TensorDescriptor&)>& change) {
-        return violates(
-            altered<wire::TensorDescriptor>(encode(result()).value(), body + sizeof(wire::InferResult), change));
-    };
-    EXPECT_TRUE(bad_result([](auto& t) { t.dtype = 99; }));
-    EXPECT_TRUE(bad_result([](auto& t) { t.lease.size_bytes = 1 << 20; }));
     EXPECT_TRUE(
         violates(altered<wire::ErrorBody>(encode(failure()), body, [](auto& e) { e.attempt_bytes = UINT32_MAX; })));
-}
-
-TEST(ChannelCodec, AnErrorCodeOfANewerReleaseStillTellsItsStory) {
-    const Bytes packet = altered<wire::ErrorBody>(encode(failure()), body, [](auto& e) { e.code = 9999; });
-
-    EXPECT_EQ(from_worker<Failure>(packet).error, (Error{ErrorCode::internal, "x has rank 3", "send rank 2"}));
+    const Bytes newer = altered<wire::ErrorBody>(encode(failure()), body, [](auto& e) { e.code = 9999; });
+    EXPECT_EQ(from_worker<Failure>(newer).error, (Error{ErrorCode::internal, "x has rank 3", "send rank 2"}))
+        << "a code of a later release";
 }
 
 TEST(ChannelCodec, ErrorTextIsCutAndCannotControlATerminal) {
@@ -286,34 +285,8 @@ TEST(ChannelCodec, TheLargestMessagesFitOnePacket) {
     const Bytes packet = encode(largest).value();
 
     EXPECT_LE(packet.size(), packet_bytes_max);
-    EXPECT_EQ(from_client<Infer>(packet), largest);
+    EXPECT_EQ(encoded(parse_from_client(packet).value()), packet);
     EXPECT_LE(encode(Release{std::vector<wire::LeaseRef>(release_leases_max)}).size(), packet_bytes_max);
-}
-
-TEST(ChannelCodec, ALongOrUnreadableClientNameIsMadeToFit) {
-    EXPECT_EQ(from_client<Hello>(encode(Hello{0, std::string(100, 'c')})).client, std::string(47, 'c'));
-    EXPECT_EQ(from_client<Hello>(encode(Hello{0, "a\nb\x1b"})).client, "a?b?");
-}
-
-TEST(ChannelCodec, RandomBytesAndFlippedBitsNeverDoHarm) {
-    std::mt19937 random{1};
-    std::vector<Bytes> seeds = client_packets();
-    for (const Bytes& packet : worker_packets()) seeds.push_back(packet);
-    for (int round = 0; round < 20'000; ++round) {
-        Bytes packet = seeds[random() % seeds.size()];
-        // Mostly behind the header, whose checks would hide all others.
-        const std::size_t first = packet.size() > body && random() % 8 != 0 ? body : 0;
-        for (unsigned flips = 1 + random() % 8; flips > 0; --flips)
-            packet[first + random() % (packet.size() - first)] ^= std::byte(1u << random() % 8);
-        if (random() % 4 == 0)
-            for (std::size_t i = body; i < packet.size(); ++i) packet[i] = std::byte(random());
-        if (const auto message = parse_from_client(packet); message && std::holds_alternative<Infer>(*message))
-            for (const Tensor& t : std::get<Infer>(*message).tensors) {
-                EXPECT_LE(t.dims.size(), wire::rank_max);
-                EXPECT_FALSE(t.name.empty());
-            }
-        static_cast<void>(parse_from_worker(packet));
-    }
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ protected:
     void expect_accepted(TestClient& client, std::uint64_t request_id, std::uint32_t id) {
         const auto message = client.receive_answer();
         ASSERT_TRUE(message && std::holds_alternative<channel::SlabAccepted>(*message));
-        EXPECT_EQ(std::get<channel::SlabAccepted>(*message), (channel::SlabAccepted{request_id, id}));
+        const auto& accepted = std::get<channel::SlabAccepted>(*message);
+        EXPECT_EQ(std::pair(accepted.request_id, accepted.slab_id), std::pair(request_id, id));
     }
 };
 

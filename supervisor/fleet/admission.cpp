@@ -52,7 +52,7 @@ Admission::Admission(FleetContext& context, Blanks& blanks, FindReplica find)
     context_.gate = this;
 }
 
-Admission::~Admission() { context_.gate = nullptr; }
+Admission::~Admission() { context_.gate = &no_gate; }
 
 memory::ReplicaId Admission::id_of(const Replica& replica) { return {replica.spec().name, replica.index()}; }
 

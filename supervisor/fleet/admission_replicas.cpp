@@ -38,11 +38,11 @@ void Admission::changed(Replica& replica, WorkerState from, WorkerState to) {
     if (to == WorkerState::reclaiming) {
         const auto& process = replica.process();
         const auto failure = failures_.extract(who);
-        const auto own = process ? process->failure : std::nullopt;
+        const auto own = process ? process->end.failure : std::nullopt;
         const bool ran_out =
-            process && (process->evidence.memory_bound || (own && own->code == ErrorCode::out_of_memory));
+            process && (process->end.evidence.memory_bound || (own && own->code == ErrorCode::out_of_memory));
         ended_[who] = memory::Clock::now();
-        event::Ended ended{who, ran_out, own, unix_ms(), process && process->evidence.memory_bound};
+        event::Ended ended{who, ran_out, own, unix_ms(), process && process->end.evidence.memory_bound};
         if (!ended.error && !failure.empty()) ended.error = failure.mapped();
         ended.restarts = replica.restarts();
         tell(std::move(ended));

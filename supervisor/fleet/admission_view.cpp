@@ -148,7 +148,7 @@ void Admission::begin_look() {
     std::vector<pid_t> workers;
     for (const auto& holding : policy_->holdings())
         if (const Replica* replica = find_(holding.who);
-            replica != nullptr && replica->process() && !replica->process()->exit)
+            replica != nullptr && replica->process() && !replica->process()->end.exit)
             workers.push_back(replica->process()->pid);
     const bool has_gpus = devices_.size() > 1 || searches_gpus_;
     context_.blocking.run(
@@ -184,7 +184,7 @@ void Admission::begin_look() {
                     const Replica* replica = find_(holding.who);
                     const auto& process = replica != nullptr ? replica->process() : nullptr;
                     const bool on_gpu = holding.device != memory::host;
-                    if (!process || process->exit) {
+                    if (!process || process->end.exit) {
                         ours[holding.device] += holding.device_bytes;
                         ours[std::string{memory::host}] += holding.host_bytes;
                         continue;

@@ -177,7 +177,7 @@ void Fleet::start_next(std::size_t index) {
 void Fleet::preload_planned(const Model& model, std::function<void()> then) {
     const auto still_loads = [](const auto& replica) {
         const auto& process = replica->process();
-        return process && !process->ready_at && !process->exit;
+        return process && !process->ready_at && !process->end.exit;
     };
     if (was_found(model) && std::ranges::none_of(model.replicas, still_loads)) return then();
     ask_for_preload(model, std::move(then));

@@ -62,8 +62,7 @@ struct FleetContext {
 
     std::size_t placing = 0;  ///< starts that wait for a device
 
-    MemoryGate* gate = nullptr;                     ///< null: every start is allowed and no
-                                                    ///< event is reported
+    MemoryGate* gate = &no_gate;
     std::unique_ptr<MemoryLimits> memory_limits{};  ///< null where no limit can be set
 
     /// Returns a started process without a model that fits `request`; empty if there is none.

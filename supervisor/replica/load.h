@@ -21,25 +21,6 @@ struct LoadedReplica {
     std::int64_t ms = 0;  ///< from the request
 };
 
-/// How long a load may take without progress. Paused while the worker waits for its grant: it waits
-/// for the loads of other workers.
-class LoadBudget {
-public:
-    using Time = Deadline::Clock::time_point;
-    using Duration = Deadline::Clock::duration;
-
-    /// Call at the start and at each progress.
-    void begin(Duration budget, Time now) { is_paused() ? void(left_ = budget) : void(until_ = now + budget); }
-    void pause(Time now) { left_ = until_ - now; }
-    void resume(Time now) { until_ = now + *std::exchange(left_, std::nullopt); }
-    [[nodiscard]] bool is_paused() const { return left_.has_value(); }
-    [[nodiscard]] Time until() const { return until_; }
-
-private:
-    Time until_{};
-    std::optional<Duration> left_;  ///< while paused
-};
-
 /// The callers that wait for one replica to be ready. Each is answered once.
 /// Thread  the loop
 class LoadWaiters {

@@ -1,10 +1,6 @@
 #include "supervisor/replica/replica.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -18,220 +14,48 @@ namespace bulkhead::supervisor {
 using Clock = Deadline::Clock;
 
 Replica::Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log)
-    : context_{context}, spec_{spec}, index_{index}, log_{log}, since_ms_{unix_ms()}, deadline_{context.io},
-      device_text_{spec.device}, watch_deadline_{context.io} {}
+    : context_{context}, spec_{spec}, log_{log}, machine_{context.io, WorkerName{spec.name, index, 0},
+                                                          [this](WorkerState from, const std::string& cause,
+                                                                 const std::string& hint) {
+                                                              on_transition(from, cause, hint);
+                                                          }},
+      restarts_{context, spec, machine_, [this](std::string cause) { start(std::move(cause)); }},
+      device_text_{spec.device},
+      load_waiters_{context.io}, last_end_{context, [this] { remember(); }}, kept_{context.keeper} {}
 
-WorkerName Replica::name() const { return {spec_.name, index_, generation_}; }
-
-/// The only writer of the state. Cancels every deadline of the former state; the code that knows
-/// the new state's deadline arms it.
-void Replica::transition(WorkerEvent event, std::string cause, std::string hint) {
-    const auto to = next(state_, event);
-    if (!to) {  // a defect of this program: the keeper starts another supervisor, and
-                // the workers go on
-        spdlog::critical("worker={} has no transition from {} by {}", name().text(), to_string(state_),
-                         to_string(event));
-        std::abort();
-    }
-    const WorkerState from = std::exchange(state_, *to);
-    deadline_.cancel();
-    gpu_wait_.end();
-    since_ms_ = unix_ms();
-
-    if (from == WorkerState::busy || is_loading(from)) used_ms_ = since_ms_;
-    const bool routine = (is_serving(from) && is_serving(state_));
-    const bool bad = state_ == WorkerState::crashed || state_ == WorkerState::quarantined;
-    spdlog::log(bad       ? spdlog::level::warn
-                : routine ? spdlog::level::debug
-                          : spdlog::level::info,
-                "worker={} pid={} {}->{} cause={}{}", name().text(), process_ ? process_->pid : 0, to_string(from),
-                to_string(state_), in_quotes(cause), hint.empty() ? "" : " hint=" + in_quotes(hint));
-    context_.events.publish("state", name(), {{"from", to_string(from)}, {"to", to_string(state_)}, {"reason", cause}});
+void Replica::on_transition(WorkerState from, const std::string& cause, const std::string& hint) {
+    restarts_.end_wait();
+    const WorkerName& name = machine_.name();
+    const bool bad = state() == WorkerState::crashed || state() == WorkerState::quarantined;
+    spdlog::log(bad                                       ? spdlog::level::warn
+                : is_serving(from) && is_serving(state()) ? spdlog::level::debug
+                                                          : spdlog::level::info,
+                "worker={} pid={} {}->{} cause={}{}", name.text(), process_ ? process_->pid : 0, to_string(from),
+                to_string(state()), in_quotes(cause), hint.empty() ? "" : " hint=" + in_quotes(hint));
+    context_.events.publish("state", name, {{"from", to_string(from)}, {"to", to_string(state())}, {"reason", cause}});
     if (bad)
-        log_.append({since_ms_, index_, generation_, true, fmt::format("{}: {}", to_string(state_), escaped(cause))});
-    if (!routine) reason_ = std::move(cause);
+        log_.append({machine_.since_ms(), name.replica, name.generation, true,
+                     fmt::format("{}: {}", to_string(state()), escaped(cause))});
     const bool has_successor =
-        is_serving(state_) || state_ == WorkerState::backoff || state_ == WorkerState::quarantined;
+        is_serving(state()) || state() == WorkerState::backoff || state() == WorkerState::quarantined;
     if (has_successor && replacement_lock_.state() == AsyncMutex::Lock::State::held) replacement_lock_.end();
     remember();
-    keep_watch();
-    if (context_.gate != nullptr) context_.gate->changed(*this, from, state_);
-}
-
-void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::milliseconds> deadline) {
-    const OnLoad answer = answers_in(state_).load;
-    if (answer == OnLoad::answer) return loaded(LoadedReplica{name(), state_, process_->pid, 0});
-    if (answer == OnLoad::lift && urgency == Urgency::when_due) return loaded(quarantine_error());
-    if (gpu_wait_.is_on() && urgency == Urgency::when_due)  // the wait has no known end
-        return loaded(Error{ErrorCode::resources_exhausted, fmt::format("loading {}: it {}", name().label(), reason_),
-                            "see `bulkhead gpus`"});
-    if (answer == OnLoad::lift) clear_crashes();
-    if (process_ && process_->termination.given_up()) return loaded(*process_->termination.given_up());
-
-    if (load_waiters_.size() >= limits::load_waiters_max)
-        return loaded(Error{ErrorCode::queue_full,
-                            fmt::format("loading {}: {} others wait for it", name().label(), load_waiters_.size()),
-                            fmt::format("see `bulkhead why {}`, and ask later", spec_.name)});
-    load_waiters_.add(std::move(loaded), urgency, deadline, [this, deadline] {
-        return Error{ErrorCode::deadline_exceeded,
-                     fmt::format("waiting {} for {} to be ready: it is {}{}", duration_text(*deadline), name().label(),
-                                 to_string(state_),
-                                 is_loading(state_) && process_ && !process_->progress.phase.empty()
-                                     ? " (" + process_->progress.text() + ")"
-                                     : ""),
-                     "wait longer; the load itself goes on"};
-    });
-
-    const OnLoad then = answers_in(state_).load;  // a lifted quarantine has led to another state
-    if (then == OnLoad::start || (then == OnLoad::hasten && urgency == Urgency::now)) start("load asked");
-}
-
-void Replica::preload() {
-    policy_.preloaded();
-    load([](const Result<LoadedReplica>&) { /* told by the log, and tried again by the policy */ });
-}
-
-void Replica::load_on(Device device, OnLoaded loaded) {
-    same_device_ = std::move(device);
-    load(std::move(loaded));
-}
-
-void Replica::no_room(const Error& why) {
-    load_waiters_.fail(why);
-    if (!can(WorkerEvent::spawn_asked)) return;
-    reason_ = why.text();
-    if (policy_.keep_running) deadline_.arm(limits::restart_delay_max, [this] { start("asks for memory again"); });
-}
-
-void Replica::not_needed(std::string why) {
-    if (state_ != WorkerState::backoff) return;
-    transition(WorkerEvent::stop_asked, std::move(why));
-    end_record();
-}
-
-void Replica::unload(OnUnloaded unloaded) {
-    load_waiters_.fail(
-        {ErrorCode::cancelled, fmt::format("loading {}: it was asked to unload", name().label()), "load it again"});
-    policy_.unload_asked();
-    history_.eager.clear();
-    const OnUnload answer = answers_in(state_).unload;
-    switch (answer) {
-    case OnUnload::nothing: return exited_.wait(std::move(unloaded));
-    case OnUnload::forget:
-        transition(WorkerEvent::stop_asked, "unload asked");
-        end_record();
-        return exited_.wait(std::move(unloaded));
-    default: break;
-    }
-    if (const auto& given_up = process_->termination.given_up()) return unloaded(*given_up);
-    unload_waiters_.push_back(std::move(unloaded));
-    if (std::exchange(process_->end_asked, EndAsked::unload) == EndAsked::unload)
-        return;  // all callers share one end of the process
-    remember();
-    if (is_live(state_)) process_->end_began = Deadline::Clock::now();
-    if (answer == OnUnload::stop) {
-        transition(WorkerEvent::stop_asked, "unload asked while it was loading");
-        sample_then(&Replica::terminate);
-    } else if (answer == OnUnload::drain) {
-        transition(WorkerEvent::drain_asked, "unload asked");
-        take_gpu_lock();
-    }
-}
-
-void Replica::clear_crashes() {
-    policy_.lifted();
-    history_.eager.clear();
-    if (can(WorkerEvent::lifted)) transition(WorkerEvent::lifted, "a person asked for a restart");
-}
-
-Result<OpenedChannel> Replica::open_channel(const Client& client) {
-    const std::string attempt = fmt::format("opening a channel to {}", name().label());
-    switch (answers_in(state_).open_channel) {
-    case OnChannel::open: break;
-    case OnChannel::unloading:
-        return Error{ErrorCode::worker_draining, attempt + ": it is being unloaded", "load it again"};
-    case OnChannel::not_ready:
-        return Error{ErrorCode::model_loading, fmt::format("{}: it is {}", attempt, to_string(state_)),
-                     "wait for its load"};
-    }
-    if (process_->channels.size() >= spec_.channel.channels_max)
-        return Error{ErrorCode::resources_exhausted, fmt::format("{}: {} are open", attempt, process_->channels.size()),
-                     "close one, or raise `channel.count` of the model"};
-    auto pair = PacketPair::make();
-    if (!pair) return std::move(pair.error()).during(attempt);
-    UniqueFd duplicate{::fcntl(pair->second.get(), F_DUPFD_CLOEXEC, 0)};
-    if (!duplicate) return system_error(attempt, errno);
-
-    const std::uint64_t id = ++context_.channel_last;
-    std::vector<UniqueFd> fds;
-    fds.push_back(std::move(pair->second));
-    process_->send(worker_link::Channel{id, client.pid, client.uid}, std::move(fds));
-    process_->channels.emplace(id, std::move(duplicate));
-    if (context_.gate != nullptr) context_.gate->channels_changed(*this);
-    ask_whether_it_lives();  // the answer to `channel` depends on the client too
-    spdlog::debug("worker={} channel={} client={} client_pid={} opened", name().text(), id, in_quotes(client.name),
-                  client.pid);
-    return OpenedChannel{id, name(), process_->pid, std::move(pair->first)};
-}
-
-void Replica::ask_statistics(std::function<void()> answered) {
-    if (!is_serving(state_) && state_ != WorkerState::draining) return answered();
-    process_->statistics_waiter = std::move(answered);
-    ask_whether_it_lives();
-}
-
-Error Replica::quarantine_error() const {
-    return {ErrorCode::model_quarantined, fmt::format("{} is quarantined: {}", name().label(), reason_),
-            fmt::format("remove the cause, then `bulkhead load {}`", spec_.name)};
-}
-
-json::object Replica::row() const {
-    const bool has_process = process_ && process_->pid != 0;
-    const worker_link::Statistics none;
-    const worker_link::Statistics& now = process_ ? process_->statistics : none;
-    return {
-        {"model", spec_.name},
-        {"replica", index_},
-        {"state", to_string(state_)},
-        {"since", since_ms_},
-        {"pid", has_process ? json::value(process_->pid) : json::value(nullptr)},
-        {"device", device_text_},
-        {"host_bytes", has_process ? or_null(process_->memory.host_bytes) : json::value(nullptr)},
-        {"gpu_bytes", has_process ? or_null(process_->memory.gpu_bytes) : json::value(nullptr)},
-        {"memory_bound", process_ ? or_null(process_->memory_bound) : json::value(nullptr)},
-        {"requests", history_.requests + now.requests},
-        {"errors", history_.errors + now.errors},
-        {"restarts", history_.restarts},
-        {"generation", generation_},
-        {"in_flight", now.in_flight},
-        {"queued", now.queued},
-        {"request_ms", or_null(now.request_ms)},
-        {"channels", channels()},
-        {"ignored_frames", now.ignored_frames + (has_process && process_->link ? process_->link->ignored_frames() : 0)},
-        {"note", or_null(note())},
-        {"graphs", graphs()},
-        {"generate", generate()}};
-}
-
-json::value Replica::generate() const {
-    if (!process_ || !process_->statistics.generation) return nullptr;
-    return *process_->statistics.generation;
-}
-
-json::object Replica::graphs() const {
-    json::object graphs = process_ ? process_->statistics.graphs : json::object{};
-    if (!history_.eager.empty()) graphs["degraded"] = "eager: " + history_.eager;
-    return graphs;
-}
-
-json::object Replica::why() const {
-    json::object why{
-        {"replica", index_}, {"state", to_string(state_)}, {"since_ms", unix_ms() - since_ms_}, {"reason", reason_}};
-    last_end_.add_to(why);
-    return why;
+    if (process_) process_->state_changed();
+    context_.gate->changed(*this, from, state());
 }
 
 namespace {
+
+const WorkerProcess* find(const std::vector<std::shared_ptr<WorkerProcess>>& exited, const WorkerName& born_as) {
+    const auto found = std::ranges::find(exited, born_as, &WorkerProcess::born_as);
+    return found == exited.end() ? nullptr : found->get();
+}
+
+/// " (reading, 12 of 90 bytes)" of a load that has reported its progress.
+std::string progress_of(const Replica& replica) {
+    const std::string text = is_loading(replica.state()) && replica.process() ? replica.process()->load.text() : "";
+    return text.empty() ? "" : " (" + text + ")";
+}
 
 /// "; 3 requests wait in its queue; of the last ones half took 640 ms, queue included"; empty
 /// if none waits.
@@ -247,21 +71,351 @@ std::string queue_text(const worker_link::Statistics& now) {
 
 }  // namespace
 
+// --- requests
+
+void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::milliseconds> deadline) {
+    const OnLoad answer = answers_in(state()).load;
+    if (answer == OnLoad::answer) return loaded(LoadedReplica{machine_.name(), state(), process_->pid, 0});
+    if (answer == OnLoad::lift && urgency == Urgency::when_due) return loaded(quarantine_error());
+    if (restarts_.awaits_gpu() && urgency == Urgency::when_due)  // the wait has no known end
+        return loaded(Error{ErrorCode::resources_exhausted,
+                            fmt::format("loading {}: it {}", machine_.name().label(), machine_.reason()),
+                            "see `bulkhead gpus`"});
+    if (answer == OnLoad::lift) clear_crashes();
+    if (process_ && process_->end.termination.given_up()) return loaded(*process_->end.termination.given_up());
+
+    if (load_waiters_.size() >= limits::load_waiters_max)
+        return loaded(
+            Error{ErrorCode::queue_full,
+                  fmt::format("loading {}: {} others wait for it", machine_.name().label(), load_waiters_.size()),
+                  fmt::format("see `bulkhead why {}`, and ask later", spec_.name)});
+    load_waiters_.add(std::move(loaded), urgency, deadline, [this, deadline] {
+        return Error{ErrorCode::deadline_exceeded,
+                     fmt::format("waiting {} for {} to be ready: it is {}{}", duration_text(*deadline),
+                                 machine_.name().label(), to_string(state()), progress_of(*this)),
+                     "wait longer; the load itself goes on"};
+    });
+
+    const OnLoad then = answers_in(state()).load;  // a lifted quarantine has led to another state
+    if (then == OnLoad::start || (then == OnLoad::hasten && urgency == Urgency::now)) start("load asked");
+}
+
+void Replica::preload() {
+    restarts_.policy.preloaded();
+    load([](const Result<LoadedReplica>&) { /* told by the log, and tried again by the policy */ });
+}
+
+void Replica::load_on(Device device, OnLoaded loaded) {
+    restarts_.prefer(std::move(device));
+    load(std::move(loaded));
+}
+
+void Replica::no_room(const Error& why) {
+    load_waiters_.fail(why);
+    if (!machine_.can(WorkerEvent::spawn_asked)) return;
+    machine_.explain(why.text());
+    if (is_kept_running()) machine_.deadline.arm(limits::restart_delay_max, [this] { start("asks for memory again"); });
+}
+
+void Replica::not_needed(const std::string& why) {
+    if (state() != WorkerState::backoff) return;
+    machine_.transition(WorkerEvent::stop_asked, why);
+    end_record();
+}
+
+void Replica::unload(OnUnloaded unloaded) {
+    load_waiters_.fail({ErrorCode::cancelled,
+                        fmt::format("loading {}: it was asked to unload", machine_.name().label()), "load it again"});
+    restarts_.policy.unload_asked();
+    history_.eager.clear();
+    const OnUnload answer = answers_in(state()).unload;
+    if (answer == OnUnload::forget) {
+        machine_.transition(WorkerEvent::stop_asked, "unload asked");
+        end_record();
+    }
+    if (answer == OnUnload::nothing || answer == OnUnload::forget) {
+        if (exited_.empty()) return unloaded(std::optional<Receipt>{});
+        return exited_.back()->end.waiters.push_back(std::move(unloaded));
+    }
+    ProcessEnd& end = process_->end;
+    if (const auto& given_up = end.termination.given_up()) return unloaded(*given_up);
+    end.waiters.push_back(std::move(unloaded));
+    if (std::exchange(end.asked, EndAsked::unload) == EndAsked::unload)
+        return;  // all callers share one end of the process
+    remember();
+    if (is_live(state())) end.began = Clock::now();
+    if (answer == OnUnload::stop) {
+        machine_.transition(WorkerEvent::stop_asked, "unload asked while it was loading");
+        end.terminate();
+    } else if (answer == OnUnload::drain) {
+        machine_.transition(WorkerEvent::drain_asked, "unload asked");
+        process_->gpu.take();
+    }
+}
+
+void Replica::clear_crashes() {
+    restarts_.policy.lifted();
+    history_.eager.clear();
+    if (machine_.can(WorkerEvent::lifted)) machine_.transition(WorkerEvent::lifted, "a person asked for a restart");
+}
+
+Result<OpenedChannel> Replica::open_channel(const Client& client) {
+    const std::string attempt = fmt::format("opening a channel to {}", machine_.name().label());
+    switch (answers_in(state()).open_channel) {
+    case OnChannel::open: break;
+    case OnChannel::unloading:
+        return Error{ErrorCode::worker_draining, attempt + ": it is being unloaded", "load it again"};
+    case OnChannel::not_ready:
+        return Error{ErrorCode::model_loading, fmt::format("{}: it is {}", attempt, to_string(state())),
+                     "wait for its load"};
+    }
+    return process_->messages.open_channel(client, attempt);
+}
+
+void Replica::ask_statistics(std::function<void()> answered) {
+    if (!is_serving(state()) && state() != WorkerState::draining) return answered();
+    process_->watch.ask(std::move(answered));
+}
+
+Error Replica::quarantine_error() const {
+    return {ErrorCode::model_quarantined,
+            fmt::format("{} is quarantined: {}", machine_.name().label(), machine_.reason()),
+            fmt::format("remove the cause, then `bulkhead load {}`", spec_.name)};
+}
+
+void Replica::gpu_was_lost(const std::string& trouble) {
+    if (!process_ || !is_live(state())) return;
+    process_->end.lose(FirstSign::judged, fmt::format("its GPU is {}", trouble),
+                       "see `bulkhead gpus`, `nvidia-smi` and `dmesg`");
+    process_->end.termination.escalate(Escalation::sigkill);
+}
+
+void Replica::gpu_was_quarantined(const std::string& uuid) {
+    const bool lifts = restarts_.policy.gpu_quarantined(uuid, Clock::now());
+    if (!lifts || state() != WorkerState::quarantined) return remember();
+    machine_.transition(WorkerEvent::lifted, fmt::format("its GPU failed, not the model: {}",
+                                                         context_.gpu_quarantine.reason(uuid).value_or(uuid)));
+    if (is_kept_running() && spec_.restart == config::RestartPolicy::on_crash) start("its GPU was to blame");
+}
+
+// --- the start of its process
+
+void Replica::make_process(const WorkerName& name) {
+    process_ = std::make_shared<WorkerProcess>(name, context_, spec_, log_, machine_, history_,
+                                               static_cast<ProcessOwner&>(*this));
+}
+
+void Replica::start(std::string cause) {
+    if (!context_.gate->may_start(*this)) {
+        machine_.explain(cause + "; it waits for memory");
+        return;
+    }
+    const bool is_restart = state() == WorkerState::backoff;
+    // The keeper requires spawns in the order of generations. The thread of `BlockingQueue` keeps it:
+    // a replica with a known device queues there behind replicas whose device is still
+    // being looked for.
+    machine_.begin_generation(++context_.generation_last);
+    make_process(machine_.name());
+    machine_.transition(WorkerEvent::spawn_asked, cause);
+    process_->load.begin();
+    declaration_.clear();
+    context_.blocking.run(
+        fmt::format("loading {}: looking at {}", machine_.name().label(), spec_.file.string()),
+        [spec = spec_] { return fingerprint(spec); },
+        [this, process = std::weak_ptr{process_}](Result<std::string> declaration) {
+            if (!is_present(process)) return;
+            on_file_seen(std::move(declaration));
+        });
+    auto known = restarts_.take_device();
+    if (!known && spec_.device == "cpu") known = Device{};
+    if (known && context_.placing == 0) return on_placed(*known, is_restart);
+    ++context_.placing;
+    context_.blocking.run(
+        fmt::format("placing it on device \"{}\"", spec_.device),
+        // A GPU declared by name is found even if it is quarantined; the start is then refused
+        // with the reason.
+        [&gpus = context_.gpus, declared = spec_.device, known,
+         quarantined = spec_.device == "auto" ? context_.gpu_quarantine.all()
+                                              : std::map<std::string, std::string>{}]() -> Result<Device> {
+            if (known) return *known;
+            return place(gpus, declared, quarantined);
+        },
+        [this, &context = context_, process = std::weak_ptr{process_}, is_restart](const Result<Device>& device) {
+            --context.placing;
+            if (!process.expired()) on_placed(device, is_restart);
+        });
+}
+
+void Replica::on_placed(const Result<Device>& device, bool is_restart) {
+    if (state() != WorkerState::spawning)
+        return without_process(process_->end.failure.value_or(
+            Error{ErrorCode::cancelled, "it was not started: an unload came first", {}}));
+    if (!device)
+        return without_process(Error{device.error()}.during("loading " + machine_.name().label()),
+                               device.error().code == ErrorCode::resources_exhausted ? Ending::gpu_refused
+                                                                                     : Ending::load_failed);
+    process_->device = *device;
+    device_text_ = device->text;
+    if (const auto reason = process_->gpu_quarantined())
+        return without_process(
+            {ErrorCode::resources_exhausted,
+             fmt::format("loading {}: {} ({}) is quarantined: {}", machine_.name().label(), device->text, device->uuid,
+                         *reason),
+             fmt::format("see `bulkhead gpus`; when it is in order again: `bulkhead gpus --lift {}`", device->uuid)},
+            Ending::gpu_refused);
+    if (is_restart) ++history_.restarts;
+
+    auto request = context_.launch.request(machine_.name(), spec_, device->uuid);
+    if (!request) return without_process(request.error());
+    const auto exited = [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
+        if (is_present(process)) on_exited(exit);
+    };
+    if (auto blank = context_.take_blank ? context_.take_blank(*request) : std::nullopt) {
+        spdlog::info("worker={} pid={} was blank {}", machine_.name().text(), blank->process.pid, blank->name.text());
+        process_->born_as = blank->name;
+        if (blank->has_cgroup) process_->cgroups = context_.cgroups.get();
+        context_.keeper.adopt(blank->name, exited);
+        return on_spawned(std::shared_ptr{process_}, std::move(blank->process));
+    }
+    contain(*request, context_.cgroups.get());
+    if (request->cgroup) process_->cgroups = context_.cgroups.get();
+    context_.keeper.spawn(
+        std::move(*request),
+        [this, weak = std::weak_ptr{process_}](Result<SpawnedProcess> spawned) {
+            if (const auto process = weak.lock()) on_spawned(process, std::move(spawned));
+        },
+        exited);
+}
+
+void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned) {
+    if (!spawned) return without_process(spawned.error());
+    process->pid = spawned->pid;
+    process->pidfd = std::move(spawned->pidfd);
+    process->spawned_at = Clock::now();
+    if (const auto bytes = process->device.is_gpu() ? std::nullopt : context_.gate->bound(*this))
+        process->bound_memory(*bytes);
+    CrashEvidence::note_oom_kills(context_.blocking, std::shared_ptr<CrashEvidence>{process, &process->end.evidence});
+    process->messages.open(std::move(spawned->link), std::move(spawned->log));
+    begin_record();
+    if (!is_live(state()))  // given up while it was spawned
+        process->end.termination.escalate(state() == WorkerState::stopping ? Escalation::sigterm : Escalation::sigkill);
+}
+
+/// Fails the load if the file's disk does not answer: the worker would hang on it too.
+void Replica::on_file_seen(Result<std::string> declaration) {
+    if (declaration) {
+        declaration_ = std::move(*declaration);
+        remember();
+        process_->messages.configure();
+    } else if (is_live(state())) {
+        process_->end.fail(declaration.error());
+        if (process_->pid != 0) process_->end.termination.kill();
+    }
+}
+
+void Replica::on_hello(worker_link::Hello& hello) {
+    if (state() == WorkerState::adopting) return on_adoption_hello(hello);
+    if (const auto error = process_->messages.prepare(hello)) return process_->end.refuse(*error);
+    process_->messages.take_descriptors(hello);
+    machine_.transition(WorkerEvent::said_hello, "its process said hello");
+    // Look at the file before the worker may read it. Otherwise a file that was replaced in between
+    // would count as the one the process has loaded.
+    if (!declaration_.empty()) process_->messages.configure();
+}
+
+void Replica::on_ready(worker_link::Ready& ready) {
+    if (state() != WorkerState::adopting) return become_ready(ready);
+    if (process_->ready_at) return;
+    process_->ready_at = Clock::now();  // if it dies before its adoption, it counts as a process
+                                        // that was ready
+    restarts_.policy.became_ready();
+}
+
+void Replica::become_ready(worker_link::Ready& ready) {
+    process_->statistics.graphs = std::move(ready.graphs);
+    process_->ready_at = Clock::now();
+    process_->gpu.end();
+    if (!ready.torch.empty()) context_.torch = ready.torch;
+    restarts_.policy.became_ready();
+    machine_.transition(
+        WorkerEvent::became_ready,
+        fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(ready.load_ms)), device_text_));
+    // If the process is asked to end, they wait for the next one.
+    if (!process_->end.is_asked()) load_waiters_.answer({machine_.name(), state(), process_->pid, 0});
+    sample_memory([this, process = std::weak_ptr{process_}] {
+        if (is_present(process)) context_.gate->measured(*this);
+    });
+}
+
+// --- views
+
+json::object Replica::row() const {
+    const bool has_process = process_ && process_->pid != 0;
+    const worker_link::Statistics none;
+    const worker_link::Statistics& now = process_ ? process_->statistics : none;
+    return {{"model", spec_.name},
+            {"replica", index()},
+            {"state", to_string(state())},
+            {"since", machine_.since_ms()},
+            {"pid", has_process ? json::value(process_->pid) : json::value(nullptr)},
+            {"device", device_text_},
+            {"host_bytes", has_process ? or_null(process_->memory.host_bytes) : json::value(nullptr)},
+            {"gpu_bytes", has_process ? or_null(process_->memory.gpu_bytes) : json::value(nullptr)},
+            {"memory_bound", process_ ? or_null(process_->memory.bound) : json::value(nullptr)},
+            {"requests", history_.requests + now.requests},
+            {"errors", history_.errors + now.errors},
+            {"restarts", history_.restarts},
+            {"generation", machine_.name().generation},
+            {"in_flight", now.in_flight},
+            {"queued", now.queued},
+            {"request_ms", or_null(now.request_ms)},
+            {"channels", channels()},
+            {"ignored_frames", now.ignored_frames + (has_process ? process_->messages.ignored_frames() : 0)},
+            {"note", or_null(note())},
+            {"graphs", graphs()},
+            {"generate", generate()}};
+}
+
+json::value Replica::generate() const {
+    if (!process_ || !process_->statistics.generation) return nullptr;
+    return *process_->statistics.generation;
+}
+
+json::object Replica::graphs() const {
+    json::object graphs = process_ ? process_->statistics.graphs : json::object{};
+    if (!history_.eager.empty()) graphs["degraded"] = "eager: " + history_.eager;
+    return graphs;
+}
+
+json::object Replica::why() const {
+    json::object why{{"replica", index()},
+                     {"state", to_string(state())},
+                     {"since_ms", unix_ms() - machine_.since_ms()},
+                     {"reason", machine_.reason()}};
+    last_end_.add_to(why);
+    return why;
+}
+
+/// Returns what an operator should see beside the state.
+std::string Replica::note() const {
+    if (process_ && process_->end.termination.given_up()) return process_->end.termination.given_up()->attempt;
+    return history_.eager.empty() ? "" : "eager: " + history_.eager;
+}
+
 std::string Replica::sentence() const {
-    const std::string since = duration_text(unix_ms() - since_ms_);
-    std::string text = fmt::format("{} has been {} for {}", name().label(), to_string(state_), since);
-    if (is_loading(state_) && process_ && !process_->progress.phase.empty())
-        text += fmt::format(" ({})", process_->progress.text());
-    if (!reason_.empty()) text += ": " + reason_;
-    if (gpu_wait_.is_on())
+    const std::string since = duration_text(unix_ms() - machine_.since_ms());
+    std::string text = fmt::format("{} has been {} for {}", machine_.name().label(), to_string(state()), since);
+    text += progress_of(*this);
+    if (!machine_.reason().empty()) text += ": " + machine_.reason();
+    if (restarts_.awaits_gpu())
         text += "; it starts when that may be used: see `bulkhead gpus`";
-    else if (state_ == WorkerState::backoff)
-        text += fmt::format("; it starts again by itself (crash {} of {})", unforgiven_crashes(policy_.crashes),
-                            limits::restart_unforgiven_max);
-    if (state_ == WorkerState::quarantined)
+    else if (state() == WorkerState::backoff)
+        text += fmt::format("; it starts again by itself (crash {} of {})",
+                            unforgiven_crashes(restarts_.policy.crashes), limits::restart_unforgiven_max);
+    if (state() == WorkerState::quarantined)
         text += fmt::format("; `bulkhead load {}` lifts it when the cause is removed", spec_.name);
-    if (is_serving(state_)) text += queue_text(process_->statistics);
-    if (is_serving(state_) || is_loading(state_)) text += last_end_.past(history_.restarts);
+    if (is_serving(state())) text += queue_text(process_->statistics);
+    if (is_serving(state()) || is_loading(state())) text += last_end_.past(history_.restarts);
     if (const std::string lost = last_end_.report_lost(); !lost.empty())
         text += "; the report of its last crash is lost: " + lost;
     if (const std::string more = note(); !more.empty()) text += "; " + more;
@@ -275,57 +429,38 @@ ReplicaRecord Replica::record() const {
     ReplicaRecord record;
     record.declaration = declaration_;
     static_cast<ReplicaHistory&>(record) = history_;
-    record.note(policy_, Clock::now(), unix_ms());
-    record.reason = reason_;
+    record.note(restarts_.policy, Clock::now(), unix_ms());
+    record.reason = machine_.reason();
     if (const auto& last = last_end_.last(); last && !last->cause.empty()) record.last_crash = *last;
 
     const bool is_of_present = process_ && kept_.is_of(process_->born_as);
     using Settled = ReplicaRecord::Settled;
-    if (is_of_present) record.end_asked = process_->end_asked;
-    if (kept_receipt_) record.end_asked = EndAsked::unload;
-    switch (state_) {
+    if (is_of_present) record.end_asked = process_->end.asked;
+    if (kept_.receipt) record.end_asked = EndAsked::unload;
+    switch (state()) {
     case WorkerState::stopped:
         if (record.end_asked != EndAsked::unload) record.settled = Settled::stopped;
         break;
     case WorkerState::quarantined: record.settled = Settled::quarantined; break;
     case WorkerState::backoff:
         record.settled = Settled::backoff;
-        record.restart_due_unix_ms = restart_due_unix_ms_;
+        record.restart_due_unix_ms = restarts_.due_unix_ms();
         break;
     default:
         if (is_of_present) break;
         // The next process is not spawned: the next supervisor starts it if it is kept running.
-        record.settled = policy_.keep_running ? Settled::backoff : Settled::stopped;
-        record.restart_due_unix_ms = policy_.keep_running ? since_ms_ : 0;
+        record.settled = is_kept_running() ? Settled::backoff : Settled::stopped;
+        record.restart_due_unix_ms = is_kept_running() ? machine_.since_ms() : 0;
         break;
     }
-    const WorkerProcess* exited = kept_.born_as() ? exited_.find(*kept_.born_as()) : nullptr;
+    const WorkerProcess* exited = kept_.born_as() ? find(exited_, *kept_.born_as()) : nullptr;
     if (!is_of_present && exited == nullptr) return record;
-    const WorkerProcess& process = is_of_present ? *process_ : *exited;
-    const auto unix_of = [](const std::optional<Clock::time_point>& at) {
-        if (!at) return std::int64_t{0};
-        return unix_ms() - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - *at).count();
-    };
-    record.device = process.device.text;
-    record.gpu_uuid = process.device.uuid;
-    record.has_cgroup = process.cgroups != nullptr;
-    record.host_bytes = process.memory.host_bytes;
-    record.gpu_free_before = process.memory.gpu_free_before;
-    if (context_.gate != nullptr) {
-        record.held = context_.gate->held(*this);
-        record.group = context_.gate->group(*this);
-    }
-    record.end_began_unix_ms = unix_of(process.end_began);
+    (is_of_present ? *process_ : *exited).note(record);
+    record.held = context_.gate->held(*this);
+    record.group = context_.gate->group(*this);
     if (!is_of_present) return record;  // only its memory is awaited
-
-    record.granted = process.grant >= Grant::owed;
-    record.capturing = state_ == WorkerState::capturing || process.evidence.lost_in == WorkerState::capturing ||
-                       (state_ == WorkerState::adopting && kept_.was_capturing());
-    record.ready_unix_ms = unix_of(process.ready_at);
-    record.aborted = process.evidence.first_sign == FirstSign::hung;
-    record.escalation = std::min(process.termination.means(), Escalation::sigkill);
-    if (record.held) record.used_unix_ms = state_ == WorkerState::busy ? unix_ms() : used_ms_;
-    record.adoptions_tried = process.adoption.tried;
+    record.capturing = record.capturing || (state() == WorkerState::adopting && kept_.was_capturing());
+    if (record.held) record.used_unix_ms = state() == WorkerState::busy ? unix_ms() : machine_.used_ms();
     return record;
 }
 
@@ -338,22 +473,21 @@ void Replica::remember() {
 /// `on_reclaimed`.
 void Replica::begin_record() {
     const auto former = kept_.begin(process_->born_as, process_->name);
-    kept_receipt_.reset();
     remember();
-    if (former && !exited_.has(*former)) context_.keeper.forget(*former);
+    if (former && find(exited_, *former) == nullptr) context_.keeper.forget(*former);
 }
 
 /// The last process is gone and its receipt was delivered. A preloaded model keeps its record,
 /// since that stops the next supervisor from loading the model against a person's will.
 void Replica::end_record() {
-    if (!kept_.exists() || kept_receipt_) return;
+    if (!kept_.exists() || kept_.receipt) return;
     remember();
-    if (state_ != WorkerState::stopped || spec_.preload) return;
-    if (const WorkerName last = kept_.end(); !exited_.has(last)) context_.keeper.forget(last);
+    if (state() != WorkerState::stopped || spec_.preload) return;
+    if (const WorkerName last = kept_.end(); find(exited_, last) == nullptr) context_.keeper.forget(last);
 }
 
 void Replica::receipt_told() {
-    kept_receipt_.reset();
+    kept_.receipt.reset();
     end_record();
 }
 

@@ -31,21 +31,21 @@ std::optional<Clock::time_point> moment_of(std::int64_t noted_unix_ms) {
 void restore(WorkerProcess& process, const ReplicaRecord& record, bool has_ended) {
     process.device = {record.device, record.gpu_uuid};
     if (record.has_cgroup) process.cgroups = process.context.cgroups.get();
-    if (record.granted) process.grant = Grant::given;
+    if (record.granted) process.gpu.grant = Grant::given;
     process.ready_at = moment_of(record.ready_unix_ms);
-    process.end_began = moment_of(record.end_began_unix_ms);
+    process.end.began = moment_of(record.end_began_unix_ms);
     if (record.aborted) {
-        process.evidence.first_sign = FirstSign::hung;
-        process.evidence.lost_by = record.reason;
+        process.end.evidence.first_sign = FirstSign::hung;
+        process.end.evidence.lost_by = record.reason;
     }
-    if (record.capturing && (has_ended || process.end_began)) process.evidence.lost_in = WorkerState::capturing;
-    process.termination.restore(record.escalation);
+    if (record.capturing && (has_ended || process.end.began)) process.end.evidence.lost_in = WorkerState::capturing;
+    process.end.termination.restore(record.escalation);
     process.memory.host_bytes = record.host_bytes;
     process.memory.gpu_free_before = record.gpu_free_before;
     process.adoption.tried = record.adoptions_tried;
-    process.end_asked = record.end_asked;
+    process.end.asked = record.end_asked;
     // A process that was asked to end, and not killed, was asked to drain first.
-    if (process.end_asked != EndAsked::no) process.drain_until = process.end_began;
+    if (process.end.asked != EndAsked::no) process.end.drain_until = process.end.began;
 }
 
 Adoption adoption_of(FoundWorker found, const ReplicaRecord* record) {
@@ -66,15 +66,15 @@ bool may_run_on(const config::ModelSpec& spec, const ReplicaRecord& record) {
 }  // namespace
 
 void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& record, const std::string& declaration) {
-    generation_ = found.name.generation;
+    machine_.begin_generation(found.name.generation);
     was_found_ = true;
     kept_.begin(found.born_as, found.name, record);
     if (record) {
-        record->restore(policy_, Clock::now(), unix_ms());
+        record->restore(restarts_.policy, Clock::now(), unix_ms());
         history_ = *record;
         declaration_ = record->declaration;
-        used_ms_ = record->used_unix_ms;
-        if (const auto& crash = record->last_crash) last_end_.restore({spec_.name, index_, crash->generation}, *crash);
+        machine_.restore_used(record->used_unix_ms);
+        if (const auto& crash = record->last_crash) last_end_.restore({spec_.name, index(), crash->generation}, *crash);
     }
     std::string change;
     if (!record)
@@ -89,41 +89,36 @@ void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& recor
 
 /// The former supervisor died before its receipt: the memory of the process may not be back.
 void Replica::await_memory(const SettledEnd& end) {
-    make_process(name());
-    process_->born_as = end.born_as;
-    process_->pid = end.pid;
-    restore(*process_, end.record, true);
-    process_->exit = end.exit;
-    process_->ended = Ended::crashed;
-    process_->termination.over();
-    exited_.add(process_);
-    reclaim(std::exchange(process_, nullptr));
+    make_process(machine_.name());
+    const auto process = std::exchange(process_, nullptr);
+    process->born_as = end.born_as;
+    process->pid = end.pid;
+    restore(*process, end.record, true);
+    process->end.exit = end.exit;
+    process->end.ended = Ended::crashed;
+    process->close();
+    exited_.push_back(process);
+    reclaim(process);
 }
 
 /// Continues in the state that the former supervisor had reached.
 void Replica::take_over(const SettledEnd& end, const std::string& change) {
     const ReplicaRecord& record = end.record;
     if (record.held) await_memory(end);
-    if (const auto& last = last_end_.last(); !last || last->generation != generation_)
-        last_end_.ended(generation_, end.pid, end.exit);
-    if (!change.empty()) policy_.lifted();
-    if (record.settled == ReplicaRecord::Settled::stopped) {
-        reason_ = record.reason;
-        return;
-    }
+    if (const auto& last = last_end_.last(); !last || last->generation != machine_.name().generation)
+        last_end_.ended(machine_.name().generation, end.pid, end.exit);
+    if (!change.empty()) restarts_.policy.lifted();
+    if (record.settled == ReplicaRecord::Settled::stopped) return machine_.explain(record.reason);
     if (!change.empty()) {  // a backoff or a quarantine was for the old declaration
-        reason_ = change + "; before that: " + record.reason;
-        return policy_.keep_running ? start(change) : remember();
+        machine_.explain(change + "; before that: " + record.reason);
+        return is_kept_running() ? start(change) : remember();
     }
-    transition(WorkerEvent::found, "the record of a former supervisor");
-    restart_due_unix_ms_ = record.restart_due_unix_ms;
-    const bool is_quarantined = record.settled == ReplicaRecord::Settled::quarantined;
-    transition(is_quarantined ? WorkerEvent::gave_up : WorkerEvent::restart_planned, record.reason);
-    since_ms_ = last_end_.last()->unix_ms;
-    if (is_quarantined) return;
-    const std::int64_t left =
-        std::clamp<std::int64_t>(record.restart_due_unix_ms - unix_ms(), 0, Millis{limits::restart_delay_max}.count());
-    deadline_.arm(std::chrono::milliseconds{left}, [this] { start("backoff over"); });
+    machine_.transition(WorkerEvent::found, "the record of a former supervisor");
+    if (record.settled == ReplicaRecord::Settled::quarantined)
+        machine_.transition(WorkerEvent::gave_up, record.reason);
+    else
+        restarts_.resume(record.reason, record.restart_due_unix_ms);
+    machine_.restore_since(last_end_.last()->unix_ms);
 }
 
 void Replica::take_over(EndedWorker& worker, const std::string& change) {
@@ -132,7 +127,7 @@ void Replica::take_over(EndedWorker& worker, const std::string& change) {
 }
 
 void Replica::take_process(FoundWorker& found, const ReplicaRecord* record, const std::string& change,
-                           std::string cause) {
+                           const std::string& cause) {
     make_process(found.name);
     process_->born_as = found.born_as;
     process_->pid = found.pid;
@@ -142,9 +137,8 @@ void Replica::take_process(FoundWorker& found, const ReplicaRecord* record, cons
     process_->adoption.replace_reason = change;
     if (record != nullptr) restore(*process_, *record, found.exit.has_value());
     device_text_ = process_->device.text;
-    transition(WorkerEvent::found, std::move(cause));
-    if (found.log) process_->log = LogPipe::open(context_.io, std::move(found.log), process_->name, log_);
-    if (found.link) open_link(std::move(found.link));
+    machine_.transition(WorkerEvent::found, cause);
+    process_->messages.open(std::move(found.link), std::move(found.log));
 }
 
 void Replica::take_over(RunningWorker& worker, const std::string& change) {
@@ -152,36 +146,33 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
     context_.keeper.adopt(process_->born_as, [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
         if (is_present(process)) on_exited(exit);
     });
-    if (worker.found.unreachable) return refuse(std::move(*worker.found.unreachable));
-    if (process_->device.is_gpu() && process_->grant == Grant::given && !process_->ready_at) take_gpu_lock();
+    if (worker.found.unreachable) return process_->end.refuse(*worker.found.unreachable);
+    if (process_->device.is_gpu() && process_->gpu.grant == Grant::given && !process_->ready_at) process_->gpu.take();
     AdoptionAttempt& adoption = process_->adoption;
-    if (adoption.tried >= limits::adoptions_tried_max) {
-        lose(FirstSign::judged, fmt::format("{} supervisors ended while they adopted it", adoption.tried));
-        return process_->termination.kill();
-    }
-    if (worker.record != nullptr && process_->end_began && !is_asked_to_end()) {
-        lose(first_sign_of(worker.record->reason), worker.record->reason);
-        return process_->termination.kill();
-    }
+    ProcessEnd& end = process_->end;
+    if (adoption.tried >= limits::adoptions_tried_max)
+        return end.lose_and_kill(FirstSign::judged,
+                                 fmt::format("{} supervisors ended while they adopted it", adoption.tried));
+    if (worker.record != nullptr && end.began && !end.is_asked())
+        return end.lose_and_kill(first_sign_of(worker.record->reason), worker.record->reason);
     remember();
     adoption.nonce = make_nonce();
-    process_->send(worker_link::HelloAsked{adoption.nonce});
+    process_->messages.send(worker_link::HelloAsked{adoption.nonce});
     const auto running =
         worker.record != nullptr && !process_->ready_at ? spec_.deadlines.load : spec_.deadlines.request;
     const auto budget = process_->answer_budget(running, limits::adoption_deadline);
-    deadline_.arm(budget, [this, budget] {
+    machine_.deadline.arm(budget, [this, budget] {
         // Read arrived packets before judging by the clock.
-        if (process_->link) process_->link->receive_waiting();
-        if (process_ && state_ == WorkerState::adopting)
-            hang(fmt::format("it did not answer a new supervisor within {}", duration_text(budget)),
-                 "it was stopped, or its event loop hangs");
+        process_->messages.receive_waiting();
+        if (process_ && state() == WorkerState::adopting)
+            process_->end.hang(fmt::format("it did not answer a new supervisor within {}", duration_text(budget)),
+                               "it was stopped, or its event loop hangs");
     });
 }
 
 void Replica::on_adoption_hello(worker_link::Hello& hello) {
-    take_page(hello);  // also of a hello to a former supervisor: the page stays valid if the
-                       // worker has died
-    take_fault(hello);
+    // Also of a hello to a former supervisor: the page stays valid if the worker has died.
+    process_->messages.take_descriptors(hello);
     const auto process = process_;
     AdoptionAttempt& adoption = process->adoption;
     // An answer to a former supervisor.
@@ -200,77 +191,77 @@ void Replica::on_adoption_hello(worker_link::Hello& hello) {
 void Replica::take_adoption_hello(worker_link::Hello& hello) {
     const WorkerName& known_as = hello.state.configured ? process_->name : process_->born_as;
     const bool is_itself = hello.name() == known_as && (hello.pid == 0 || hello.pid == process_->pid);
-    if (!is_itself) {
-        lose(FirstSign::judged, fmt::format("{} (pid {}) calls itself {} (pid {})", name().text(), process_->pid,
-                                            escaped(hello.name().text()), hello.pid));
-        return process_->termination.kill();
-    }
+    ProcessEnd& end = process_->end;
+    if (!is_itself)
+        return end.lose_and_kill(FirstSign::judged,
+                                 fmt::format("{} (pid {}) calls itself {} (pid {})", process_->name.text(),
+                                             process_->pid, escaped(hello.name().text()), hello.pid));
     std::string& replace_reason = process_->adoption.replace_reason;
     if (!hello.speaks_our_version())
         replace_reason =
             fmt::format("it speaks versions {} to {} of the worker link", hello.protocol[0], hello.protocol[1]);
-    process_->take_channels(hello);
+    process_->messages.take_channels(hello);
     ++context_.adopted;
     if (hello.loaded && !hello.loaded->device.empty() && process_->device.text == "auto")
         process_->device.text = hello.loaded->device.substr(0, 64);
 
     if (hello.state.phase == "ready" || hello.state.phase == "draining") return adopt_serving(hello);
-    if (is_asked_to_end() || !replace_reason.empty()) {  // it serves no client yet
-        if (!is_asked_to_end()) process_->end_asked = EndAsked::replacement;
-        if (!process_->end_began) process_->end_began = Clock::now();
-        transition(WorkerEvent::stop_asked,
-                   process_->end_asked == EndAsked::unload ? "unload asked" : std::exchange(replace_reason, {}));
-        return sample_then(&Replica::terminate);
+    if (end.is_asked() || !replace_reason.empty()) {  // it serves no client yet
+        if (!end.is_asked()) end.asked = EndAsked::replacement;
+        end.begin();
+        machine_.transition(WorkerEvent::stop_asked,
+                            end.asked == EndAsked::unload ? "unload asked" : std::exchange(replace_reason, {}));
+        return end.terminate();
     }
     adopt_loading(hello);
 }
 
 void Replica::adopt_loading(const worker_link::Hello& hello) {
     if (!hello.state.configured) {
-        auto configuration = process_->configuration_for(hello, !history_.eager.empty());
-        if (!configuration) return refuse(configuration.error());
-        transition(WorkerEvent::said_hello, "adopted before it was told what to load");
-        begin_load_budget();
-        return process_->link->send(std::move(*configuration));
+        if (const auto error = process_->messages.prepare(hello)) return process_->end.refuse(*error);
+        machine_.transition(WorkerEvent::said_hello, "adopted before it was told what to load");
+        process_->load.begin();
+        return process_->messages.configure();
     }
-    transition(WorkerEvent::said_hello, "adopted while it loads");
-    if (hello.state.phase == "capturing") transition(WorkerEvent::capture_began, "adopted while it captures");
-    begin_load_budget();
+    machine_.transition(WorkerEvent::said_hello, "adopted while it loads");
+    if (hello.state.phase == "capturing") machine_.transition(WorkerEvent::capture_began, "adopted while it captures");
+    process_->load.begin();
     if (hello.state.grant != "asked") return;
     // A former supervisor recorded the grant and died before it sent it: we hold the lock,
     // or wait for it.
-    switch (process_->gpu_lock.state()) {
-    case AsyncMutex::Lock::State::none: return on_message(worker_link::GrantAsked{});
-    case AsyncMutex::Lock::State::waiting: process_->grant = Grant::owed; return;
-    case AsyncMutex::Lock::State::held: return process_->send(worker_link::Grant{});
+    switch (process_->gpu.state()) {
+    case AsyncMutex::Lock::State::none: return process_->gpu.ask();
+    case AsyncMutex::Lock::State::waiting: process_->gpu.grant = Grant::owed; return;
+    case AsyncMutex::Lock::State::held: return process_->messages.send(worker_link::Grant{});
     }
 }
 
 void Replica::adopt_serving(worker_link::Hello& hello) {
+    ProcessEnd& end = process_->end;
     const auto ready_at = process_->ready_at;
-    if (hello.state.phase == "draining" && !is_asked_to_end()) process_->end_asked = EndAsked::replacement;
+    if (hello.state.phase == "draining" && !end.is_asked()) end.asked = EndAsked::replacement;
     become_ready(hello.loaded ? *hello.loaded : hello.loaded.emplace());
     if (ready_at) {
         process_->ready_at = ready_at;
-        since_ms_ = unix_ms() - process_->ready_for().count();
+        machine_.restore_since(unix_ms() - end.ready_for().count());
     }
-    reason_ += "; adopted by another supervisor";
-    spdlog::info("worker={} pid={} adopted phase={} in_flight={} channels={}", name().text(), process_->pid,
-                 hello.state.phase, hello.state.in_flight, process_->channels.size());
+    machine_.explain(machine_.reason() + "; adopted by another supervisor");
+    spdlog::info("worker={} pid={} adopted phase={} in_flight={} channels={}", process_->name.text(), process_->pid,
+                 hello.state.phase, hello.state.in_flight, channels());
     if (hello.state.phase == "draining") {
         // Its drain goes on; only the worker knows how much time is left.
-        if (!process_->end_began) process_->end_began = Clock::now();
-        transition(WorkerEvent::drain_asked, "adopted while it drains");
-        process_->drain_until = Clock::now() + spec_.deadlines.drain;
-        return arm_drain_deadline();
+        end.begin();
+        machine_.transition(WorkerEvent::drain_asked, "adopted while it drains");
+        end.drain_until = Clock::now() + spec_.deadlines.drain;
+        return end.arm_drain_deadline();
     }
-    if (hello.state.in_flight > 0) transition(WorkerEvent::became_busy, "adopted with requests in flight");
-    if (context_.gate != nullptr) context_.gate->adopted(*this);
-    if (process_->end_asked == EndAsked::unload) {
-        transition(WorkerEvent::drain_asked, "unload asked of a former supervisor");
-        return take_gpu_lock();
+    if (hello.state.in_flight > 0) machine_.transition(WorkerEvent::became_busy, "adopted with requests in flight");
+    context_.gate->adopted(*this);
+    if (end.asked == EndAsked::unload) {
+        machine_.transition(WorkerEvent::drain_asked, "unload asked of a former supervisor");
+        return process_->gpu.take();
     }
-    if (!process_->adoption.replace_reason.empty() || is_asked_to_end()) replace();
+    if (!process_->adoption.replace_reason.empty() || end.is_asked()) replace();
 }
 
 /// Drains a serving process and starts the next. One replica at a time, so that the fleet is
@@ -278,13 +269,14 @@ void Replica::adopt_serving(worker_link::Hello& hello) {
 void Replica::replace() {
     std::string& reason = process_->adoption.replace_reason;
     if (reason.empty()) reason = "a former supervisor was replacing it";
-    process_->end_asked = EndAsked::no;  // until it has the lock, it serves as usual
+    process_->end.asked = EndAsked::no;  // until it has the lock, it serves as usual
     replacement_lock_.take(context_.replacements, [this, process = std::weak_ptr{process_}] {
-        if (!is_present(process) || !is_serving(state_)) return replacement_lock_.end();
-        process_->end_asked = EndAsked::replacement;
-        process_->end_began = Clock::now();
-        transition(WorkerEvent::drain_asked, std::exchange(process_->adoption.replace_reason, {}) + "; it is replaced");
-        take_gpu_lock();
+        if (!is_present(process) || !is_serving(state())) return replacement_lock_.end();
+        process_->end.asked = EndAsked::replacement;
+        process_->end.began = Clock::now();
+        machine_.transition(WorkerEvent::drain_asked,
+                            std::exchange(process_->adoption.replace_reason, {}) + "; it is replaced");
+        process_->gpu.take();
     });
 }
 

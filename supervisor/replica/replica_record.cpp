@@ -232,6 +232,7 @@ Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
 
 std::optional<WorkerName> KeptRecord::begin(const WorkerName& born_as, const WorkerName& worker,
                                             std::optional<ReplicaRecord> kept) {
+    receipt.reset();
     sent_ = std::move(kept);
     name_ = worker == born_as ? std::nullopt : std::optional{worker};
     return std::exchange(born_as_, born_as);

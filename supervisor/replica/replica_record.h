@@ -9,6 +9,7 @@
 #include "config/fleet.h"
 #include "ipc/base/error.h"
 #include "supervisor/keeper_link/keeper.h"
+#include "supervisor/reclaim/receipt.h"
 #include "supervisor/states/restart_policy.h"
 
 namespace bulkhead::supervisor {
@@ -168,6 +169,10 @@ public:
     [[nodiscard]] bool is_of(const WorkerName& born_as) const { return born_as_ == born_as; }
     /// The keeper's name of the process; empty without a record.
     [[nodiscard]] const std::optional<WorkerName>& born_as() const { return born_as_; }
+
+    /// Of the last unload, until it was delivered. The record is kept as long: if this supervisor
+    /// dies, the next one answers the caller.
+    std::optional<Receipt> receipt;
 
 private:
     Keeper& keeper_;

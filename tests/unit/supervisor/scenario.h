@@ -326,13 +326,13 @@ private:
             check(words, first, second, count);
     }
     std::map<std::string, std::function<bool()>> waits(const std::string& first, std::size_t count) {
-        return {{"phase", [=, this] { return replica().process()->progress.phase == first; }},
+        return {{"phase", [=, this] { return replica().process()->load.progress().phase == first; }},
                 {"got", [=, this] { return worker_->got(first); }},
                 {"gets", [=, this] { return worker_->got_signal(signal_number(first)); }},
                 {"channels", [=, this] { return replica().channels() == count; }},
                 {"reports", [=, this] { return context_.crash_reports->list("", 100).size() == count; }},
                 {"hung_up", [this] { return at_end_of_file(opened_.back().client_end); }},
-                {"overdue", [this] { return replica().process()->drain_deadline_passed(); }},
+                {"overdue", [this] { return replica().process()->end.drain_deadline_passed(); }},
                 {"settled", [this] { return blocking_.waiting() == 0; }},
                 {"declared", [this] { return !replica().declaration().empty() && replica().process()->pid != 0; }}};
     }

@@ -160,7 +160,7 @@ protected:
                 const Replica& of =
                     replica(std::string{one.at("model").as_string()}, one.at("replica").to_number<std::uint32_t>());
                 const bool is_there = std::ranges::any_of(keeper_.workers, [&](const auto& worker) {
-                    return of.process() && !of.process()->exit && worker->name == of.process()->born_as;
+                    return of.process() && !of.process()->end.exit && worker->name == of.process()->born_as;
                 });
                 if (one.at("holds").as_string() == "reserved" && !is_there) return false;
             }

@@ -135,18 +135,18 @@ TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
     FakeWorker& worker = loading();
     worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
     worker.say({{"type", "progress"}, {"phase", "loading"}});
-    ASSERT_TRUE(wait([&] { return replica().process()->progress.phase == "loading"; }));
+    ASSERT_TRUE(wait([&] { return replica().process()->load.progress().phase == "loading"; }));
     const BlockingQueueHeldUp held{blocking_};
     keeper_.exit(worker, {true, SIGSEGV, true});
     FakeWorker& next = successor();
     next.say({{"type", "progress"}, {"phase", "loading"}});
-    ASSERT_TRUE(wait([&] { return replica().process()->progress.phase == "loading"; }));
+    ASSERT_TRUE(wait([&] { return replica().process()->load.progress().phase == "loading"; }));
 
     taken.end();
     for (int turn = 0; turn < 20; ++turn) io_.run_one_for(1ms);
 
     EXPECT_FALSE(next.got("grant")) << "it has not asked yet, and the first one's memory is not back";
-    EXPECT_EQ(replica().process()->gpu_lock.state(), AsyncMutex::Lock::State::none);
+    EXPECT_EQ(replica().process()->gpu.state(), AsyncMutex::Lock::State::none);
 }
 
 // --- what is kept of it
@@ -183,24 +183,6 @@ TEST_F(DeathTest, TheReportTellsWhatRanAndWhere) {
     EXPECT_EQ(events->find("crash")->at("report"), report.at("report"));
     EXPECT_EQ(replica().why().at("report"), report.at("report"));
     EXPECT_THAT(json::serialize(log_.tail(10)), HasSubstr("crashed: dying of SIGSEGV"));
-}
-
-TEST_F(DeathTest, WhyNamesTheCauseWhenTheNextProcessRuns) {
-    FakeWorker& worker = ready_with_page();
-    worker.say({{"type", "dying"}, {"signal", SIGSEGV}});
-    wait_for(WorkerState::crashed);
-    keeper_.exit(worker, {true, SIGSEGV, true});
-    FakeWorker& next = successor();
-    next.ready();
-    wait_for(WorkerState::ready);
-    EXPECT_THAT(replica().sentence(),
-                HasSubstr(fmt::format("restarted 1 time, its last process {} died: SIGSEGV", worker.pid)));
-    EXPECT_EQ(replica().why().at("last_exit").at("cause").as_string(), "SIGSEGV");
-    ASSERT_TRUE(wait([&] { return !replica().why().at("report").is_null(); }));
-    const auto ledger = ReplicaRecord::parse(keeper_.ledgers.at(next.name.generation)).value();
-    ASSERT_TRUE(ledger.last_crash);
-    EXPECT_EQ(context_.crash_reports->path_of(ledger.last_crash->report),
-              std::string{replica().why().at("report").as_string()});
 }
 
 TEST_F(DeathTest, TheEndOfEachPhaseOfALoadIsAnEvent) {
@@ -290,6 +272,9 @@ TEST_F(DeathTest, AReportThatIsLostIsToldWhereItIsMissed) {
         {"WhatWasAskedForIsNoCrash",
          R"(load; loading; says failed code=load_failed attempt='no such file' remedy=x; exits 1
         state stopped; load; loading 2; unload; receipt terminated; settled; reports 0; why report null)"},
+        {"WhyNamesTheCauseWhenTheNextProcessRuns", R"(paged; says dying signal=11; state crashed; exits SIGSEGV; ready 2
+        reports 1; settled; sentence 'restarted 1 time, its last process 5000000 died: SIGSEGV'
+        why last_exit.cause SIGSEGV; why report ~-m-0-1.json; ledger crash.file ~-m-0-1.json)"},
         {"OneThatSaysItIsDyingAndStaysIsKilled", R"(obeys SIGKILL; paged; says dying signal=11; gets SIGKILL
         reports 1; report cause '~SIGSEGV (ended by SIGKILL)')"},
     });

@@ -216,31 +216,5 @@ TEST_F(GpuHang, AGpuThatIsLostAsWellIsWaitedForUntilItIsFoundAgain) {
     wait_for(WorkerState::ready);
 }
 
-TEST_F(GpuHang, WhatAModelSaysAboutItselfIsNotTheGpusFault) {
-    Other b{context_, spec_, "b"};
-    Other c{context_, spec_, "c"};
-    std::size_t count = 0;
-    for (Replica* one : {&replica(), b.replica.get(), c.replica.get()}) {
-        one->load([](const Result<LoadedReplica>&) {});
-        FakeWorker& worker = loading(++count);
-        worker.say({{"type", "failed"}, {"code", "out_of_memory"}, {"attempt", "9 GiB"}, {"remedy", "use less"}});
-        keeper_.exit(worker, {false, 1, true});
-        ASSERT_TRUE(wait([&] { return one->state() == WorkerState::stopped; }));
-    }
-    EXPECT_FALSE(context_.gpu_quarantine.reason("GPU-a"));
-}
-
-TEST_F(GpuHang, KillsFromOutsideAreNotTheGpusFault) {
-    Other b{context_, spec_, "b"};
-    Other c{context_, spec_, "c"};
-    std::size_t count = 0;
-    for (Replica* one : {&replica(), b.replica.get(), c.replica.get()}) {
-        one->load([](const Result<LoadedReplica>&) {});
-        keeper_.exit(loading(++count), {true, SIGKILL, true});
-        ASSERT_TRUE(wait([&] { return one->state() == WorkerState::stopped; }));
-    }
-    EXPECT_FALSE(context_.gpu_quarantine.reason("GPU-a"));
-}
-
 }  // namespace
 }  // namespace bulkhead::supervisor

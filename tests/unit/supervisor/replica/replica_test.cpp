@@ -47,18 +47,6 @@ TEST_F(ReplicaTest, TheStartUnderWayOfAReplicaThatIsGoneKeepsNothingOfIt) {
     EXPECT_TRUE(wait([&] { return blocking_.waiting() == 0; }));
 }
 
-TEST_F(ReplicaTest, ItsWorkerIsToldNothingOfHowModelsArePlaced) {
-    const std::string plain = worker_link::configure(spec_, {}, false);
-    spec_.replicas = 3;
-    spec_.group = config::ModelGroup{"talk", config::GroupKind::together};
-    spec_.priority = 7;
-    spec_.pin = spec_.preload = true;
-    spec_.keep_alive = spec_.min_resident = 60s;
-    spec_.declared_bytes = 1 << 20;
-    spec_.other_devices = {"cuda:1"};
-    EXPECT_EQ(worker_link::configure(spec_, {}, false), plain);
-}
-
 TEST_F(ReplicaTest, GarbageOnItsLinkIsIgnored) {
     FakeWorker& worker = ready();
     for (const char* garbage :
@@ -104,7 +92,7 @@ TEST_F(GpuReplicaTest, LoadsOfOneGpuTakeTurns) {
     FakeWorker& second = loading(2);
     second.say({{"type", "grant_asked"}, {"device_bytes", 1}});
     second.say({{"type", "progress"}, {"phase", "loading"}});
-    ASSERT_TRUE(wait([&] { return other.process()->progress.phase == "loading"; }));
+    ASSERT_TRUE(wait([&] { return other.process()->load.progress().phase == "loading"; }));
     EXPECT_FALSE(second.got("grant"));
 
     first.ready();
@@ -147,8 +135,6 @@ TEST_F(GpuReplicaTest, LoadsOfOneGpuTakeTurns) {
         says hello protocol=[7,9] model=m replica=0 generation=1; loads 1 * '~7 to 9')"},
         {"TheFirstSignOfDeathEndsItsChannelsAtOnce",
          "ready; opens ok; got channel; says dying signal=11; state crashed; hung_up"},
-        {"AModelThatWasReadyIsStartedAgainAfterACrash", R"(ready; exits SIGKILL; ready 2
-        row generation 2; row restarts 1; why last_exit.signal SIGKILL; sentence SIGKILL)"},
         {"RestartNeverLeavesItStoppedWithTheReason",
          "declare restart never; ready; exits SIGSEGV; state stopped; sentence SIGSEGV; load; ready 2"},
         {"FiveCrashesInARowQuarantineIt", R"(ready; exits SIGSEGV; ready 2; exits SIGSEGV; ready 3; exits SIGSEGV
@@ -158,8 +144,6 @@ TEST_F(GpuReplicaTest, LoadsOfOneGpuTakeTurns) {
         ready 2; exits SIGSEGV; state backoff; load; is spawning
         ready 3; exits SIGSEGV; state backoff; load; is spawning
         ready 4; exits SIGSEGV; state backoff; load; is spawning; ready 5)"},
-        {"AnUnloadDuringBackoffStopsIt", R"(ready; exits SIGSEGV; loading 2; exits SIGSEGV; state backoff
-        unload; is stopped; receipt crashed generation=2)"},
         {"ChannelsAreBounded", R"(declare channels 2; ready; opens ok; opens ok; opens resources_exhausted
         says channel_closed channel=1; channels 1; opens ok)"},
         {"TheReceiptCountsTheRiseOfFreeMemory", R"(gpu 'process 0 0 4000000000'; ready; unload; got drain; says drained

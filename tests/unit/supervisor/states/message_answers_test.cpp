@@ -84,10 +84,12 @@ public:
         EXPECT_EQ(replica().state(), state_);
         const auto process = replica().process();
         if (!process) return '.';  // nobody is there who says it
-        process->channels[7];
+        worker_link::Hello with_channel;
+        with_channel.channels = {7};
+        process->messages.take_channels(with_channel);
 
         say(packet);
-        process->link->receive_waiting();
+        process->messages.receive_waiting();
 
         const std::string type{json::parse(packet).at("type").as_string()};
         if (log.str().find(fmt::format("{}, while it was {}", type, to_string(state_))) != std::string::npos)
@@ -105,14 +107,14 @@ private:
     /// Whether the replica did what a message asks for that does not change its state.
     bool is_taken(const std::string& type, const WorkerProcess& process, const std::string& log) {
         const auto logged = [&](const char* text) { return log.find(text) != std::string::npos; };
-        if (type == "progress") return process.progress.done == 77;
+        if (type == "progress") return process.load.progress().done == 77;
         if (type == "grant_asked") return keeper_.latest().got("grant");
         if (type == "ready") return process.ready_at && state_ == WorkerState::adopting;
         if (type == "channel_opened") return logged("channel=7 answered its client");
-        if (type == "channel_closed" || type == "channel_refused") return !process.channels.contains(7);
+        if (type == "channel_closed" || type == "channel_refused") return process.messages.channels() == 0;
         if (type == "statistics") return process.statistics.requests == 77;
-        if (type == "dying") return process.evidence.report.signal == 7;
-        if (type == "backtrace") return !process.evidence.report.backtrace.empty();
+        if (type == "dying") return process.end.evidence.report.signal == 7;
+        if (type == "backtrace") return !process.end.evidence.report.backtrace.empty();
         if (type == "unknown") return logged("a packet of type");
         return false;
     }

@@ -1,4 +1,4 @@
-#include "supervisor/replica/crash_evidence.h"
+#include "supervisor/crash/crash_evidence.h"
 
 #include <fcntl.h>
 

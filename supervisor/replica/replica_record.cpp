@@ -168,7 +168,7 @@ std::string ReplicaRecord::to_text() const {
     if (gpu_free_before) all["gpu_free"] = *gpu_free_before;
     if (held) all["held"] = json::array{held->device, held->host, held->mapped, held->measured};
     if (held && held->ran_out > 0) all["ran_out"] = held->ran_out;
-    if (!crashes.ready_before.empty()) all["crashes"] = json_codec::encode(crashes.compacted().ready_before);
+    if (!crashes.ready_before.empty()) all["crashes"] = json_codec::encode(crashes.ready_before);
     const auto fits = [&] { return json::serialize(all).size() <= keeper_link::ledger_bytes_max; };
     if (json::array list = to_json(on_gpu); !list.empty()) all["on_gpu"] = std::move(list);
     if (!fits()) all.erase("on_gpu");

@@ -33,13 +33,12 @@ Tally tally(const CrashHistory& history) {
 
 }  // namespace
 
+/// Credit towards the next forgiveness is kept as ready time before the last crash.
 void CrashHistory::add(Millis ready_for) {
-    if (unforgiven_crashes(*this, ready_for) == 0) ready_before.clear();
-    // Forgiven crashes stay until all are forgiven: bounds the history of a replica that
-    // never settles.
-    constexpr std::size_t crashes_kept = 1'024;
-    if (ready_before.size() == crashes_kept) ready_before.erase(ready_before.begin());
     ready_before.push_back(ready_for);
+    const Tally now = tally(*this);
+    ready_before.assign(now.unforgiven, Millis{0});
+    ready_before.back() = now.credit;
 }
 
 Millis CrashHistory::withdraw(std::size_t count) {
@@ -49,15 +48,6 @@ Millis CrashHistory::withdraw(std::size_t count) {
         ready_before.pop_back();
     }
     return ready;
-}
-
-/// Credit towards the next forgiveness is kept as ready time before the last crash.
-CrashHistory CrashHistory::compacted() const {
-    const Tally now = tally(*this);
-    CrashHistory result;
-    result.ready_before.resize(now.unforgiven);
-    if (!result.ready_before.empty()) result.ready_before.back() = now.credit;
-    return result;
 }
 
 std::uint32_t unforgiven_crashes(const CrashHistory& history, Millis ready_now) {

@@ -12,18 +12,15 @@ namespace bulkhead::supervisor {
 
 using Millis = std::chrono::milliseconds;
 
-/// The policy's memory of one replica: how long it was ready before each crash, oldest first.
+/// The policy's memory of one replica: how long it was ready before each unforgiven crash, oldest
+/// first. The shortest one with the same future.
 struct CrashHistory {
     std::vector<Millis> ready_before;
 
-    /// Forgets all older crashes once every one of them is forgiven.
     void add(Millis ready_for);
     /// Forgets the last `count` crashes; returns the ready time before them.
     Millis withdraw(std::size_t count);
     void clear() { ready_before.clear(); }
-    /// Returns the shortest history with the same future behaviour: one entry for each
-    /// unforgiven crash.
-    [[nodiscard]] CrashHistory compacted() const;
     friend bool operator==(const CrashHistory&, const CrashHistory&) = default;
 };
 

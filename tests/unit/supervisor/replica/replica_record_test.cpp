@@ -81,19 +81,6 @@ TEST(ReplicaRecord, KeepsTheNameOfAProcessThatWasABlank) {
         EXPECT_FALSE(ReplicaRecord::parse(std::string{R"({"v": 1, "name": )"} + name + "}").value().name) << name;
 }
 
-TEST(ReplicaRecord, AHistoryOfManyForgivenCrashesIsKeptShortAndMeansTheSame) {
-    ReplicaRecord record;
-    for (int i = 0; i < 500; ++i) {
-        record.crashes.ready_before.push_back(0ms);
-        record.crashes.ready_before.push_back(std::chrono::milliseconds{6min});
-        record.crashes.ready_before.push_back(std::chrono::milliseconds{9min});
-    }
-    const auto read = ReplicaRecord::parse(record.to_text()).value();
-    EXPECT_LT(read.crashes.ready_before.size(), 10U);
-    for (const Millis ready : {Millis{0}, Millis{1min}, Millis{4min}, Millis{6min}, Millis{11min}})
-        EXPECT_EQ(unforgiven_crashes(read.crashes, ready), unforgiven_crashes(record.crashes, ready));
-}
-
 TEST(ReplicaRecord, CutsTheCauseOfTheLastCrashBeforeTheReasonOfAQuarantine) {
     ReplicaRecord record = full();
     record.last_crash->cause = std::string(5'000, 'c');
@@ -235,6 +222,10 @@ TEST(Fingerprint, ChangesWithWhatTheWorkerIsToldAndWithItsFile) {
     untold.preload = true;
     untold.replicas = 4;
     untold.watchdog = 5s;
+    untold.keep_alive = untold.min_resident = 60s;
+    untold.priority = 7;
+    untold.pin = true;
+    untold.declared_bytes = 1 << 20;
     untold.other_devices = {"cuda:1"};
     untold.group = config::ModelGroup{"talk", config::GroupKind::together};
     untold.restart = config::RestartPolicy::never;

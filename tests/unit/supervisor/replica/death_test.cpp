@@ -18,29 +18,12 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::FakeWorker;
+using test::GpuReplicaTest;
 using test::PageOwner;
 using test::play_scenarios;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
-
-/// While it lives nothing that is done off the loop gets done.
-class BlockingQueueHeldUp {
-public:
-    explicit BlockingQueueHeldUp(BlockingQueue& blocking) {
-        blocking.run(
-            "waiting",
-            [go = go_.get_future().share()] {
-                go.wait();
-                return true;
-            },
-            [](const Result<bool>&) {});
-    }
-    ~BlockingQueueHeldUp() { go_.set_value(); }
-
-private:
-    std::promise<void> go_;
-};
 
 class Collector : public NotificationSink {
 public:
@@ -54,10 +37,9 @@ public:
     std::vector<json::object> events;
 };
 
-template <typename Base>
-class Dying : public Base {
+class DeathTest : public test::ReplicaTest {
 protected:
-    Dying() { this->context_.crash_reports = std::make_shared<CrashReports>(reports_path()); }
+    DeathTest() { context_.crash_reports = std::make_shared<CrashReports>(reports_path()); }
 
     std::filesystem::path reports_path() const { return folder_.path() / "crashes"; }
     std::vector<json::object> reports() const {
@@ -67,30 +49,18 @@ protected:
     }
     /// A ready worker with a page.
     FakeWorker& ready_with_page() {
-        this->load();
-        FakeWorker& worker = this->spawned();
+        load();
+        FakeWorker& worker = spawned();
         worker.hello(owner_.page().memfd().get());
-        EXPECT_TRUE(this->wait([&] { return worker.got("configure"); }));
+        EXPECT_TRUE(wait([&] { return worker.got("configure"); }));
         worker.ready();
-        this->wait_for(WorkerState::ready);
-        return worker;
-    }
-
-    /// The next process, as far as it gets while nothing is done off the loop: it is not told its
-    /// configuration.
-    FakeWorker& successor() {
-        FakeWorker& worker = this->spawned(2);
-        worker.hello();
-        this->wait_for(WorkerState::loading);
+        wait_for(WorkerState::ready);
         return worker;
     }
 
     bulkhead::test::TemporaryFolder folder_;
     PageOwner owner_;
 };
-
-class DeathTest : public Dying<test::ReplicaTest> {};
-class GpuDeathTest : public Dying<test::GpuReplicaTest> {};
 
 TEST_F(DeathTest, TheEndOfItsMainThreadEndsItsChannelsWhileItsLinkIsStillOpen) {
     if (!DeathWatch::is_supported()) GTEST_SKIP() << "this kernel has no futex_waitv()";
@@ -127,7 +97,7 @@ TEST_F(DeathTest, APageThatIsNoneCostsTheEarlyNoticeAndNothingElse) {
     loading(2);
 }
 
-TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
+TEST_F(GpuReplicaTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
     AsyncMutex::Lock taken;
     taken.take(context_.gpu_mutex("GPU-a"));
     ASSERT_TRUE(wait([&] { return taken.state() == AsyncMutex::Lock::State::held; }));
@@ -136,9 +106,13 @@ TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
     worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
     worker.say({{"type", "progress"}, {"phase", "loading"}});
     ASSERT_TRUE(wait([&] { return replica().process()->load.progress().phase == "loading"; }));
-    const BlockingQueueHeldUp held{blocking_};
+    std::promise<void> go_on;  // until then nothing is done off the loop
+    blocking_.run(
+        "waiting", [held = go_on.get_future().share()] { return held.wait(), true; }, [](const Result<bool>&) {});
     keeper_.exit(worker, {true, SIGSEGV, true});
-    FakeWorker& next = successor();
+    FakeWorker& next = spawned(2);
+    next.hello();
+    wait_for(WorkerState::loading);
     next.say({{"type", "progress"}, {"phase", "loading"}});
     ASSERT_TRUE(wait([&] { return replica().process()->load.progress().phase == "loading"; }));
 
@@ -147,6 +121,7 @@ TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
 
     EXPECT_FALSE(next.got("grant")) << "it has not asked yet, and the first one's memory is not back";
     EXPECT_EQ(replica().process()->gpu.state(), AsyncMutex::Lock::State::none);
+    go_on.set_value();
 }
 
 // --- what is kept of it

@@ -98,21 +98,29 @@ TEST_F(AdoptionTest, AReportThatWasNotWrittenIsLostAndItsSuccessorSaysSo) {
 class GpuAdoptionTest : public AdoptionTest {
 protected:
     GpuAdoptionTest() { spec_.device = "cuda:0"; }
+    /// A worker that got its grant from a supervisor that then dies.
+    FakeWorker& granted() {
+        load();
+        FakeWorker& worker = loading();
+        worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
+        EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
+        supervisor_dies();
+        return worker;
+    }
+    void answer_with_grant(FakeWorker& worker, std::string_view grant) {
+        answer(worker, "loading",
+               {{"state", {{"configured", true}, {"phase", "loading"}, {"in_flight", 0}, {"grant", grant}}}});
+        wait_for(WorkerState::loading);
+    }
     test::FakeGpus fake_{"gpu GPU-a 10000000000 Fake\n"};
 };
 
 TEST_F(GpuAdoptionTest, WhoHasItsGrantKeepsTheTurnAndOthersWait) {
-    load();
-    FakeWorker& worker = loading();
-    worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
-    ASSERT_TRUE(wait([&] { return worker.got("grant"); }));
-    supervisor_dies();
+    FakeWorker& worker = granted();
     adopt();
     AsyncMutex::Lock other;
     other.take(context_.gpu_mutex("GPU-a"));
-    answer(worker, "loading",
-           {{"state", {{"configured", true}, {"phase", "loading"}, {"in_flight", 0}, {"grant", "given"}}}});
-    wait_for(WorkerState::loading);
+    answer_with_grant(worker, "given");
     EXPECT_EQ(other.state(), AsyncMutex::Lock::State::waiting);
     worker.ready();
     wait_for(WorkerState::ready);
@@ -146,17 +154,11 @@ TEST_F(GpuAdoptionTest, StaysWhileItsDeviceIsAmongThoseDeclared) {
 
 /// The former supervisor had noted the grant, and died before it sent it.
 TEST_F(GpuAdoptionTest, WhoHasNotHeardOfItsGrantHearsWhenItsTurnComes) {
-    load();
-    FakeWorker& worker = loading();
-    worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
-    ASSERT_TRUE(wait([&] { return worker.got("grant"); }));
-    supervisor_dies();
+    FakeWorker& worker = granted();
     AsyncMutex::Lock other;
     other.take(context_.gpu_mutex("GPU-a"));
     adopt();
-    answer(worker, "loading",
-           {{"state", {{"configured", true}, {"phase", "loading"}, {"in_flight", 0}, {"grant", "asked"}}}});
-    wait_for(WorkerState::loading);
+    answer_with_grant(worker, "asked");
     EXPECT_FALSE(worker.got("grant"));
 
     other.end();

@@ -27,7 +27,7 @@ struct ProcessEnd {
 
     WorkerProcess& process;
     EndAsked asked = EndAsked::no;
-    std::optional<Clock::time_point> began;        ///< when it was requested, or the first sign of death
+    std::optional<Clock::time_point> began;        ///< its request, or its first sign of death
     std::optional<Clock::time_point> drain_until;  ///< set when the drain was requested
     Termination termination;
     CrashEvidence evidence;

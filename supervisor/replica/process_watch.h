@@ -42,7 +42,7 @@ private:
     WorkerProcess& process_;
     worker_link::Progress progress_;
     Clock::time_point arrived_at_{};                ///< when `progress_` arrived
-    Clock::time_point published_at_{};              ///< `arrived_at_` of the progress last published
+    Clock::time_point published_at_{};              ///< that of the progress last published
     Clock::time_point advanced_at_ = Clock::now();  ///< last new phase or higher `done`
     Clock::time_point until_{};
     std::optional<Clock::duration> left_;  ///< while paused

@@ -193,13 +193,12 @@ private:
     Restarts restarts_;
     ReplicaHistory history_;
     std::shared_ptr<WorkerProcess> process_;
-    std::vector<std::shared_ptr<WorkerProcess>> exited_;  ///< their successors started before their
-                                                          ///< memory was back
+    std::vector<std::shared_ptr<WorkerProcess>> exited_;  ///< their memory is not back yet
     std::string device_text_;                             ///< as declared, until it is placed
-    std::string declaration_;                             ///< `fingerprint` of the present or last process
+    std::string declaration_;                             ///< of the present or last process
     LoadWaiters load_waiters_;
     LastEnd last_end_;
-    AsyncMutex::Lock replacement_lock_;  ///< held until its successor serves, or there will be none
+    AsyncMutex::Lock replacement_lock_;  ///< until its successor serves, or there will be none
     KeptRecord kept_;
     bool was_found_ = false;
 };

@@ -62,7 +62,7 @@ private:
     std::optional<Plan> plan_;  ///< while the memory of the reaped process is reclaimed
     std::optional<Device> device_;
     std::int64_t due_unix_ms_ = 0;
-    std::shared_ptr<Deadline> gpu_pause_;  ///< until the next look, every `limits::gpu_retry`; null: it does not wait
+    std::shared_ptr<Deadline> gpu_pause_;  ///< until the next look; null: does not wait
     std::minstd_rand jitter_{static_cast<std::uint_fast32_t>(random_bits())};
 };
 

@@ -179,10 +179,8 @@ TEST(GpuDaemon, FiftySwapsOnAGpuThatIs95PercentFullAnswerEveryRequest) {
     Daemon daemon{swapped + other + "limits: {'cuda:0': {share: 1300MiB}}\n"};
     for (int swap = 0; swap < 50; ++swap) {
         SCOPED_TRACE(swap);
-        auto channel = daemon.open(swap % 2 == 0 ? "swapped" : "other");
-        ASSERT_TRUE(channel.has_value()) << channel.error().text();
-        const auto reply = ask(*channel);
-        ASSERT_TRUE(reply.has_value()) << reply.error().text();
+        auto channel = daemon.open(swap % 2 == 0 ? "swapped" : "other").value();
+        const auto reply = ask(channel).value();
         EXPECT_EQ(daemon.state(swap % 2 == 0 ? "other" : "swapped"), "stopped");
         ASSERT_LT(before - free_now(), share + noise_bytes);
     }
@@ -215,10 +213,8 @@ TEST(GpuDaemon, FiftyCyclesOfLoadInferAndSigkillLeaveFreeMemoryWhereItWas) {
         // Restart and not load: it also lifts the quarantine that five unforgiven crashes bring.
         const auto started = daemon.call("model.restart", {{"model", "noise"}});
         ASSERT_TRUE(started.has_value()) << started.error().text();
-        auto channel = daemon.open("noise");
-        ASSERT_TRUE(channel.has_value()) << channel.error().text();
-        const auto reply = ask(*channel);
-        ASSERT_TRUE(reply.has_value()) << reply.error().text();
+        auto channel = daemon.open("noise").value();
+        const auto reply = ask(channel).value();
 
         ASSERT_EQ(::kill(daemon.pid("noise"), SIGKILL), 0);
         ASSERT_TRUE(daemon.wait_until("noise", settled_without_process));

@@ -58,13 +58,16 @@ void expect_replay_equals_eager(LoadedModel& graphs, LoadedModel& eager, const s
     for (const auto& [name, tensor] : *wanted) expect_near(replayed->at(name), tensor);
 }
 
-TEST(Graphs, ReplayEqualsEagerForEveryBucketOfTorchScriptAndPackage) {
+TEST(Graphs, ReplayEqualsEagerForEveryBucketOfTorchScriptAndPackageAndForPaddedRows) {
     SKIP_WITHOUT_GPU();
     Random random;
     for (const auto& [model, least] : {std::pair{"mlp", 1}, std::pair{"mlp-package", 2}}) {
         SCOPED_TRACE(model);
         LoadedModel graphs = loaded(model, "graphs: required\n");
         LoadedModel eager = loaded(model, "graphs: off\n");
+        for (const std::int64_t count : {31, 3, 9}) expect_replay_equals_eager(graphs, eager, {rows(random, count)});
+        EXPECT_EQ(graphs.bucket("[[8,64]]", "pads"), 1);
+        EXPECT_EQ(graphs.bucket("[[32,64]]", "pads"), 2);
         for (const std::int64_t count : {least, 8, 32}) {
             const std::string shapes = "[[" + std::to_string(count) + ",64]]";
             const std::int64_t before = graphs.bucket(shapes, "hits");
@@ -74,7 +77,7 @@ TEST(Graphs, ReplayEqualsEagerForEveryBucketOfTorchScriptAndPackage) {
     }
 }
 
-TEST(Graphs, ReplaysThatAlternateBetweenBucketsOfOnePoolStayExact) {
+TEST(Graphs, ReplaysThatAlternateBetweenBucketsOfOnePoolStayExactAndAreReported) {
     SKIP_WITHOUT_GPU();
     Random random;
     LoadedModel graphs = loaded("mlp", "graphs: required\n");
@@ -83,6 +86,12 @@ TEST(Graphs, ReplaysThatAlternateBetweenBucketsOfOnePoolStayExact) {
     for (int round = 0; round < 50; ++round)
         for (const std::int64_t count : {8, 1, 32, 1, 8})
             expect_replay_equals_eager(graphs, eager, {rows(random, count)});
+
+    const boost::json::object told = graphs.model().graphs();
+    EXPECT_EQ(told.at("mode").as_string(), "captured");
+    EXPECT_GT(told.at("pool_bytes").to_number<std::uint64_t>(), 0u);
+    EXPECT_EQ(told.at("buckets").as_array().size(), 3u);
+    EXPECT_EQ(told.at("buckets").at(0).at("shapes").at(0).at(0).as_int64(), 32) << "the largest comes first";
 }
 
 TEST(Graphs, PaddedRequestEqualsEagerAndItsOutputsAreCutBack) {
@@ -100,19 +109,6 @@ TEST(Graphs, PaddedRequestEqualsEagerAndItsOutputsAreCutBack) {
     EXPECT_EQ(graphs.eager("padding_ambiguous"), 0);
 }
 
-TEST(Graphs, PaddedRowsEqualEagerForTorchScriptAndPackage) {
-    SKIP_WITHOUT_GPU();
-    Random random;
-    for (const std::string model : {"mlp", "mlp-package"}) {
-        SCOPED_TRACE(model);
-        LoadedModel graphs = loaded(model, "graphs: required\n");
-        LoadedModel eager = loaded(model, "graphs: off\n");
-        for (const std::int64_t count : {31, 3, 9}) expect_replay_equals_eager(graphs, eager, {rows(random, count)});
-        EXPECT_EQ(graphs.bucket("[[8,64]]", "pads"), 1);
-        EXPECT_EQ(graphs.bucket("[[32,64]]", "pads"), 2);
-    }
-}
-
 TEST(Graphs, RequestThatNoBucketFitsRunsEagerlyAndIsCountedWithItsReason) {
     SKIP_WITHOUT_GPU();
     Random random;
@@ -120,9 +116,8 @@ TEST(Graphs, RequestThatNoBucketFitsRunsEagerlyAndIsCountedWithItsReason) {
     const auto ask = [&](std::size_t count) {
         const HostTensor x =
             HostTensor::of("x", wire::DType::float32, {static_cast<std::int64_t>(count)}, random.floats(count));
-        const auto reply = echo.run({x});
-        ASSERT_TRUE(reply.has_value()) << reply.error().text();
-        EXPECT_EQ(reply->at("y").bytes, x.bytes);
+        const auto reply = echo.run({x}).value();
+        EXPECT_EQ(reply.at("y").bytes, x.bytes);
     };
     const std::int64_t undeclared = echo.eager("padding_not_declared");
 
@@ -139,9 +134,8 @@ TEST(Graphs, RegisteredAndPageableMemoryCarryTheSameBytes) {
     // 128 MiB: many turns of the pinned ring, for input and output.
     std::vector<HostTensor> inputs{HostTensor::of("x", wire::DType::float32, {33'554'432}, random.floats(33'554'432))};
 
-    const auto pageable = echo.run(inputs);
-    ASSERT_TRUE(pageable.has_value()) << pageable.error().text();
-    EXPECT_EQ(pageable->at("y").bytes, inputs.front().bytes);
+    const auto pageable = echo.run(inputs).value();
+    EXPECT_EQ(pageable.at("y").bytes, inputs.front().bytes);
 
     auto slab = HostSlab::create(inputs.front().bytes.size(), wire::SlabDirection::input, "gpu-test").value();
     std::ranges::copy(inputs.front().bytes, slab.bytes().begin());
@@ -204,17 +198,6 @@ TEST(Graphs, RandomNumbersAreNewInEveryReplay) {
     EXPECT_NE(first.at("y").bytes, second.at("y").bytes);
 }
 
-TEST(Graphs, PoolBytesAndCaptureTimesAreReported) {
-    SKIP_WITHOUT_GPU();
-    LoadedModel mlp = loaded("mlp", "graphs: required\n");
-    const boost::json::object graphs = mlp.model().graphs();
-
-    EXPECT_EQ(graphs.at("mode").as_string(), "captured");
-    EXPECT_GT(graphs.at("pool_bytes").to_number<std::uint64_t>(), 0u);
-    EXPECT_EQ(graphs.at("buckets").as_array().size(), 3u);
-    EXPECT_EQ(graphs.at("buckets").at(0).at("shapes").at(0).at(0).as_int64(), 32) << "the largest comes first";
-}
-
 struct Uncapturable {
     std::string_view model;
     std::string_view cause;
@@ -225,7 +208,7 @@ std::ostream& operator<<(std::ostream& out, const Uncapturable& of) { return out
 
 class CaptureFailures : public testing::TestWithParam<Uncapturable> {};
 
-TEST_P(CaptureFailures, AreDiagnosedAndServedEagerlyWherePreferred) {
+TEST_P(CaptureFailures, AreDiagnosedAndServedEagerlyWherePreferredAndFailTheLoadWhereRequired) {
     SKIP_WITHOUT_GPU();
     Random random;
     LoadedModel model = loaded(std::string{GetParam().model}, "graphs: preferred\n");
@@ -240,20 +223,15 @@ TEST_P(CaptureFailures, AreDiagnosedAndServedEagerlyWherePreferred) {
 
     const std::int64_t before = model.eager("capture_failed");
     for (int request = 0; request < 3; ++request) {
-        const auto reply = model.run({sixteen(random)});
-        ASSERT_TRUE(reply.has_value()) << reply.error().text();
+        const auto reply = model.run({sixteen(random)}).value();
     }
     EXPECT_EQ(model.eager("capture_failed"), before + 3);
-}
 
-TEST_P(CaptureFailures, FailTheLoadWithCauseAndRemedyWhereRequired) {
-    SKIP_WITHOUT_GPU();
-    const auto model = LoadedModel::load(gpu_fleet(std::string{GetParam().model}, "graphs: required\n"));
-
-    ASSERT_TRUE(model.has_error());
-    EXPECT_EQ(model.error().code, ErrorCode::capture_failed) << model.error().text();
-    EXPECT_THAT(model.error().attempt, HasSubstr(std::string{GetParam().line}));
-    EXPECT_THAT(model.error().remedy, HasSubstr("graphs: preferred"));
+    const auto required = LoadedModel::load(gpu_fleet(std::string{GetParam().model}, "graphs: required\n"));
+    ASSERT_TRUE(required.has_error());
+    EXPECT_EQ(required.error().code, ErrorCode::capture_failed) << required.error().text();
+    EXPECT_THAT(required.error().attempt, HasSubstr(std::string{GetParam().line}));
+    EXPECT_THAT(required.error().remedy, HasSubstr("graphs: preferred"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, CaptureFailures,

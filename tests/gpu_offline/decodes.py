@@ -2,8 +2,8 @@
 decodes.py BUILD
 
 Into BUILD/gpu_offline/FAMILY/decode.pt2; what is there is kept until what makes it changes. Small
-models: what they are compiled to has the form of a large one's. Exits with 77 where a tool is
-missing, which it names.
+models of one layer: what they are compiled to has the form of a large one's. Exits with 77 where a
+tool is missing, which it names.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def compile_decode(family: str, out: Path) -> None:
     from bulkhead.export import functions, twins
     from bulkhead.export.families import family_named
 
+    tiny_models.TEXT["num_hidden_layers"] = 1
     model = tiny_models.causal("llama") if family == "causal_lm" else getattr(tiny_models, family)()
     made = family_named(family)(model)
     numbers, step = made.numbers(), made.step().eval()

@@ -1,16 +1,19 @@
 #include "worker/cuda/capture.h"
 
+#include <atomic>
+#include <utility>
+
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
-
-#include "worker/cuda/allocator_memory.h"
 
 namespace bulkhead::worker::cuda {
 namespace {
 
 constexpr c10::DeviceIndex only_device = 0;  // CUDA_VISIBLE_DEVICES names one GPU
 constexpr std::uint64_t fixed_seed = 20'260'101;
+
+std::atomic<std::uint64_t> noted_allocated, noted_reserved, noted_peak;
 
 /// The first exception of a capture is its cause; later ones are echoes.
 struct FirstError {
@@ -26,6 +29,17 @@ struct FirstError {
 };
 
 }  // namespace
+
+AllocatorMemory note_allocator_memory() {
+    constexpr auto all = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(only_device);
+    noted_allocated = static_cast<std::uint64_t>(stats.allocated_bytes[all].current);
+    noted_reserved = static_cast<std::uint64_t>(stats.reserved_bytes[all].current);
+    noted_peak = static_cast<std::uint64_t>(stats.reserved_bytes[all].peak);
+    return allocator_memory();
+}
+
+AllocatorMemory allocator_memory() noexcept { return {noted_allocated, noted_reserved, noted_peak}; }
 
 CapturePool::CapturePool()
     : pool_{at::cuda::graph_pool_handle()}, random_{c10::make_intrusive<at::CUDAGeneratorState>()} {
@@ -83,19 +97,18 @@ void CapturePool::take_back_failed_capture() noexcept {
 }
 
 void CapturePool::with_fixed_seed(const std::function<void()>& body) {
-    const std::uint64_t seed = std::exchange(random_->seed_, fixed_seed);
-    const std::uint64_t offset = std::exchange(random_->philox_offset_per_thread_, 0);
-    const auto restore = [&] {
-        random_->seed_ = seed;
-        random_->philox_offset_per_thread_ = offset;
+    struct Restore {
+        at::CUDAGeneratorState& random;
+        std::uint64_t seed;
+        std::uint64_t offset;
+        ~Restore() {
+            random.seed_ = seed;
+            random.philox_offset_per_thread_ = offset;
+        }
     };
-    try {
-        body();
-    } catch (...) {
-        restore();
-        throw;
-    }
-    restore();
+    const Restore restore{*random_, std::exchange(random_->seed_, fixed_seed),
+                          std::exchange(random_->philox_offset_per_thread_, 0)};
+    body();
 }
 
 }  // namespace bulkhead::worker::cuda

@@ -1,6 +1,7 @@
 #include "worker/cuda/cuda_device.h"
 
 #include <cstdlib>
+#include <filesystem>
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
@@ -10,10 +11,12 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
 
-#include "worker/cuda/allocator_memory.h"
+#include "worker/cuda/capture.h"
 #include "worker/cuda/generation_engine.h"
-#include "worker/torch/write_outputs.h"
+#include "worker/torch/function.h"
+#include "worker/torch/outputs.h"
 
 namespace bulkhead::worker::cuda {
 namespace {
@@ -31,6 +34,14 @@ Error no_gpu(std::string_view call, cudaError_t error) {
     (void)cudaGetLastError();
     return {ErrorCode::load_failed, fmt::format("{}: {}", call, cudaGetErrorString(error)),
             "check that `nvidia-smi` lists the GPU and that its driver is at least as new as LibTorch's CUDA"};
+}
+
+std::uintmax_t bytes_in(const std::filesystem::path& folder) {
+    std::uintmax_t total = 0;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator{folder, ignored})
+        if (entry.is_regular_file(ignored)) total += entry.file_size(ignored);
+    return total;
 }
 
 }  // namespace
@@ -86,19 +97,6 @@ c10::cuda::CUDAStream CudaDevice::stream() {
     return *stream_;
 }
 
-void CudaDevice::wait() {
-    const cudaEvent_t latest = finished_[turn_++ % finished_.size()];
-    C10_CUDA_CHECK(cudaEventRecord(latest, stream().stream()));
-    C10_CUDA_CHECK(cudaEventSynchronize(latest));
-}
-
-/// Waits until fewer than `queued_requests_max` requests are unfinished. If the stream is stuck
-/// behind the event of a killed client, the request exceeds its deadline here.
-void CudaDevice::wait_for_room_in_the_queue() {
-    // At once if never recorded.
-    C10_CUDA_CHECK(cudaEventSynchronize(finished_[turn_ % finished_.size()]));
-}
-
 boost::json::object CudaDevice::graphs() const {
     boost::json::object report = engine_.report();
     const HostMemory::Copies copies = memory_.copies();
@@ -110,6 +108,27 @@ boost::json::object CudaDevice::graphs() const {
     report["reserved_bytes"] = memory.reserved;
     report["peak_bytes"] = memory.peak;
     return report;
+}
+
+std::unique_ptr<Function> CudaDevice::load_function(const std::string& library, const std::string& cubin_folder) {
+    const c10::cuda::CUDAStreamGuard guard{stream()};
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    try {
+        return AotiFunction<torch::inductor::AOTIModelContainerRunnerCuda>::load(
+            library, /*num_models=*/1U, "cuda:0", cubin_folder, /*run_single_threaded=*/true);
+    } catch (const std::exception&) {
+        // The package's code only says "API call failed". The numbers tell whether memory
+        // was the cause.
+        (void)cudaGetLastError();
+        const std::uintmax_t needed = bytes_in(std::filesystem::path{library}.parent_path());
+        if (needed <= free_bytes) throw;
+        throw ErrorException{{ErrorCode::out_of_memory,
+                              fmt::format("its compiled code and what lies beside it are {} MiB, {} MiB of the GPU's {} MiB were free",
+                                          needed >> 20, free_bytes >> 20, total_bytes >> 20),
+                              "unload another model or choose another GPU"}};
+    }
 }
 
 /// Copies through the pinned ring, in stream order; users of the weight run on the same stream.
@@ -128,7 +147,7 @@ std::uint64_t CudaDevice::free_bytes() const {
     return free;
 }
 
-Result<std::unique_ptr<generation::Engine>> CudaDevice::make_engine(generation::Parts parts, config::Graphs graphs,
+Result<std::shared_ptr<generation::Engine>> CudaDevice::make_engine(generation::Parts parts, config::Graphs graphs,
                                                                     const LoadContext& context) {
     try {
         const c10::InferenceMode inference;
@@ -161,17 +180,20 @@ Result<> CudaDevice::run(Runtime& runtime, const config::MethodSpec& method, std
     try {
         const c10::InferenceMode inference;
         const c10::cuda::CUDAStreamGuard guard{stream()};
-        wait_for_room_in_the_queue();
+        // Waits until fewer than `queued_requests_max` requests are unfinished. If the stream is
+        // stuck behind the event of a killed client, the request exceeds its deadline here.
+        const cudaEvent_t finished = finished_[turn_ % finished_.size()];
+        C10_CUDA_CHECK(cudaEventSynchronize(finished));  // at once if never recorded
         if (Result<> ordered = sink.begin_on(stream().stream()); !ordered) return ordered;
         auto outputs = engine_.replay(method, inputs, parameters);
         if (!outputs) outputs = run_eagerly(runtime, method, inputs, parameters);
         Result<> delivered = deliver(method, *outputs, sink);
         if (delivered && sink.on_device()) delivered = sink.end_on(stream().stream());
-        if (delivered && sink.on_device() && !reads_host(inputs)) {
-            C10_CUDA_CHECK(cudaEventRecord(finished_[turn_++ % finished_.size()], stream().stream()));
-            return delivered;
-        }
-        wait();  // also if the sink refused: the copy engine still reads the request's slab
+        C10_CUDA_CHECK(cudaEventRecord(finished, stream().stream()));
+        ++turn_;
+        if (delivered && sink.on_device() && !reads_host(inputs)) return delivered;
+        // Also if the sink refused: the copy engine still reads the request's slab.
+        C10_CUDA_CHECK(cudaEventSynchronize(finished));
         return delivered;
     } catch (const std::exception& exception) {
         Error error = explain(exception, ErrorCode::inference_failed, fmt::format("running {}", method.name));

@@ -31,7 +31,7 @@ public:
     std::unique_ptr<Function> load_function(const std::string& library, const std::string& cubin_folder) override;
     at::Tensor place_weight(const TensorView& weight) override;
     [[nodiscard]] std::uint64_t free_bytes() const override;
-    Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
+    Result<std::shared_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
                                                             const LoadContext& context) override;
     Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods, Runtime& runtime,
                      const LoadContext& context) override;
@@ -44,8 +44,6 @@ public:
 private:
     CudaDevice(std::string name, std::string compute_capability);
     c10::cuda::CUDAStream stream();
-    void wait();
-    void wait_for_room_in_the_queue();
     std::vector<at::Tensor> run_eagerly(Runtime& runtime, const config::MethodSpec& method,
                                         std::span<const TensorView> inputs,
                                         const std::vector<config::ParameterValue>& parameters);

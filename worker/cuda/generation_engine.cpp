@@ -16,7 +16,6 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "worker/cuda/allocator_memory.h"
 #include "worker/cuda/capture.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/slot_memory.h"
@@ -40,39 +39,48 @@ std::vector<std::uint32_t> captured_counts(std::uint32_t slots) {
     return counts;
 }
 
-/// The engine's CUDA side; its owner leaks it.
-class GpuSteps {
+class CudaEngine final : public Engine {
 public:
-    GpuSteps(Parts parts, c10::cuda::CUDAStream stream)
+    CudaEngine(Parts parts, c10::cuda::CUDAStream stream)
         : parts_{std::move(parts)}, stream_{stream}, memory_{parts_.manifest, parts_.shape},
           counts_{captured_counts(parts_.shape.slots)}, slots_(parts_.shape.slots),
           tokens_(std::size_t{parts_.shape.slots} * parts_.shape.codebooks) {
         for (cudaEvent_t& event : begun_) C10_CUDA_CHECK(cudaEventCreate(&event));
         for (cudaEvent_t& event : done_) C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));
-        for (std::uint32_t slot = 0; slot < parts_.shape.slots; ++slot) reset(slot, start_of(Start{}));
+        for (std::uint32_t slot = 0; slot < parts_.shape.slots; ++slot) restart(slot, start_of(Start{}));
     }
-
-    [[nodiscard]] const Parts& parts() const noexcept { return parts_; }
-    [[nodiscard]] c10::cuda::CUDAStream stream() const noexcept { return stream_; }
 
     Result<> capture_all(config::Graphs graphs, const LoadContext& context);
-    void reset(std::uint32_t slot, const generation::SlotStart& start);
-    void set_sampling(std::uint32_t slot, const generation::Sampling& sampling) {
-        memory_.write_sampling(slot, sampling, stream_.stream());
+
+    [[nodiscard]] const generation::Shape& shape() const noexcept override { return parts_.shape; }
+    [[nodiscard]] std::uint32_t launches_ahead() const noexcept override { return 2; }
+    Result<> reset(std::uint32_t slot, const Start& start) override {
+        const auto made = generation::start_slot(parts_.manifest.draw, start);
+        if (!made) return made.error();
+        return guarded("starting a sequence", [&] { restart(slot, *made); });
     }
-    void prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count, bool last);
-    void exchange(std::uint32_t a, std::uint32_t b);
-    void copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length);
-    void launch(std::uint32_t n);
-    Result<std::span<const StepToken>> collect();
-    void forget_counts() {
+    Result<> set_sampling(std::uint32_t slot, const generation::Sampling& sampling) override {
+        return guarded("changing how a sequence draws",
+                       [&] { memory_.write_sampling(slot, sampling, stream_.stream()); });
+    }
+    Result<> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count,
+                     bool last) override {
+        return guarded("computing a prompt", [&] { compute(slot, prompt, first, count, last); });
+    }
+    Result<> exchange(std::uint32_t a, std::uint32_t b) override;
+    Result<> copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length) override;
+    Result<> launch(std::uint32_t n) override {
+        return guarded("launching a step", [&] { queue_step(n); });
+    }
+    Result<std::span<const StepToken>> collect() override;
+    void forget_counts() override {
         const std::lock_guard lock{mutex_};
         steps_.clear();
         eager_.clear();
         moves_ = copies_ = 0;
         device_ms_ = 0;
     }
-    [[nodiscard]] boost::json::object counters() const;
+    [[nodiscard]] boost::json::object counters() const override;
 
 private:
     /// What the host must know of a slot; the rest is on the device.
@@ -98,6 +106,22 @@ private:
     };
     static constexpr std::uint32_t nowhere = 0xffff'ffffU;
 
+    template <typename Work>
+    Result<> guarded(std::string_view attempt, const Work& work) {
+        try {
+            const c10::InferenceMode no_autograd;
+            const c10::cuda::CUDAStreamGuard guard{stream_};
+            work();
+            return {};
+        } catch (const std::exception& exception) {
+            Error error = explain(exception, ErrorCode::inference_failed, attempt);
+            end_if_context_is_lost();
+            return error;
+        }
+    }
+    void restart(std::uint32_t slot, const generation::SlotStart& start);
+    void compute(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count, bool last);
+    void queue_step(std::uint32_t n);
     [[nodiscard]] generation::SlotStart start_of(const Start& start) const {
         return generation::start_slot(parts_.manifest.draw, start).value();
     }
@@ -144,14 +168,14 @@ private:
                             ///< its last kernel
 };
 
-const Parts::Decode* GpuSteps::function_for(std::uint32_t n) const {
+const Parts::Decode* CudaEngine::function_for(std::uint32_t n) const {
     for (const Parts::Decode& decode : parts_.decode)
         if (n >= decode.sequences_min && n <= decode.sequences_max) return &decode;
     return nullptr;
 }
 
 /// Queues one whole step. Returns its logits.
-at::Tensor GpuSteps::step(std::uint32_t n, std::uint32_t length) {
+at::Tensor CudaEngine::step(std::uint32_t n, std::uint32_t length) {
     const Parts::Decode* function = function_for(n);
     TORCH_CHECK(function != nullptr, "no decode function of the package takes ", n, " sequences");
     stage_inputs(memory_.slots(), n, stream_.stream());
@@ -168,14 +192,14 @@ at::Tensor GpuSteps::step(std::uint32_t n, std::uint32_t length) {
     return logits;
 }
 
-void GpuSteps::reset_all() {
+void CudaEngine::reset_all() {
     generation::Start start;
     const std::vector<std::int64_t> first_input(parts_.shape.codebooks, 0);
     start.first_input = first_input;
-    for (std::uint32_t slot = 0; slot < parts_.shape.slots; ++slot) reset(slot, start_of(start));
+    for (std::uint32_t slot = 0; slot < parts_.shape.slots; ++slot) restart(slot, start_of(start));
 }
 
-Result<> GpuSteps::capture_all(config::Graphs graphs, const LoadContext& context) {
+Result<> CudaEngine::capture_all(config::Graphs graphs, const LoadContext& context) {
     if (graphs == config::Graphs::off) return {};
     eager_reason_ = "capture_failed";
     std::vector<Bucket> buckets;
@@ -188,7 +212,7 @@ Result<> GpuSteps::capture_all(config::Graphs graphs, const LoadContext& context
     for (std::size_t done = 0; done < buckets.size(); ++done) {
         const Bucket& bucket = buckets[done];
         const std::string what = fmt::format("{} sequences x {} positions", bucket.sequences, bucket.length);
-        if (context.progress) context.progress("capturing", done, buckets.size(), "steps", what);
+        context.report("capturing", done, buckets.size(), "steps", what);
         const auto failure = capture(bucket);
         if (!failure) continue;
         if (graphs == config::Graphs::required && failure->cause == "out_of_memory")
@@ -201,13 +225,13 @@ Result<> GpuSteps::capture_all(config::Graphs graphs, const LoadContext& context
         const std::lock_guard lock{mutex_};
         failures_[bucket] = failure->sentence();
     }
-    if (context.progress) context.progress("capturing", buckets.size(), buckets.size(), "steps", "");
+    context.report("capturing", buckets.size(), buckets.size(), "steps", "");
     reset_all();
     return {};
 }
 
 /// Warms up, captures, and compares a replay with an eager step from the same state.
-std::optional<CaptureDiagnosis> GpuSteps::capture(const Bucket& bucket) {
+std::optional<CaptureDiagnosis> CudaEngine::capture(const Bucket& bucket) {
     const auto [n, length] = bucket;
     activate(n);
     at::Tensor eager;
@@ -236,7 +260,7 @@ std::optional<CaptureDiagnosis> GpuSteps::capture(const Bucket& bucket) {
     return std::nullopt;
 }
 
-void GpuSteps::reset(std::uint32_t slot, const generation::SlotStart& start) {
+void CudaEngine::restart(std::uint32_t slot, const generation::SlotStart& start) {
     HostSlot& here = slots_[slot];
     const auto keep = static_cast<std::uint32_t>(start.state.position);
     for (Pending& pending : pending_)  // a step without a known outcome may have tainted it
@@ -250,7 +274,7 @@ void GpuSteps::reset(std::uint32_t slot, const generation::SlotStart& start) {
     memory_.write(slot, start, stream_.stream());
 }
 
-void GpuSteps::prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count,
+void CudaEngine::compute(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count,
                        bool last) {
     HostSlot& here = slots_[slot];
     TORCH_CHECK(parts_.prefill != nullptr, "the package has no prefill function");
@@ -284,28 +308,32 @@ void GpuSteps::prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t f
     await(slot, 1, false);
 }
 
-void GpuSteps::exchange(std::uint32_t a, std::uint32_t b) {
-    if (a == b) return;
-    exchange_slots(memory_.slots(), memory_.kv(), a, b, std::max(slots_[a].filled, slots_[b].filled),
-                   stream_.stream());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    std::swap(slots_[a], slots_[b]);
-    for (Pending& pending : pending_)
-        for (std::uint32_t& lies : pending.lies)
-            if (lies == a || lies == b) lies = lies == a ? b : a;
-    const std::lock_guard lock{mutex_};
-    ++moves_;
+Result<> CudaEngine::exchange(std::uint32_t a, std::uint32_t b) {
+    if (a == b) return {};
+    return guarded("moving a sequence", [&] {
+        exchange_slots(memory_.slots(), memory_.kv(), a, b, std::max(slots_[a].filled, slots_[b].filled),
+                       stream_.stream());
+        C10_CUDA_KERNEL_LAUNCH_CHECK();
+        std::swap(slots_[a], slots_[b]);
+        for (Pending& pending : pending_)
+            for (std::uint32_t& lies : pending.lies)
+                if (lies == a || lies == b) lies = lies == a ? b : a;
+        const std::lock_guard lock{mutex_};
+        ++moves_;
+    });
 }
 
-void GpuSteps::copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length) {
-    copy_kv(memory_.kv(), from, to, length, stream_.stream());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-    slots_[to].filled = std::max(slots_[to].filled, length);
-    const std::lock_guard lock{mutex_};
-    ++copies_;
+Result<> CudaEngine::copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length) {
+    return guarded("copying a prefix", [&] {
+        copy_kv(memory_.kv(), from, to, length, stream_.stream());
+        C10_CUDA_KERNEL_LAUNCH_CHECK();
+        slots_[to].filled = std::max(slots_[to].filled, length);
+        const std::lock_guard lock{mutex_};
+        ++copies_;
+    });
 }
 
-void GpuSteps::launch(std::uint32_t n) {
+void CudaEngine::queue_step(std::uint32_t n) {
     expect_room();
     // Rows up to the next captured number run too: they write KV only where their slots' next
     // tokens would go.
@@ -332,34 +360,37 @@ void GpuSteps::launch(std::uint32_t n) {
 }
 
 /// Sets `DeviceSlots::active`, which a captured step reads, so that a graph of 4 serves 3.
-void GpuSteps::activate(std::uint32_t n) {
+void CudaEngine::activate(std::uint32_t n) {
     if (active_ == n) return;
     set_active(memory_.slots(), n, stream_.stream());
     active_ = n;
 }
 
-void GpuSteps::await(std::uint32_t first, std::uint32_t n, bool is_step) {
+void CudaEngine::await(std::uint32_t first, std::uint32_t n, bool is_step) {
     C10_CUDA_CHECK(cudaEventRecord(done_[turn_ % given_turns], stream_.stream()));
     Pending& pending = pending_.emplace_back(Pending{turn_, first, std::vector<std::uint32_t>(n), is_step});
     std::iota(pending.lies.begin(), pending.lies.end(), first);
     ++turn_;
 }
 
-Result<std::span<const StepToken>> GpuSteps::collect() {
+Result<std::span<const StepToken>> CudaEngine::collect() {
     if (pending_.empty()) return Error{ErrorCode::internal, "collecting a step: none was launched", {}};
-    const Pending oldest = std::move(pending_.front());
-    pending_.pop_front();
-    const std::size_t turn = oldest.turn % given_turns;
-    C10_CUDA_CHECK(cudaEventSynchronize(done_[turn]));
-    float took_ms = 0;
-    if (oldest.is_step) C10_CUDA_CHECK(cudaEventElapsedTime(&took_ms, begun_[turn], done_[turn]));
-    read(oldest);
-    const std::lock_guard lock{mutex_};
-    device_ms_ += took_ms;
+    const auto done = guarded("waiting for a step", [&] {
+        const Pending oldest = std::move(pending_.front());
+        pending_.pop_front();
+        const std::size_t turn = oldest.turn % given_turns;
+        C10_CUDA_CHECK(cudaEventSynchronize(done_[turn]));
+        float took_ms = 0;
+        if (oldest.is_step) C10_CUDA_CHECK(cudaEventElapsedTime(&took_ms, begun_[turn], done_[turn]));
+        read(oldest);
+        const std::lock_guard lock{mutex_};
+        device_ms_ += took_ms;
+    });
+    if (!done) return done.error();
     return std::span<const StepToken>{given_};
 }
 
-void GpuSteps::read(const Pending& pending) {
+void CudaEngine::read(const Pending& pending) {
     const std::size_t codebooks = parts_.shape.codebooks;
     given_.clear();
     for (std::uint32_t i = 0; i < pending.lies.size(); ++i) {
@@ -374,7 +405,7 @@ void GpuSteps::read(const Pending& pending) {
     }
 }
 
-boost::json::object GpuSteps::counters() const {
+boost::json::object CudaEngine::counters() const {
     const std::lock_guard lock{mutex_};
     boost::json::array buckets;
     for (const auto& [bucket, steps] : steps_)
@@ -392,70 +423,14 @@ boost::json::object GpuSteps::counters() const {
             {"device_ms", device_ms_}};
 }
 
-/// The engine's interface around `GpuSteps`: stream and errors.
-class CudaEngine final : public Engine {
-public:
-    explicit CudaEngine(GpuSteps& steps) : steps_{steps} {}
-
-    [[nodiscard]] const generation::Shape& shape() const noexcept override { return steps_.parts().shape; }
-    [[nodiscard]] std::uint32_t launches_ahead() const noexcept override { return 2; }
-
-    Result<> reset(std::uint32_t slot, const Start& start) override {
-        const auto made = generation::start_slot(steps_.parts().manifest.draw, start);
-        if (!made) return made.error();
-        return guarded("starting a sequence", [&] { steps_.reset(slot, *made); });
-    }
-    Result<> set_sampling(std::uint32_t slot, const generation::Sampling& sampling) override {
-        return guarded("changing how a sequence draws", [&] { steps_.set_sampling(slot, sampling); });
-    }
-    Result<> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count,
-                     bool last) override {
-        return guarded("computing a prompt", [&] { steps_.prefill(slot, prompt, first, count, last); });
-    }
-    Result<> exchange(std::uint32_t a, std::uint32_t b) override {
-        return guarded("moving a sequence", [&] { steps_.exchange(a, b); });
-    }
-    Result<> copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length) override {
-        return guarded("copying a prefix", [&] { steps_.copy_prefix(from, to, length); });
-    }
-    Result<> launch(std::uint32_t n) override {
-        return guarded("launching a step", [&] { steps_.launch(n); });
-    }
-    Result<std::span<const StepToken>> collect() override {
-        Result<std::span<const StepToken>> given = std::span<const StepToken>{};
-        auto done = guarded("waiting for a step", [&] { given = steps_.collect(); });
-        if (!done) return done.error();
-        return given;
-    }
-    void forget_counts() override { steps_.forget_counts(); }
-    [[nodiscard]] boost::json::object counters() const override { return steps_.counters(); }
-
-private:
-    template <typename Work>
-    Result<> guarded(std::string_view attempt, const Work& work) {
-        try {
-            const c10::InferenceMode no_autograd;
-            const c10::cuda::CUDAStreamGuard guard{steps_.stream()};
-            work();
-            return {};
-        } catch (const std::exception& exception) {
-            Error error = explain(exception, ErrorCode::inference_failed, attempt);
-            end_if_context_is_lost();
-            return error;
-        }
-    }
-
-    GpuSteps& steps_;
-};
-
 }  // namespace
 
-Result<std::unique_ptr<Engine>> make_generation_engine(Parts parts, config::Graphs graphs, const LoadContext& context,
+Result<std::shared_ptr<Engine>> make_generation_engine(Parts parts, config::Graphs graphs, const LoadContext& context,
                                                        c10::cuda::CUDAStream stream) {
-    auto& steps = *new GpuSteps{std::move(parts), stream};  // leaked: CUDA objects live until
-                                                            // the process ends
-    if (auto captured = steps.capture_all(graphs, context); !captured) return captured.error();
-    return std::unique_ptr<Engine>{new CudaEngine{steps}};
+    auto& engine = *new CudaEngine{std::move(parts), stream};
+    if (auto captured = engine.capture_all(graphs, context); !captured) return captured.error();
+    // Never deleted: CUDA objects live until the process ends.
+    return std::shared_ptr<Engine>{&engine, [](Engine* /*lives on*/) {}};
 }
 
 }  // namespace bulkhead::worker::cuda

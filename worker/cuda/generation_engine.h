@@ -18,7 +18,7 @@ namespace bulkhead::worker::cuda {
 ///
 /// Thread  the requests' thread
 /// Errors  out_of_memory, also during capture if graphs are `required`; capture_failed if they are
-[[nodiscard]] Result<std::unique_ptr<generation::Engine>> make_generation_engine(generation::Parts parts,
+[[nodiscard]] Result<std::shared_ptr<generation::Engine>> make_generation_engine(generation::Parts parts,
                                                                                  config::Graphs graphs,
                                                                                  const LoadContext& context,
                                                                                  c10::cuda::CUDAStream stream);

@@ -14,7 +14,6 @@
 
 #include "worker/cuda/limits.h"
 #include "worker/torch/warm_up.h"
-#include "worker/torch/write_outputs.h"
 
 namespace bulkhead::worker::cuda {
 namespace {
@@ -90,7 +89,7 @@ Result<> GraphEngine::prepare(const config::ModelSpec& spec, const std::vector<c
     for (std::size_t done = 0; done < tasks.size(); ++done) {
         const auto& [method, bucket] = tasks[done];
         const std::string what = fmt::format("{} {}", method->name, shapes_text(bucket));
-        if (context.progress) context.progress("capturing", done, tasks.size(), "steps", what);
+        context.report("capturing", done, tasks.size(), "steps", what);
 
         auto failure = capture(*method, bucket, runtime);
         if (!failure) continue;
@@ -103,7 +102,7 @@ Result<> GraphEngine::prepare(const config::ModelSpec& spec, const std::vector<c
         const std::scoped_lock lock{mutex_};
         failures_.push_back({method->name, bucket, std::move(*failure)});
     }
-    if (context.progress) context.progress("capturing", tasks.size(), tasks.size(), "steps", "");
+    context.report("capturing", tasks.size(), tasks.size(), "steps", "");
     return {};
 }
 

@@ -45,8 +45,6 @@ struct Shape {
     /// The C tokens that the first step reads after a prompt of embeddings whose prefill gives no
     /// token; else empty.
     std::vector<std::int32_t> first_token;
-    bool delay_pattern = false;    ///< codebook k runs k steps behind; the engine fills in and
-                                   ///< ends by itself
     std::uint32_t ras_window = 0;  ///< frames that repetition-aware sampling looks back on; 0: the
                                    ///< model has none
 
@@ -153,5 +151,14 @@ public:
     /// Thread  any
     [[nodiscard]] virtual boost::json::object counters() const = 0;
 };
+
+/// Tries a new engine before use: a prompt of two positions, and a step of 1, 2, 4 … sequences.
+/// Undoes all effects.
+///
+/// `longest_chunk`  if > 0, first computes the last `longest_chunk` positions of the longest
+/// prompt: their attention needs more memory than anything else, and no graph holds it
+/// Thread  the executor
+/// Errors  as Engine; package_incompatible if a prompt of tokens gives logits that are not finite
+[[nodiscard]] Result<> try_once(Engine& engine, std::uint32_t longest_chunk);
 
 }  // namespace bulkhead::worker::generation

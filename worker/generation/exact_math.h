@@ -39,9 +39,6 @@ BULKHEAD_BOTH inline std::uint32_t key_of(float value) {
     const std::uint32_t bits = bits_of(value + 0.0F);
     return (bits & 0x8000'0000U) != 0 ? ~bits : bits | 0x8000'0000U;
 }
-BULKHEAD_BOTH inline float value_of(std::uint32_t key) {
-    return float_of((key & 0x8000'0000U) != 0 ? key & 0x7fff'ffffU : ~key);
-}
 
 /// e^x for x <= 0, within 2 units of the last place; 0 below -87.
 BULKHEAD_BOTH inline float exp_of(float x) {

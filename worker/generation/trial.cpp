@@ -1,11 +1,10 @@
-#include "worker/generation/trial.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
 #include "ipc/channel/dtype.h"
+#include "worker/generation/engine.h"
 
 namespace bulkhead::worker::generation {
 namespace {

@@ -2,12 +2,11 @@
 
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 
-#include "worker/generation/models/cpu_engine.h"
 #include "worker/generation/models/fit.h"
+#include "worker/generation/models/package.h"
 #include "worker/torch/function.h"
-#include "worker/torch/out_arguments.h"
+#include "worker/torch/outputs.h"
 #include "worker/torch/runtime.h"
-#include "worker/torch/write_outputs.h"
 
 namespace bulkhead::worker {
 namespace {
@@ -24,7 +23,7 @@ public:
     }
     at::Tensor place_weight(const TensorView& weight) override { return as_tensor(weight); }
     [[nodiscard]] std::uint64_t free_bytes() const override { return generation::free_host_bytes(); }
-    Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs /*none here*/,
+    Result<std::shared_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs /*none here*/,
                                                             const LoadContext& /*nothing to capture*/) override {
         return generation::make_cpu_engine(std::move(parts));
     }

@@ -5,7 +5,7 @@
 #include <torch/version.h>
 
 #include "worker/file/model_file.h"
-#include "worker/generation/models/load_generator.h"
+#include "worker/generation/models/package.h"
 #include "worker/model/describe.h"
 #include "worker/model/load_limits.h"
 #include "worker/model/read_ahead.h"
@@ -14,9 +14,9 @@
 #include "worker/torch/device_model.h"
 #include "worker/torch/function.h"
 #include "worker/torch/inference_threads.h"
+#include "worker/torch/outputs.h"
 #include "worker/torch/runtime.h"
 #include "worker/torch/torchscript_runtime.h"
-#include "worker/torch/write_outputs.h"
 
 namespace bulkhead::worker {
 namespace {
@@ -113,10 +113,6 @@ private:
     Result<> use_device(std::uint64_t bytes);
     Result<> warm_up(config::MethodSpec& method);
     Result<> infer_once(const config::MethodSpec& method);
-    void report(std::string_view phase, std::uint64_t done, std::uint64_t total, std::string_view unit,
-                std::string_view detail) const {
-        if (context_.progress) context_.progress(phase, done, total, unit, detail);
-    }
 
     config::ModelSpec spec_;
     LoadContext context_;
@@ -142,10 +138,10 @@ Result<std::unique_ptr<Model>> LoadedModel::load(const config::ModelSpec& spec, 
 
     std::uint64_t warm = 0;
     for (auto& method : model->methods_) {
-        model->report("warming", warm++, model->methods_.size(), "steps", method.name);
+        context.report("warming", warm++, model->methods_.size(), "steps", method.name);
         if (auto warmed = model->warm_up(method); !warmed) return warmed.error();
     }
-    model->report("warming", warm, warm, "steps", "");
+    context.report("warming", warm, warm, "steps", "");
     if (context.cuda) model->open_gpu();
     const auto prepare = [&] {
         return model->device_->prepare(model->spec_, model->methods_, *model->runtime_, context);
@@ -176,12 +172,12 @@ Result<> LoadedModel::use_device(std::uint64_t bytes) {
 
 Result<> LoadedModel::load_torchscript_file(const ModelFile& file) {
     if (auto taken = use_device(file.size_bytes()); !taken) return taken.error();
-    const auto read = [&](std::uint64_t done) { report("reading", done, file.size_bytes(), "bytes", ""); };
+    const auto read = [&](std::uint64_t done) { context_.report("reading", done, file.size_bytes(), "bytes", ""); };
     auto runtime = load_torchscript(file, spec_, device_->device(), methods_, read);
     if (!runtime) return runtime.error();
     runtime_ = std::move(runtime.value());
     // LibTorch reads only what it needs.
-    report("reading", file.size_bytes(), file.size_bytes(), "bytes", "");
+    context_.report("reading", file.size_bytes(), file.size_bytes(), "bytes", "");
     return {};
 }
 
@@ -190,12 +186,12 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     bool was_read = false;
     const auto read = [&](std::uint64_t done) {
         was_read = true;
-        report("reading", done, to_read, "bytes", "");
+        context_.report("reading", done, to_read, "bytes", "");
     };
     auto package = PackageCache{context_.cache}.open(file, read);
     if (!package) return package.error();
     // Files other than AOTInductor's are skipped.
-    if (was_read) report("reading", to_read, to_read, "bytes", "");
+    if (was_read) context_.report("reading", to_read, to_read, "bytes", "");
     package_ = std::move(package.value());
     auto compiled = find_compiled_model(package_.folder);
     if (!compiled) return compiled.error().during(spec_.file.string());
@@ -205,7 +201,7 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     if (auto fits = check_compatible(compiled.value(), machine); !fits) return fits.error().during(spec_.file.string());
     const auto name = compiled.value().library.filename().string();
     read_ahead(compiled.value().folder,
-               [&](std::uint64_t done, std::uint64_t total) { report("loading", done, total, "bytes", name); });
+               [&](std::uint64_t done, std::uint64_t total) { context_.report("loading", done, total, "bytes", name); });
     package_writes_inputs_ = may_write_inputs(compiled.value(), spec_.methods.front().inputs.size());
     auto function = device_->load_function(compiled.value().library.string(), compiled.value().folder.string());
     check_package_declaration(spec_, function->input_count());

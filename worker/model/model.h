@@ -74,6 +74,11 @@ struct LoadContext {
     std::function<void(std::string_view phase, std::uint64_t done, std::uint64_t total, std::string_view unit,
                        std::string_view detail)>
         progress;
+    /// Tells `progress`, if anybody listens.
+    void report(std::string_view phase, std::uint64_t done, std::uint64_t total, std::string_view unit,
+                std::string_view detail = {}) const {
+        if (progress) progress(phase, done, total, unit, detail);
+    }
     /// Asks the supervisor for the grant and waits. Call it before the first device allocation.
     std::function<Result<>(std::uint64_t device_bytes)> wait_for_grant;
 };

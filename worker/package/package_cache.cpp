@@ -7,27 +7,221 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <iterator>
+#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <boost/json.hpp>
+#include <caffe2/serialize/inline_container.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <torch/csrc/export/pt2_archive_constants.h>
 
 #include "ipc/base/text.h"
-#include "worker/package/package_archive.h"
-#include "worker/package/package_manifest.h"
+#include "ipc/base/whole_io.h"
+#include "worker/file/sha256.h"
+#include "worker/torch/file_reader.h"
+#include "worker/torch/runtime.h"
 
 namespace bulkhead::worker {
 namespace {
 
 namespace fs = std::filesystem;
+namespace json = boost::json;
+using caffe2::serialize::PyTorchStreamReader;
+using torch::_export::archive_spec::AOTINDUCTOR_DIR;
 
 constexpr auto links_name = "by-file";
 constexpr auto hashes_name = "hashes";
 constexpr std::string_view partial_prefix = ".partial-";
 constexpr std::size_t sha256_length = 64;
+constexpr auto manifest_name = "manifest.json";
+constexpr std::int64_t manifest_version = 1;
+
+struct UnpackedFile {
+    std::string path;  ///< below the target folder
+    std::uint64_t size_bytes = 0;
+    std::string sha256;
+    std::int64_t changed_ns = 0;  ///< st_ctim after it was fully written
+};
+
+/// When the file last changed in any way; no program can set this time back.
+std::int64_t changed_ns(const struct stat& status) noexcept {
+    return status.st_ctim.tv_sec * 1'000'000'000LL + status.st_ctim.tv_nsec;
+}
+
+std::string file_sha256(const fs::path& path) {
+    std::ifstream file{path, std::ios::binary};
+    std::vector<char> chunk(limits::io_chunk_bytes);
+    Sha256 hash;
+    while (file.read(chunk.data(), static_cast<std::streamsize>(chunk.size())) || file.gcount() > 0)
+        hash.update(std::as_bytes(std::span{chunk}.first(static_cast<std::size_t>(file.gcount()))));
+    return hash.hex();
+}
+
+bool matches(const fs::path& folder, const UnpackedFile& file) {
+    const auto path = folder / file.path;
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
+    if (static_cast<std::uint64_t>(status.st_size) != file.size_bytes) return false;
+    return changed_ns(status) == file.changed_ns || file_sha256(path) == file.sha256;
+}
+
+std::uint64_t total_bytes(const std::vector<UnpackedFile>& files) {
+    std::uint64_t total = 0;
+    for (const auto& file : files) total += file.size_bytes;
+    return total;
+}
+
+/// Writes `manifest.json` into a folder of unpacked files, last: it marks the folder as complete.
+Result<> write_manifest(const fs::path& folder, const std::vector<UnpackedFile>& files) {
+    json::array listed;
+    for (const auto& file : files)
+        listed.push_back(json::object{{"path", file.path},
+                                      {"size_bytes", file.size_bytes},
+                                      {"sha256", file.sha256},
+                                      {"changed_ns", file.changed_ns}});
+    const auto text = json::serialize(json::object{{"version", manifest_version}, {"files", std::move(listed)}});
+
+    const auto path = folder / manifest_name;
+    const UniqueFd file{::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)};
+    if (!file) return system_error(fmt::format("creating {}", path.string()), errno);
+    if (!write_all(file.get(), std::as_bytes(std::span{text})))
+        return system_error(fmt::format("writing {}", path.string()), errno);
+    if (::fsync(file.get()) != 0) return system_error(fmt::format("writing {} to disk", path.string()), errno);
+    return {};
+}
+
+/// Reads it back. Empty if it is missing or was not written by `write_manifest`.
+std::vector<UnpackedFile> read_manifest(const fs::path& folder) {
+    std::ifstream stream{folder / manifest_name, std::ios::binary};
+    std::string text(limits::package_text_bytes_max, '\0');
+    stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(static_cast<std::size_t>(stream.gcount()));
+    try {
+        const auto manifest = json::parse(text);
+        if (manifest.at("version").to_number<std::int64_t>() != manifest_version) return {};
+        std::vector<UnpackedFile> files;
+        for (const auto& file : manifest.at("files").as_array())
+            files.push_back({std::string{file.at("path").as_string()}, file.at("size_bytes").to_number<std::uint64_t>(),
+                             std::string{file.at("sha256").as_string()},
+                             file.at("changed_ns").to_number<std::int64_t>()});
+        return files;
+    } catch (const std::exception&) {  // not ours, or truncated: the entry is unpacked again
+        return {};
+    }
+}
+
+/// Returns the first listed file, or the manifest, that differs from what was unpacked; empty if
+/// the folder is complete. A file with the manifest's size and change time is not read again: any
+/// write would have changed that time.
+std::string damaged_file(const fs::path& folder) {
+    const auto files = read_manifest(folder);
+    if (files.empty()) return manifest_name;
+    const auto damaged = std::ranges::find_if(files, [&](const auto& file) { return !matches(folder, file); });
+    return damaged == files.end() ? std::string{} : damaged->path;
+}
+
+/// Whether the path has only names, so that it stays below its target folder.
+bool stays_inside(std::string_view path) {
+    if (path.empty() || path.size() > limits::package_path_bytes_max) return false;
+    for (std::size_t start = 0; start <= path.size();) {
+        const auto end = std::min(path.find('/', start), path.size());
+        const auto part = path.substr(start, end - start);
+        if (part.empty() || part == "." || part == ".." || part.size() > NAME_MAX) return false;
+        if (std::ranges::any_of(part, [](char c) { return c == '\0' || c == '\\'; })) return false;
+        start = end + 1;
+    }
+    return true;
+}
+
+Result<> make_folders(const fs::path& root, const fs::path& below) {
+    auto folder = root;
+    for (const auto& part : below) {
+        folder /= part;
+        if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+            return system_error(fmt::format("creating {}", folder.string()), errno);
+    }
+    return {};
+}
+
+Result<UnpackedFile> unpack_one(PyTorchStreamReader& archive, const std::string& name,
+                                const fs::path& target, std::vector<std::byte>& chunk) {
+    const auto path = target / name;
+    if (auto made = make_folders(target, fs::path{name}.parent_path()); !made) return made.error();
+    // O_EXCL: a repeated name is an error, not an overwrite.
+    const UniqueFd file{::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)};
+    if (!file) return system_error(fmt::format("creating {}", path.string()), errno);
+
+    UnpackedFile unpacked{name, archive.getRecordSize(name), {}, 0};
+    Sha256 hash;
+    auto chunks = archive.createChunkReaderIter(name, unpacked.size_bytes, chunk.size());
+    for (std::uint64_t done = 0; done < unpacked.size_bytes;) {
+        const auto count = chunks.next(chunk.data());
+        if (count == 0) throw std::runtime_error{fmt::format("{} ends after {} bytes", name, done)};
+        const auto bytes = std::span{chunk}.first(count);
+        hash.update(bytes);
+        if (!write_all(file.get(), bytes)) return system_error(fmt::format("writing {}", path.string()), errno);
+        done += count;
+    }
+    unpacked.sha256 = hash.hex();
+    if (::fsync(file.get()) != 0) return system_error(fmt::format("writing {} to disk", path.string()), errno);
+    struct stat status {};
+    if (::fstat(file.get(), &status) != 0) return system_error(fmt::format("looking at {}", path.string()), errno);
+    unpacked.changed_ns = changed_ns(status);
+    return unpacked;
+}
+
+/// Writes AOTInductor's files (`data/aotinductor/…`) below `target`: files 0600, folders 0700,
+/// all synced to disk on return. Skips exported programs and sample inputs, which a package
+/// may contain too.
+///
+/// Errors  load_failed for a broken archive, one without AOTInductor files, or one whose names lead
+///         out of `target`; resources_exhausted if the disk is full
+Result<std::vector<UnpackedFile>> unpack_archive(const ModelFile& package, const fs::path& target,
+                                                 const std::function<void(std::uint64_t)>& progress) {
+    const auto attempt = fmt::format("unpacking {}", package.path().string());
+    const auto refused = [&](std::string_view what) {
+        return Error{ErrorCode::load_failed, fmt::format("{}: {}", attempt, what),
+                     "export the model again with torch._inductor.aoti_compile_and_package"};
+    };
+    try {
+        PyTorchStreamReader archive{std::make_shared<FileReader>(package, progress)};
+        std::vector<std::string> names;
+        std::uint64_t total_bytes = 0;
+        for (const auto& name : archive.getAllRecords()) {
+            if (!stays_inside(name)) return refused(fmt::format("the name \"{}\" leads out of the package", name));
+            if (!name.starts_with(AOTINDUCTOR_DIR)) continue;
+            names.push_back(name);
+            total_bytes += archive.getRecordSize(name);
+        }
+        if (names.empty())
+            return Error{ErrorCode::load_failed, fmt::format("{}: nothing under {} in it", attempt, AOTINDUCTOR_DIR),
+                         archive.hasRecord("constants.pkl") ? "it is a TorchScript file: declare `runtime: torchscript`"
+                                                            : "export the model with "
+                                                              "torch._inductor.aoti_compile_and_package"};
+        if (names.size() > limits::package_files_max || total_bytes > limits::package_unpacked_bytes_max)
+            return refused(fmt::format("{} files of {} bytes are more than {} or {}", names.size(), total_bytes,
+                                       limits::package_files_max, limits::package_unpacked_bytes_max));
+
+        std::vector<std::byte> chunk(limits::io_chunk_bytes);
+        std::vector<UnpackedFile> files;
+        for (const auto& name : names) {
+            auto file = unpack_one(archive, name, target, chunk);
+            if (!file) return file.error().during(attempt);
+            files.push_back(std::move(file.value()));
+        }
+        return files;
+    } catch (const std::exception& exception) {
+        auto error = translate(exception, ErrorCode::load_failed, attempt);
+        error.remedy = fmt::format("it has {} bytes: copy it again if that is not all, else export it again",
+                                   package.size_bytes());
+        return error;
+    }
+}
 
 /// Opens and locks a folder without waiting; empty if another process holds the lock.
 UniqueFd lock_folder(const fs::path& folder, int kind) {

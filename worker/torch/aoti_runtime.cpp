@@ -7,7 +7,7 @@
 
 #include "worker/torch/cerr_tap.h"
 #include "worker/torch/function.h"
-#include "worker/torch/out_arguments.h"
+#include "worker/torch/outputs.h"
 
 namespace bulkhead::worker {
 namespace {

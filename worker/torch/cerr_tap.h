@@ -1,5 +1,7 @@
 #pragma once
 
+#include <mutex>
+#include <streambuf>
 #include <string>
 
 namespace bulkhead::worker {
@@ -8,9 +10,10 @@ namespace bulkhead::worker {
 /// prints its message there, and returns only a number.
 ///
 /// Thread  `clear` and `text` on any; writers to std::cerr are serialised
-class CerrTap {
+class CerrTap final : public std::streambuf {
 public:
-    /// The process' only tap. The first call installs it; it is never removed.
+    /// The process' only tap. The first call installs it; it is never removed: std::cerr may be
+    /// used while the process ends.
     static CerrTap& instance();
 
     void clear();
@@ -19,8 +22,13 @@ public:
 
 private:
     CerrTap();
-    class Tee;
-    Tee* tee_;  ///< lives as long as std::cerr, which may be used while the process ends
+    std::streamsize xsputn(const char* text, std::streamsize count) override;
+    int_type overflow(int_type character) override;
+    int sync() override;
+
+    mutable std::mutex mutex_;
+    std::string heard_;
+    std::streambuf* const target_;  ///< last: with it std::cerr begins to write here
 };
 
 }  // namespace bulkhead::worker

@@ -54,7 +54,7 @@ public:
     /// Makes the engine that steps the package's functions; captures graphs if the device has them
     /// and `graphs` allows it.
     /// Errors  out_of_memory, capture_failed where graphs are `required`
-    virtual Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
+    virtual Result<std::shared_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
                                                                     const LoadContext& context) = 0;
 
     /// Warms up and captures the declared buckets of every method, largest first.

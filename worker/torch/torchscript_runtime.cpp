@@ -14,7 +14,7 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 #include "worker/torch/file_reader.h"
-#include "worker/torch/out_arguments.h"
+#include "worker/torch/outputs.h"
 #include "worker/torch/torchscript_schema.h"
 
 namespace bulkhead::worker {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <deque>
 #include <numeric>
@@ -17,6 +19,14 @@
 namespace bulkhead::test {
 
 using cuda::Gpu;
+
+/// This process' entry among those that a receipt says hold device memory.
+inline const boost::json::object* holds_gpu_slab(const boost::json::object& receipt) {
+    for (const boost::json::value& holder : receipt.at("held_by").as_array())
+        if (holder.at("pid").as_int64() == ::getpid() && holder.at("what").as_string() == "gpu_slab")
+            return &holder.get_object();
+    return nullptr;
+}
 
 /// A daemon with the model "m", a worker that echoes tensors on the GPU, and this process
 /// as its client.
@@ -69,15 +79,20 @@ protected:
     /// Kept until the test's end. To be called before a stream is held: it may wait for all
     /// that is queued.
     [[nodiscard]] const PinnedFloats& pin(const std::vector<float>& data) { return pinned.emplace_back(gpu, data); }
+    /// A request for one tensor, ordered on a stream.
+    template <typename C>
+    [[nodiscard]] static Result<Reply> infer_on(C& channel, const auto& tensor, cuda::CUstream on) {
+        const std::array<NamedInput, 1> inputs{NamedInput{"x", &tensor}};
+        Request request;
+        request.inputs = inputs;
+        request.stream = on;
+        return channel.infer(request);
+    }
     /// Queues the write of an input, and sends it: nobody waits for anything.
     template <typename C>
     [[nodiscard]] Result<Reply> echo(C& channel, Input& input, const PinnedFloats& data) const {
         copy(input.bytes().data(), data.data(), data.size_bytes());
-        const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
-        Request request;
-        request.inputs = inputs;
-        request.stream = stream;
-        return channel.infer(request);
+        return infer_on(channel, input, stream);
     }
     template <typename C>
     [[nodiscard]] Result<Reply> echo(C& channel, Input& input, const std::vector<float>& data) {

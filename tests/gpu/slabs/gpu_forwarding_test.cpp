@@ -20,13 +20,6 @@ using testing::HasSubstr;
 class GpuForwarding : public GpuChannel {
 protected:
     [[nodiscard]] Channel open_second() const { return open(wire::SlabKind::cuda_vmm, "n"); }
-    [[nodiscard]] static Result<Reply> forward(Channel& channel, const Output& output, cuda::CUstream on) {
-        const std::array<NamedInput, 1> inputs{NamedInput{"x", &output}};
-        Request request;
-        request.inputs = inputs;
-        request.stream = on;
-        return channel.infer(request);
-    }
 };
 
 TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
@@ -39,10 +32,9 @@ TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
     const std::array<std::vector<float>, 2> data{values(100), values(2000)};
     std::vector<Reply> given;
     for (const std::vector<float>& each : data) {
-        auto reply = echo(first, input, each);
-        ASSERT_TRUE(reply) << reply.error().text();
-        EXPECT_EQ(fetch(reply->outputs.at(0)), each);
-        given.push_back(std::move(*reply));
+        auto reply = echo(first, input, each).value();
+        EXPECT_EQ(fetch(reply.outputs.at(0)), each);
+        given.push_back(std::move(reply));
     }
     cuda::CUstream other = nullptr;
     StreamGate gate;
@@ -52,11 +44,10 @@ TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
     }
     hold(gate);
 
-    auto held_up = forward(second, given[0].outputs.at(0), stream);
+    auto held_up = infer_on(second, given[0].outputs.at(0), stream);
     ASSERT_TRUE(held_up) << held_up.error().text();  // so its room is free, though nothing has been
                                                      // copied there yet
-    auto next = forward(second, given[1].outputs.at(0), other);
-    ASSERT_TRUE(next) << next.error().text();
+    auto next = infer_on(second, given[1].outputs.at(0), other).value();
     std::promise<void> copied;
     {
         const Gpu::Current current{*gpu};
@@ -69,7 +60,7 @@ TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
     gate.let_pass();
 
     EXPECT_EQ(fetch(held_up->outputs.at(0)), data[0]);
-    EXPECT_EQ(fetch(next->outputs.at(0)), data[1]);
+    EXPECT_EQ(fetch(next.outputs.at(0)), data[1]);
     given.clear();  // each asks the streams that read it
     const Gpu::Current current{*gpu};
     EXPECT_EQ(gpu->driver().cuStreamSynchronize(other), cuda::CUDA_SUCCESS);
@@ -143,16 +134,15 @@ TEST_F(GpuForwarding, ToAChannelWithoutThatGpuItIsRefusedWithTheRemedy) {
     ASSERT_TRUE(first.keep_outputs_on_gpu(count * sizeof(float)));
     Input input = input_on_gpu(first);
     const std::vector<float> data = values(3);
-    auto given = echo(first, input, data);
-    ASSERT_TRUE(given) << given.error().text();
+    auto given = echo(first, input, data).value();
 
-    const auto reply = forward(second, given->outputs.at(0), stream);
+    const auto reply = infer_on(second, given.outputs.at(0), stream);
 
     ASSERT_FALSE(reply);
     EXPECT_EQ(reply.error().code, ErrorCode::input_invalid);
     EXPECT_THAT(reply.error().attempt, HasSubstr("without a GPU"));
     EXPECT_THAT(reply.error().remedy, HasSubstr("ChannelOptions::gpu"));
-    EXPECT_EQ(fetch(given->outputs.at(0)), data);
+    EXPECT_EQ(fetch(given.outputs.at(0)), data);
 }
 
 }  // namespace

@@ -321,9 +321,8 @@ protected:
         }};
         ChannelOptions options;
         options.gpu = gpu;
-        auto channel = Channel::adopt(worker.client_end(), options);
-        ASSERT_TRUE(channel) << channel.error().text();
-        const auto reply = channel->infer({});
+        auto channel = Channel::adopt(worker.client_end(), options).value();
+        const auto reply = channel.infer({});
         ASSERT_FALSE(reply);
         EXPECT_EQ(reply.error().code, ErrorCode::protocol_violation) << reply.error().text();
         EXPECT_THAT(reply.error().attempt, HasSubstr("event"));
@@ -343,25 +342,18 @@ protected:
 };
 
 TEST_F(GpuEventOffers, ThatAreWrongEndTheChannel) {
-    {
-        SCOPED_TRACE("not agreed");
-        expect_broken_off(wire::feature_returning, {offer(1)});
-    }
-    {
-        SCOPED_TRACE("without a number");
-        expect_broken_off(gpu_features, {offer(0)});
-    }
-    {
-        SCOPED_TRACE("of no direction");
-        expect_broken_off(gpu_features, {offer(1, 2)});
-    }
-    {
-        SCOPED_TRACE("twice");
-        expect_broken_off(gpu_features, {offer(1), offer(1)});
-    }
-    {
-        SCOPED_TRACE("for both directions");
-        expect_broken_off(gpu_features, {offer(1, 0), offer(1, 1)});
+    const struct {
+        const char* what;
+        std::uint64_t features;
+        std::vector<std::vector<std::byte>> offers;
+    } all[] = {{"not agreed", wire::feature_returning, {offer(1)}},
+               {"without a number", gpu_features, {offer(0)}},
+               {"of no direction", gpu_features, {offer(1, 2)}},
+               {"twice", gpu_features, {offer(1), offer(1)}},
+               {"for both directions", gpu_features, {offer(1, 0), offer(1, 1)}}};
+    for (const auto& [what, features, offers] : all) {
+        SCOPED_TRACE(what);
+        expect_broken_off(features, offers);
     }
     if (bulkhead::test::is_fake_cuda()) {  // no GPU has told yet whether it opens one
                                            // event so often

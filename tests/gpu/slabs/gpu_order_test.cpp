@@ -75,13 +75,8 @@ TEST_F(GpuOrder, WhoReadsOrWritesATensorWaitsForTheRecordingBehindItsLastUse) {
         forget();
         const auto given = echo(first, input, source);
         ASSERT_TRUE(given) << given.error().text();
-        const std::array<NamedInput, 1> inputs{NamedInput{"x", &given->outputs.at(0)}};
-        Request request;
-        request.inputs = inputs;
-        request.stream = stream;
-        auto reply = second.infer(request);
-        ASSERT_TRUE(reply) << reply.error().text();
-        EXPECT_EQ(fetch(reply->outputs.at(0)), data);
+        auto reply = infer_on(second, given->outputs.at(0), stream).value();
+        EXPECT_EQ(fetch(reply.outputs.at(0)), data);
     }
 
     EXPECT_THAT(
@@ -129,10 +124,9 @@ TEST_F(GpuOrder, ASlabIsClearedBeforeItIsOfferedAndGoesWhenNothingUsesItAnyMore)
                     ElementsAre("client cuMemsetD8Async", "client cuStreamSynchronize", "client cuCtxSynchronize",
                                 "client " + call[kind == wire::SlabKind::cuda_ipc ? 1 : 0]));
     }
-    const auto slab = cuda::LegacySlab::create(gpu, 1);
-    ASSERT_TRUE(slab) << slab.error().text();
+    const auto slab = cuda::LegacySlab::create(gpu, 1).value();
     CudaPeer peer;
-    ASSERT_EQ(peer.ask("legacy import 1 " + to_text(slab->handle().value())), "ok");
+    ASSERT_EQ(peer.ask("legacy import 1 " + to_text(slab.handle().value())), "ok");
     forget();
     ASSERT_EQ(peer.ask("drop"), "ok");
     EXPECT_THAT(calls(), ElementsAre("peer cuCtxSynchronize", "peer cuIpcCloseMemHandle"));

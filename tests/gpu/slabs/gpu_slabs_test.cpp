@@ -65,34 +65,36 @@ protected:
     static void fail(const std::string& rule) { ::setenv("BULKHEAD_FAKE_CUDA_FAIL", rule.c_str(), 1); }
 };
 
-TEST_F(GpuSlabs, BytesWrittenByTheImporterOfAVmmSlabAreReadByItsCreatorAndBack) {
-    auto slab = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
+TEST_F(GpuSlabs, BytesWrittenByTheImporterOfAVmmSlabAreReadByItsCreatorAndBackAndItMayImportItAgain) {
+    auto slab = VmmSlab::create(gpu, slab_bytes).value();
     CudaPeer peer;
-    ASSERT_EQ(peer.ask(import_command("rw"), slab->export_fd()->get()), "ok");
+    ASSERT_EQ(peer.ask(import_command("rw"), slab.export_fd()->get()), "ok");
 
     EXPECT_EQ(peer.ask("write 77 41"), "ok");
-    EXPECT_EQ(read(slab->pointer() + 77), 41);
-    write(slab->pointer() + slab_bytes - 1, 42);
+    EXPECT_EQ(read(slab.pointer() + 77), 41);
+    write(slab.pointer() + slab_bytes - 1, 42);
     EXPECT_EQ(peer.ask(fmt::format("read {}", slab_bytes - 1)), "ok 42");
+    for (int i = 0; i < 2; ++i) {
+        ASSERT_EQ(peer.ask("drop"), "ok");
+        ASSERT_EQ(peer.ask(import_command("rw"), slab.export_fd()->get()), "ok") << "once more";
+        ASSERT_EQ(peer.ask("write 0 5"), "ok");
+    }
 }
 
 TEST_F(GpuSlabs, AReadOnlyImportReadsAndCannotWrite) {
-    auto slab = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
-    write(slab->pointer() + 5, 7);
+    auto slab = VmmSlab::create(gpu, slab_bytes).value();
+    write(slab.pointer() + 5, 7);
     CudaPeer peer;
-    ASSERT_EQ(peer.ask(import_command("ro"), slab->export_fd()->get()), "ok");
+    ASSERT_EQ(peer.ask(import_command("ro"), slab.export_fd()->get()), "ok");
     EXPECT_EQ(peer.ask("read 5"), "ok 7");
 
     EXPECT_NE(peer.ask("write 5 8"), "ok");  // may cost the peer its context
-    EXPECT_EQ(read(slab->pointer() + 5), 7);
+    EXPECT_EQ(read(slab.pointer() + 5), 7);
 }
 
 TEST_F(GpuSlabs, SizesAreRoundedUpToWhatTheDeviceAllocatesIn) {
-    auto slab = VmmSlab::create(gpu, 1);
-    ASSERT_TRUE(slab) << slab.error().text();
-    EXPECT_GE(slab->size_bytes(), 4096U);
+    auto slab = VmmSlab::create(gpu, 1).value();
+    EXPECT_GE(slab.size_bytes(), 4096U);
     EXPECT_EQ(VmmSlab::create(gpu, 0).error().code, ErrorCode::input_invalid);
     EXPECT_EQ(VmmSlab::create(gpu, ~0ULL).error().code, ErrorCode::input_invalid);
     EXPECT_EQ(LegacySlab::create(gpu, 0).error().code, ErrorCode::input_invalid);
@@ -103,12 +105,11 @@ TEST_F(GpuSlabs, AVmmSlabOutlivesTheDeathOfItsCreator) {
     ASSERT_EQ(creator.ask(fmt::format("vmm create {}", slab_bytes)), "ok");
     const UniqueFd fd = creator.take_fd();
     ASSERT_EQ(creator.ask("write 9 90"), "ok");
-    auto imported = VmmSlab::import(gpu, fd.get(), slab_bytes, Access::read_only);
-    ASSERT_TRUE(imported) << imported.error().text();
+    auto imported = VmmSlab::import(gpu, fd.get(), slab_bytes, Access::read_only).value();
 
     creator.kill();
 
-    EXPECT_EQ(read(imported->pointer() + 9), 90);
+    EXPECT_EQ(read(imported.pointer() + 9), 90);
     // The descriptor alone keeps it as well: one more importer after the death.
     CudaPeer late;
     ASSERT_EQ(late.ask(import_command("ro"), fd.get()), "ok");
@@ -116,28 +117,16 @@ TEST_F(GpuSlabs, AVmmSlabOutlivesTheDeathOfItsCreator) {
 }
 
 TEST_F(GpuSlabs, AnImporterKilledWhileItMapsLeavesTheCreatorWhole) {
-    auto slab = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
+    auto slab = VmmSlab::create(gpu, slab_bytes).value();
     CudaPeer peer;
-    ASSERT_EQ(peer.ask(import_command("rw"), slab->export_fd()->get()), "ok");
+    ASSERT_EQ(peer.ask(import_command("rw"), slab.export_fd()->get()), "ok");
     ASSERT_EQ(peer.ask("write 1 11"), "ok");
 
     peer.kill();
 
-    EXPECT_EQ(read(slab->pointer() + 1), 11);
-    write(slab->pointer() + 1, 12);
-    EXPECT_EQ(read(slab->pointer() + 1), 12);
-}
-
-TEST_F(GpuSlabs, AnImporterThatDropsItsSlabCanImportItAgain) {
-    auto slab = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
-    CudaPeer peer;
-    for (int i = 0; i < 3; ++i) {
-        ASSERT_EQ(peer.ask(import_command("rw"), slab->export_fd()->get()), "ok");
-        ASSERT_EQ(peer.ask("write 0 5"), "ok");
-        ASSERT_EQ(peer.ask("drop"), "ok");
-    }
+    EXPECT_EQ(read(slab.pointer() + 1), 11);
+    write(slab.pointer() + 1, 12);
+    EXPECT_EQ(read(slab.pointer() + 1), 12);
 }
 
 TEST_F(GpuSlabs, CreatingExportingAndDroppingLeavesNoDescriptorBehind) {
@@ -145,8 +134,7 @@ TEST_F(GpuSlabs, CreatingExportingAndDroppingLeavesNoDescriptorBehind) {
         auto slab = VmmSlab::create(gpu, slab_bytes);
         ASSERT_TRUE(slab) << slab.error().text();
         ASSERT_TRUE(slab->export_fd());
-        auto legacy = LegacySlab::create(gpu, slab_bytes);
-        ASSERT_TRUE(legacy) << legacy.error().text();
+        auto legacy = LegacySlab::create(gpu, slab_bytes).value();
     };
     cycle();  // what the driver opens once, for itself
     const std::size_t before = open_descriptors();
@@ -154,39 +142,29 @@ TEST_F(GpuSlabs, CreatingExportingAndDroppingLeavesNoDescriptorBehind) {
     EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST_F(GpuSlabs, ADescriptorThatIsNoDeviceMemoryIsRefused) {
+TEST_F(GpuSlabs, WhatIsNoDeviceMemoryOrSmallerThanItsOfferClaimsIsRefused) {
     const UniqueFd memfd{::memfd_create("no device memory", MFD_CLOEXEC)};
     ASSERT_EQ(::ftruncate(memfd.get(), slab_bytes), 0);
     EXPECT_FALSE(VmmSlab::import(gpu, memfd.get(), slab_bytes, Access::read_write));
     EXPECT_FALSE(VmmSlab::import(gpu, -1, slab_bytes, Access::read_write));
-}
 
-TEST_F(GpuSlabs, ASlabThatIsSmallerThanItsOfferClaimsIsRefused) {
-    auto slab = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
+    auto slab = VmmSlab::create(gpu, slab_bytes).value();
     CudaPeer peer;
-    EXPECT_NE(peer.ask(fmt::format("vmm import {} rw", 2 * slab->size_bytes()), slab->export_fd()->get()), "ok");
-    EXPECT_EQ(peer.ask(import_command("rw"), slab->export_fd()->get()), "ok") << "and hurts nobody";
+    EXPECT_NE(peer.ask(fmt::format("vmm import {} rw", 2 * slab.size_bytes()), slab.export_fd()->get()), "ok");
+    EXPECT_EQ(peer.ask(import_command("rw"), slab.export_fd()->get()), "ok") << "and hurts nobody";
 }
 
 TEST_F(GpuSlabs, ALegacySlabIsSharedByItsHandleAlone) {
-    auto slab = LegacySlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
-    const auto handle = slab->handle();
-    ASSERT_TRUE(handle) << handle.error().text();
+    auto slab = LegacySlab::create(gpu, slab_bytes).value();
+    const auto handle = slab.handle().value();
     CudaPeer peer;
-    ASSERT_EQ(peer.ask(fmt::format("legacy import {} {}", slab_bytes, test::to_text(*handle))), "ok");
+    ASSERT_EQ(peer.ask(fmt::format("legacy import {} {}", slab_bytes, test::to_text(handle))), "ok");
 
     EXPECT_EQ(peer.ask("write 123 45"), "ok");
-    EXPECT_EQ(read(slab->pointer() + 123), 45);
+    EXPECT_EQ(read(slab.pointer() + 123), 45);
     EXPECT_EQ(peer.ask("drop"), "ok");
-    EXPECT_EQ(peer.ask(fmt::format("legacy import {} {}", slab_bytes, test::to_text(*handle))), "ok");
-}
-
-TEST_F(GpuSlabs, TheProcessThatMadeALegacyHandleCannotOpenIt) {
-    auto slab = LegacySlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
-    EXPECT_FALSE(LegacySlab::import(gpu, slab->handle().value(), slab_bytes));
+    EXPECT_EQ(peer.ask(fmt::format("legacy import {} {}", slab_bytes, test::to_text(handle))), "ok");
+    EXPECT_FALSE(LegacySlab::import(gpu, handle, slab_bytes)) << "by the process that made it";
 }
 
 // What an importer sees of legacy memory whose exporter died is not defined, so nobody looks: it
@@ -195,16 +173,14 @@ TEST_F(GpuSlabs, AnImporterOfALegacySlabSurvivesTheDeathOfItsCreator) {
     CudaPeer creator;
     const std::string made = creator.ask(fmt::format("legacy create {}", slab_bytes));
     ASSERT_THAT(made, StartsWith("ok "));
-    auto imported = LegacySlab::import(gpu, test::handle_from(made.substr(3)), slab_bytes);
-    ASSERT_TRUE(imported) << imported.error().text();
+    auto imported = LegacySlab::import(gpu, test::handle_from(made.substr(3)), slab_bytes).value();
 
     creator.kill();
 
-    { const LegacySlab dropped = std::move(*imported); }
-    auto other = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(other) << other.error().text();
-    write(other->pointer(), 3);
-    EXPECT_EQ(read(other->pointer()), 3);
+    { const LegacySlab dropped = std::move(imported); }
+    auto other = VmmSlab::create(gpu, slab_bytes).value();
+    write(other.pointer(), 3);
+    EXPECT_EQ(read(other.pointer()), 3);
 }
 
 TEST_F(GpuSlabs, Fault12AStaleHandleOfADeadExporterIsAnErrorThatHurtsNobody) {
@@ -227,10 +203,9 @@ TEST_F(GpuSlabs, Fault12AStaleHandleOfADeadExporterIsAnErrorThatHurtsNobody) {
                                                    // holds no stream
     ASSERT_TRUE(opened->make_wait(stream));
     synchronize();
-    auto other = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(other) << other.error().text();
-    write(other->pointer(), 3);
-    EXPECT_EQ(read(other->pointer()), 3);
+    auto other = VmmSlab::create(gpu, slab_bytes).value();
+    write(other.pointer(), 3);
+    EXPECT_EQ(read(other.pointer()), 3);
 }
 
 TEST_F(GpuSlabs, Fault12AWrongGpuUuidIsNamedInTheError) {
@@ -242,22 +217,19 @@ TEST_F(GpuSlabs, Fault12AWrongGpuUuidIsNamedInTheError) {
     EXPECT_THAT(opened.error().attempt, HasSubstr("GPU-abababab-abab-abab-abab-abababababab"));
     EXPECT_THAT(opened.error().remedy, HasSubstr("CUDA_VISIBLE_DEVICES"));
 
-    const auto same = Gpu::open(gpu->uuid());
-    ASSERT_TRUE(same) << same.error().text();
-    EXPECT_EQ((*same)->device(), gpu->device());
+    const auto same = Gpu::open(gpu->uuid()).value();
+    EXPECT_EQ(same->device(), gpu->device());
 }
 
 TEST_F(GpuSlabs, AStreamOfAnotherProcessWaitsForTheWorkBeforeARecordedEvent) {
-    auto slab = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
-    write(slab->pointer(), 1);
-    auto seen = VmmSlab::create(gpu, slab_bytes);  // on the GPU: a copy to pageable memory would
+    auto slab = VmmSlab::create(gpu, slab_bytes).value();
+    write(slab.pointer(), 1);
+    auto seen = VmmSlab::create(gpu, slab_bytes).value();  // on the GPU: a copy to pageable memory would
                                                    // hold up this thread
-    ASSERT_TRUE(seen) << seen.error().text();
     auto done = InterprocessEvent::create(gpu);
     ASSERT_TRUE(done) << done.error().text();
     CudaPeer peer;
-    ASSERT_EQ(peer.ask(import_command("rw"), slab->export_fd()->get()), "ok");
+    ASSERT_EQ(peer.ask(import_command("rw"), slab.export_fd()->get()), "ok");
     ASSERT_EQ(peer.ask("event import " + test::to_text(done->handle().value())), "ok");
 
     // The peer's stream is held before its write: the write and the event behind it are queued, and
@@ -268,31 +240,24 @@ TEST_F(GpuSlabs, AStreamOfAnotherProcessWaitsForTheWorkBeforeARecordedEvent) {
     ASSERT_TRUE(done->make_wait(stream));
     {
         const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuMemcpyAsync(seen->pointer(), slab->pointer(), 1, stream), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gpu->driver().cuMemcpyAsync(seen.pointer(), slab.pointer(), 1, stream), cuda::CUDA_SUCCESS);
     }
     // Nobody was held up by all this: the queues are full, the hosts go on.
     ASSERT_EQ(peer.ask("stream unblock"), "ok");
-    EXPECT_EQ(read(seen->pointer()), 2);
-}
-
-TEST_F(GpuSlabs, AnEventMayBeRecordedAgainBeforeTheOtherSideHasWaited) {
-    auto event = InterprocessEvent::create(gpu);
-    ASSERT_TRUE(event) << event.error().text();
-    CudaPeer peer;
-    ASSERT_EQ(peer.ask("event import " + test::to_text(event->handle().value())), "ok");
-    for (int i = 0; i < 5; ++i) ASSERT_TRUE(event->record(stream));
-    EXPECT_EQ(peer.ask("event wait"), "ok");
-    EXPECT_EQ(peer.ask("stream synchronize"), "ok");
+    EXPECT_EQ(read(seen.pointer()), 2);
 }
 
 TEST_F(GpuSlabs, ALaterRecordingDoesNotEndTheWaitForAnEarlierOne) {
-    auto event = InterprocessEvent::create(gpu);
-    ASSERT_TRUE(event) << event.error().text();
+    auto event = InterprocessEvent::create(gpu).value();
     CudaPeer peer;
-    ASSERT_EQ(peer.ask("event import " + test::to_text(event->handle().value())), "ok");
+    ASSERT_EQ(peer.ask("event import " + test::to_text(event.handle().value())), "ok");
+    for (int i = 0; i < 5; ++i) ASSERT_TRUE(event.record(stream)) << "before the other side has waited";
+    EXPECT_EQ(peer.ask("event wait"), "ok");
+    EXPECT_EQ(peer.ask("stream synchronize"), "ok");
+
     ASSERT_EQ(peer.ask("stream block"), "ok");
     ASSERT_EQ(peer.ask("event record"), "ok");
-    ASSERT_TRUE(event->make_wait(stream));
+    ASSERT_TRUE(event.make_wait(stream));
     std::atomic<bool> passed = false;
     cuda::CUstream other = nullptr;
     {
@@ -301,7 +266,7 @@ TEST_F(GpuSlabs, ALaterRecordingDoesNotEndTheWaitForAnEarlierOne) {
                       stream, [](void* flag) { *static_cast<std::atomic<bool>*>(flag) = true; }, &passed),
                   cuda::CUDA_SUCCESS);
         ASSERT_EQ(gpu->driver().cuStreamCreate(&other, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
-        ASSERT_TRUE(event->record(other));
+        ASSERT_TRUE(event.record(other));
         ASSERT_EQ(gpu->driver().cuStreamSynchronize(other), cuda::CUDA_SUCCESS);
         EXPECT_EQ(gpu->driver().cuStreamDestroy(other), cuda::CUDA_SUCCESS);
     }
@@ -332,23 +297,20 @@ TEST_F(GpuSlabFaults, EachRefusalOfTheDriverIsOneErrorThatNamesCallAndCode) {
 }
 
 TEST_F(GpuSlabFaults, AnImporterInAnotherContainerIsToldThatItIsNotPermitted) {
-    auto slab = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
+    auto slab = VmmSlab::create(gpu, slab_bytes).value();
     CudaPeer elsewhere{{{"BULKHEAD_FAKE_CUDA_FAIL", "cuMemImportFromShareableHandle 304 after 1"}}};
-    ASSERT_EQ(elsewhere.ask(import_command("rw"), slab->export_fd()->get()), "ok");
-    const std::string refused = elsewhere.ask(import_command("rw"), slab->export_fd()->get());
+    ASSERT_EQ(elsewhere.ask(import_command("rw"), slab.export_fd()->get()), "ok");
+    const std::string refused = elsewhere.ask(import_command("rw"), slab.export_fd()->get());
     EXPECT_THAT(refused, StartsWith("not_permitted: importing a slab"));
     EXPECT_THAT(refused, HasSubstr("CUDA_ERROR_OPERATING_SYSTEM (304"));
 }
 
 TEST_F(GpuSlabFaults, Fault12AnotherGpusMemoryIsRefusedByWhoDoesNotSeeThatGpu) {
-    auto slab = VmmSlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(slab) << slab.error().text();
-    auto legacy = LegacySlab::create(gpu, slab_bytes);
-    ASSERT_TRUE(legacy) << legacy.error().text();
+    auto slab = VmmSlab::create(gpu, slab_bytes).value();
+    auto legacy = LegacySlab::create(gpu, slab_bytes).value();
     CudaPeer other{{{"BULKHEAD_FAKE_CUDA_GPUS", "GPU-0badf00d-0000-4000-8000-000000000002"}}};
-    EXPECT_THAT(other.ask(import_command("rw"), slab->export_fd()->get()), HasSubstr("CUDA_ERROR_INVALID_DEVICE"));
-    EXPECT_THAT(other.ask(fmt::format("legacy import {} {}", slab_bytes, test::to_text(legacy->handle().value()))),
+    EXPECT_THAT(other.ask(import_command("rw"), slab.export_fd()->get()), HasSubstr("CUDA_ERROR_INVALID_DEVICE"));
+    EXPECT_THAT(other.ask(fmt::format("legacy import {} {}", slab_bytes, test::to_text(legacy.handle().value()))),
                 HasSubstr("CUDA_ERROR_INVALID_DEVICE"));
 }
 

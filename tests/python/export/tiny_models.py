@@ -99,7 +99,7 @@ def chatterbox_t3() -> Any:
 
     kind = family.t3_class()
     configs = family._modules("t3.llama_configs").LLAMA_CONFIGS
-    configs["tiny"] = {**configs["Llama_520M"], "num_hidden_layers": 2, "intermediate_size": 256, "num_attention_heads": 16}
+    configs["tiny"] = {**configs["Llama_520M"], "num_hidden_layers": TEXT["num_hidden_layers"], "intermediate_size": 256, "num_attention_heads": 16}
     hp = family._modules("t3.modules.t3_config").T3Config()
     hp.llama_config_name = "tiny"
     return scattered(kind(hp))

@@ -10,7 +10,7 @@
 
 #include "tests/unit/worker/model_fixture.h"
 #include "worker/generation/engine.h"
-#include "worker/generation/models/load_generator.h"
+#include "worker/generation/models/package.h"
 
 namespace bulkhead::worker::generation::test {
 

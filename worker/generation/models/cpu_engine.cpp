@@ -1,6 +1,5 @@
-#include "worker/generation/models/cpu_engine.h"
-
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -9,6 +8,7 @@
 
 #include "worker/generation/host_sampler.h"
 #include "worker/generation/models/kv_memory.h"
+#include "worker/generation/models/package.h"
 #include "worker/generation/models/prompt_chunk.h"
 #include "worker/generation/slot_start.h"
 #include "worker/torch/guarded.h"
@@ -130,7 +130,7 @@ private:
     at::Tensor call_prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count) {
         std::vector<at::Tensor> inputs =
             prompt_chunk(parts_.manifest, prompt, first, count, count, span_.narrow(0, 0, std::int64_t{first} + count));
-        append(inputs, kv_.of(slot));
+        std::ranges::copy(kv_.of(slot), std::back_inserter(inputs));
         const at::Tensor result = parts_.prefill->call(inputs).at(0);
         return parts_.shape.prefill_gives ? checked(result, parts_.shape.rows) : result;
     }
@@ -181,7 +181,7 @@ private:
                            const std::vector<at::Tensor>& kv) {
         std::vector<at::Tensor> inputs{tokens, positions, span_.narrow(0, 0, length)};
         if (parts_.manifest.rope_delta != Manifest::RopeDelta::none) inputs.push_back(deltas);
-        append(inputs, kv);
+        std::ranges::copy(kv, std::back_inserter(inputs));
         return checked(function.function->call(inputs).at(0), sequences * parts_.shape.rows);
     }
 
@@ -209,20 +209,14 @@ private:
     StepToken draw(std::uint32_t slot, const float* logits, bool wrote_kv) {
         SlotStart& start = slots_[slot].start;
         std::int32_t* given = tokens_.data() + std::size_t{slot} * parts_.shape.codebooks;
-        if (!start.state.stopped) {
-            const auto drawn = sampler_.draw(logits, start.flags.data(), start.forced.data(), start.state);
-            advance(start.state, parts_.manifest.draw, drawn.data(), start.forced.data(), start.flags.data(), wrote_kv,
-                    given);
-        } else {
-            advance(start.state, parts_.manifest.draw, nullptr, nullptr, nullptr, wrote_kv, given);
-        }
+        std::span<const Drawn> drawn;  // a stopped sequence draws nothing
+        if (!start.state.stopped)
+            drawn = sampler_.draw(logits, start.flags.data(), start.forced.data(), start.state);
+        advance(start.state, parts_.manifest.draw, drawn.data(), start.forced.data(), start.flags.data(), wrote_kv,
+                given);
         slots_[slot].tainted = start.state.not_finite;  // finite logits: all the KV that produced
                                                         // them is finite
         return {slot, {given, parts_.shape.codebooks}, start.state.stopped, start.state.not_finite};
-    }
-
-    static void append(std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
-        to.insert(to.end(), from.begin(), from.end());
     }
 
     Parts parts_;

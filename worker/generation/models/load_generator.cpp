@@ -1,14 +1,12 @@
-#include "worker/generation/models/load_generator.h"
-
 #include <algorithm>
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
+#include "worker/generation/engine.h"
 #include "worker/generation/generate_parameters.h"
 #include "worker/generation/models/fit.h"
 #include "worker/generation/models/package.h"
-#include "worker/generation/trial.h"
 #include "worker/torch/aoti_runtime.h"
 #include "worker/torch/device_model.h"
 #include "worker/torch/inference_threads.h"
@@ -48,7 +46,7 @@ private:
 
     Package package_;
     std::vector<std::unique_ptr<Runtime>> runtimes_;  ///< of `methods_`
-    std::unique_ptr<Engine> engine_;                  ///< uses the package's weights
+    std::shared_ptr<Engine> engine_;                  ///< uses the package's weights
     bool writes_inputs_ = false;                      ///< a function may write to its
                                                       ///< inputs, apart from KV
 };
@@ -62,10 +60,10 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
         if (!context.cuda) bind_team(threads_);
         const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
             if (auto loaded = load(spec, shape, context); !loaded) return loaded;
-            if (context.progress) context.progress("warming", 0, 1, "steps", "generate");
+            context.report("warming", 0, 1, "steps", "generate");
             if (auto tried = try_once(*engine_, context.cuda ? spec.generate.prefill_chunk : 0); !tried)
                 return Result<>{contradicts(tried.error().during("trying a step"))};
-            if (context.progress) context.progress("warming", 1, 1, "steps", "");
+            context.report("warming", 1, 1, "steps", "");
             return Result<>{};
         });
         if (ready) return {};
@@ -88,31 +86,25 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
     const std::size_t functions = manifest.decode.size() + (manifest.prefill ? 1 : 0) + manifest.methods.size();
     std::size_t loaded = 0;
     const auto load = [&](const std::string& file, std::size_t inputs, std::size_t buffers) {
-        if (context.progress) context.progress("loading", loaded, functions, "functions", file);
+        context.report("loading", loaded, functions, "functions", file);
         ++loaded;
         // A GPU works on copies.
         if (!context.cuda && package_.may_write(file, inputs)) writes_inputs_ = true;
         return package_.load(*device_, file, inputs + buffers);
     };
     for (const Manifest::Decode& decode : manifest.decode) {
-        auto function = load(decode.file, 3 + (manifest.rope_delta == Manifest::RopeDelta::none ? 0 : 1), kv);
-        if (!function) return function.error();
-        parts.decode.push_back({decode.sequences_min, decode.sequences_max, std::move(*function)});
+        const std::size_t inputs = 3 + (manifest.rope_delta == Manifest::RopeDelta::none ? 0 : 1);
+        parts.decode.push_back({decode.sequences_min, decode.sequences_max, load(decode.file, inputs, kv)});
     }
     if (manifest.prefill) {
-        auto function =
-            load(manifest.prefill->file,
-                 3 + (manifest.rope_delta == Manifest::RopeDelta::rope ? 1 : 0) + manifest.prefill->extras.size(), kv);
-        if (!function) return function.error();
-        parts.prefill = std::move(*function);
+        const std::size_t ropes = manifest.rope_delta == Manifest::RopeDelta::rope ? 1 : 0;
+        parts.prefill = load(manifest.prefill->file, 3 + ropes + manifest.prefill->extras.size(), kv);
     }
     for (const Manifest::Method& method : manifest.methods) {
-        auto function = load(method.file, method.spec.inputs.size(), 0);
-        if (!function) return function.error();
         methods_.push_back(method.spec);
-        runtimes_.push_back(make_aoti_runtime(std::move(*function)));
+        runtimes_.push_back(make_aoti_runtime(load(method.file, method.spec.inputs.size(), 0)));
     }
-    if (context.progress) context.progress("loading", functions, functions, "functions", "");
+    context.report("loading", functions, functions, "functions", "");
 
     auto made = guarded("making its steps", ErrorCode::inference_failed, [&]() -> Result<> {
         auto engine = device_->make_engine(std::move(parts), spec.graphs, context);

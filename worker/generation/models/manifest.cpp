@@ -115,11 +115,6 @@ bool is_floating(wire::DType dtype) {
     return dtype == wire::DType::float32 || dtype == wire::DType::float16 || dtype == wire::DType::bfloat16;
 }
 
-std::uint32_t count_or(const Field& in, std::string_view key, std::uint32_t otherwise, std::int64_t max) {
-    const auto found = in.find(key);
-    return found ? found->count(max) : otherwise;
-}
-
 Manifest::Prefill read_prefill(const Field& from, std::uint32_t length_max) {
     Manifest::Prefill prefill;
     prefill.file = from["file"].file();
@@ -127,7 +122,7 @@ Manifest::Prefill read_prefill(const Field& from, std::uint32_t length_max) {
     prefill.embeddings = input.text() == "embeddings";
     if (!prefill.embeddings && input.text() != "tokens") input.refuse("\"tokens\" or \"embeddings\"");
     if (prefill.embeddings) prefill.width = from["width"].integer(1, limits::width_max);
-    prefill.chunk_min = count_or(from, "chunk_min", 2, 2);
+    if (const auto least = from.find("chunk_min")) prefill.chunk_min = least->count(2);
     prefill.chunk_max = from["chunk_max"].count(length_max, prefill.chunk_min);
     if (const auto logits = from.find("logits")) prefill.logits = logits->boolean();
     if (const auto extras = from.find("extras"))
@@ -179,11 +174,10 @@ void read_draw(const Field& root, Manifest& manifest) {
     draw.codebooks = manifest.codebooks;
     draw.vocabulary = manifest.vocabulary;
     draw.guided = manifest.rows == 2;
-    if (const auto sampling = root.find("sampling")) manifest.sampling = sampling->object();
-    if (const auto order = root.find("sampling_order")) {
-        draw.min_p_before_top_p = order->text() == "t3";
-        if (!draw.min_p_before_top_p && order->text() != "hf") order->refuse("\"hf\" or \"t3\"");
-    }
+    manifest.sampling = root["sampling"].object();
+    const Field order = root["sampling_order"];
+    draw.min_p_before_top_p = order.text() == "t3";
+    if (!draw.min_p_before_top_p && order.text() != "hf") order.refuse("\"hf\" or \"t3\"");
     const auto delay = root.find("delay_pattern");
     if (!delay) return;
     draw.delay_pattern = true;
@@ -232,36 +226,43 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     (void)root["exporter"].text();
     (void)root["source"].object();
     for (const Field& file : root["tokenizer"].items()) (void)file.file();
-    manifest.family = root["family"].text();
-    manifest.name = root["name"].text();
+    (void)root["family"].text();
+    (void)root["name"].text();
     manifest.torch = root["torch"].text();
     manifest.device = root["device"].text();
     if (manifest.device != "cpu" && manifest.device != "cuda") root["device"].refuse("\"cpu\" or \"cuda\"");
     if (const auto capability = root.find("compute_capability")) manifest.compute_capability = capability->text();
-    if (const auto flags = root.find("cpu_flags"))
-        for (const Field& flag : flags->items()) manifest.cpu_flags.push_back(flag.text());
+    for (const Field& flag : root["cpu_flags"].items()) manifest.cpu_flags.push_back(flag.text());
     manifest.weights_dtype = root["dtypes"]["weights"].dtype();
     manifest.kv_dtype = root["dtypes"]["kv"].dtype();
     if (!is_floating(manifest.kv_dtype)) root["dtypes"]["kv"].refuse("float32, float16 or bfloat16");
 
     manifest.vocabulary = root["vocabulary"].count(limits::vocabulary_max);
-    manifest.codebooks = count_or(root, "codebooks", 1, limits::codebooks_max);
-    manifest.rows = count_or(root, "rows", 1, 2);
+    manifest.codebooks = root["codebooks"].count(limits::codebooks_max);
+    manifest.rows = root["rows"].count(2);
     manifest.length_max = root["length_max"].count(limits::length_max, 3);
     manifest.length = root["length"].count(manifest.length_max, 3);
-    manifest.slots_max = count_or(root, "slots_max", 1, limits::slots_max);
-    manifest.slots = count_or(root, "slots", 1, manifest.slots_max);
-    if (const auto buckets = root.find("buckets"))
-        for (const Field& bucket : buckets->items()) manifest.buckets.push_back(bucket.count(manifest.length_max, 2));
+    manifest.slots_max = root["slots_max"].count(limits::slots_max);
+    manifest.slots = root["slots"].count(manifest.slots_max);
+    for (const Field& bucket : root["buckets"].items())
+        manifest.buckets.push_back(bucket.count(manifest.length_max, 2));
     std::ranges::sort(manifest.buckets);
     const Field kv = root["kv"];
     manifest.layers = kv["layers"].count(limits::layers_max);
     manifest.heads = kv["heads"].count(limits::width_max);
     manifest.dim = kv["dim"].count(limits::width_max);
 
-    if (const auto prefill = root.find("prefill")) manifest.prefill = read_prefill(*prefill, manifest.length_max);
-    if (manifest.prefill && is_floating(manifest.weights_dtype))
-        manifest.prefill->embeddings_dtype = manifest.weights_dtype;
+    manifest.prompt_id_end = manifest.vocabulary;
+    if (const auto prefill = root.find("prefill")) {
+        manifest.prefill = read_prefill(*prefill, manifest.length_max);
+        if (is_floating(manifest.weights_dtype)) manifest.prefill->embeddings_dtype = manifest.weights_dtype;
+        if (const auto ids = prefill->find("ids")) {
+            const auto range = ids->items();
+            if (range.size() != 2) ids->refuse("a range [least, end)");
+            manifest.prompt_id_min = range[0].integer(-1, 0);
+            manifest.prompt_id_end = range[1].integer(1, std::numeric_limits<std::int32_t>::max());
+        }
+    }
     for (const Field& item : root["decode"].items()) {
         const auto range = item["sequences"].items();
         if (range.size() != 2) item["sequences"].refuse("a range [least, most]");
@@ -271,25 +272,16 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     }
     if (manifest.decode.empty()) root["decode"].refuse("a list of at least one function");
     check_decode(root, manifest);
-    if (const auto delta = root.find("rope_delta")) manifest.rope_delta = read_rope_delta(*delta);
+    manifest.rope_delta = read_rope_delta(root["rope_delta"]);
 
-    manifest.prompt_id_end = manifest.vocabulary;
-    if (const auto prefill = root.find("prefill"))
-        if (const auto ids = prefill->find("ids")) {
-            const auto range = ids->items();
-            if (range.size() != 2) ids->refuse("a range [least, end)");
-            manifest.prompt_id_min = range[0].integer(-1, 0);
-            manifest.prompt_id_end = range[1].integer(1, std::numeric_limits<std::int32_t>::max());
-        }
     if (const auto first = root.find("first_token")) {
         manifest.first_token = first->tokens(manifest.vocabulary);
         if (manifest.first_token.size() != manifest.codebooks) first->refuse("one token id for each codebook");
     }
-    if (const auto stop = root.find("stop")) manifest.stop = stop->tokens(manifest.vocabulary);
+    manifest.stop = root["stop"].tokens(manifest.vocabulary);
     read_draw(root, manifest);
-    if (const auto methods = root.find("methods"))
-        for (const Field& item : methods->items())
-            manifest.methods.push_back({item["file"].file(), read_method(item, folder)});
+    for (const Field& item : root["methods"].items())
+        manifest.methods.push_back({item["file"].file(), read_method(item, folder)});
 
     const Field weights = root["weights"];
     manifest.weights_file = weights["file"].file();
@@ -299,12 +291,11 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     if (const auto functions = root.find("functions"))
         for (const auto& function : functions->object())
             manifest.sha256[function.key()] = (*functions)[function.key()].sha256();
-    if (const auto constants = root.find("constants"))
-        for (const auto& file : constants->object()) {
-            const Field names = (*constants)[file.key()];
-            for (const auto& name : names.object())
-                manifest.constants[file.key()][name.key()] = names[name.key()].text();
-        }
+    const Field constants = root["constants"];
+    for (const auto& file : constants.object()) {
+        const Field names = constants[file.key()];
+        for (const auto& name : names.object()) manifest.constants[file.key()][name.key()] = names[name.key()].text();
+    }
     return manifest;
 }
 
@@ -425,7 +416,6 @@ Result<Shape> settle(const Manifest& manifest, const config::GenerateSpec& chose
     shape.embeddings = manifest.prefill && manifest.prefill->embeddings;
     shape.prefill_gives = manifest.prefill && manifest.prefill->logits;
     shape.first_token = manifest.first_token;
-    shape.delay_pattern = manifest.draw.delay_pattern;
     shape.ras_window = manifest.draw.ras_window;
     shape.stop = manifest.stop;
     shape.sampling = manifest.sampling;

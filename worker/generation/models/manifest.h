@@ -56,8 +56,6 @@ struct Manifest {
         config::MethodSpec spec;
     };
 
-    std::string family;
-    std::string name;
     std::string torch;
     std::string device;  ///< "cpu" or "cuda"
     std::string compute_capability;

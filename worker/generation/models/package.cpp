@@ -53,7 +53,7 @@ Result<> Package::unpack(const std::string& file, PackageCache& cache, const Loa
     if (!opened) return opened.error();
     const std::uint64_t total = 2 * opened->size_bytes();
     auto held = cache.open(*opened, [&](std::uint64_t done) {
-        if (context.progress) context.progress("reading", std::min(done, total), total, "bytes", file);
+        context.report("reading", std::min(done, total), total, "bytes", file);
     });
     if (!held) return held.error();
     if (auto same = check_hash(file, held->folder.filename().string()); !same) return same;
@@ -68,7 +68,7 @@ Result<> Package::check_weights(const PackageCache& cache, const LoadContext& co
     const auto file = ModelFile::open_any(folder_ / manifest_.weights_file);
     if (!file) return file.error();
     auto hash = cache.sha256(*file, [&](std::uint64_t done) {
-        if (context.progress) context.progress("reading", done, file->size_bytes(), "bytes", manifest_.weights_file);
+        context.report("reading", done, file->size_bytes(), "bytes", manifest_.weights_file);
     });
     if (!hash) return hash.error();
     return check_hash(manifest_.weights_file, *hash);
@@ -104,11 +104,10 @@ void Package::place_weights(Device& device, int threads, const std::function<boo
                             const LoadContext& context) {
     if (!context.cuda) {
         read_ahead(folder_, [&](std::uint64_t done, std::uint64_t total) {
-            if (context.progress) context.progress("reading", done, total, "bytes", manifest_.weights_file);
+            context.report("reading", done, total, "bytes", manifest_.weights_file);
         });
         weights_.copy_to_huge_pages(threads, [&](std::uint64_t done) {
-            if (context.progress)
-                context.progress("loading", done, weights_.size_bytes(), "bytes", manifest_.weights_file);
+            context.report("loading", done, weights_.size_bytes(), "bytes", manifest_.weights_file);
             return has_room(weights_.size_bytes() - done);
         });
     }
@@ -118,23 +117,23 @@ void Package::place_weights(Device& device, int threads, const std::function<boo
             name, weight.dtype, weight.dims, {const_cast<std::byte*>(weight.bytes.data()), weight.bytes.size()}};
         placed_.emplace(name, device.place_weight(view));
         done += weight.bytes.size();
-        if (context.cuda && context.progress)
-            context.progress("loading", done, weights_.size_bytes(), "bytes", manifest_.weights_file);
+        if (context.cuda)
+            context.report("loading", done, weights_.size_bytes(), "bytes", manifest_.weights_file);
     }
-    if (context.cuda && context.progress)
-        context.progress("loading", weights_.size_bytes(), weights_.size_bytes(), "bytes", manifest_.weights_file);
+    if (context.cuda)
+        context.report("loading", weights_.size_bytes(), weights_.size_bytes(), "bytes", manifest_.weights_file);
 }
 
-Result<std::unique_ptr<Function>> Package::load(Device& device, const std::string& file, std::size_t inputs) const {
+std::unique_ptr<Function> Package::load(Device& device, const std::string& file, std::size_t inputs) const {
     const auto disagree = [&](std::string what) {
-        return Error{ErrorCode::package_incompatible,
-                     fmt::format("loading {}: {}", (folder_ / file).string(), std::move(what)),
-                     std::string{export_again}};
+        throw ErrorException{{ErrorCode::package_incompatible,
+                              fmt::format("loading {}: {}", (folder_ / file).string(), std::move(what)),
+                              std::string{export_again}}};
     };
     const CompiledModel& compiled = functions_.at(file).compiled;
     auto function = device.load_function(compiled.library.string(), compiled.folder.string());
     if (function->input_count() != inputs)
-        return disagree(
+        disagree(
             fmt::format("it takes {} tensors, by its manifest it would take {}", function->input_count(), inputs));
 
     const auto renamed = manifest_.constants.find(file);
@@ -145,15 +144,15 @@ Result<std::unique_ptr<Function>> Package::load(Device& device, const std::strin
             if (const auto found = renamed->second.find(name); found != renamed->second.end()) name = found->second;
         const auto placed = placed_.find(name);
         if (placed == placed_.end())
-            return disagree(
+            disagree(
                 fmt::format("its constant {} is not among the weights (looked for as {})", constant.fqn, name));
         const at::Tensor& tensor = placed->second;
         // The code rounds some constants' sizes up to whole lines of 64 bytes.
         const std::size_t lines = (tensor.nbytes() + 63) / 64 * 64;
         if (tensor.scalar_type() != constant.dtype || (constant.bytes != tensor.nbytes() && constant.bytes != lines))
-            return disagree(fmt::format("its constant {} is {} of {} bytes, the weights hold {} of {}", constant.fqn,
-                                        c10::toString(constant.dtype), constant.bytes,
-                                        c10::toString(tensor.scalar_type()), tensor.nbytes()));
+            disagree(fmt::format("its constant {} is {} of {} bytes, the weights hold {} of {}", constant.fqn,
+                                 c10::toString(constant.dtype), constant.bytes, c10::toString(tensor.scalar_type()),
+                                 tensor.nbytes()));
         tensors.emplace(constant.name, tensor);
     }
     function->use(std::move(tensors));

@@ -54,11 +54,9 @@ public:
                        const LoadContext& context);
 
     /// Loads one of the manifest's files and gives it its weights.
-    /// Errors  package_incompatible: a constant is missing or has another dtype or size, or the
-    ///         number of inputs differs
-    /// Throws  what LibTorch throws
-    [[nodiscard]] Result<std::unique_ptr<Function>> load(Device& device, const std::string& file,
-                                                         std::size_t inputs) const;
+    /// Throws  ErrorException (package_incompatible): a constant is missing or has another dtype or
+    ///         size, or the number of inputs differs; what LibTorch throws
+    [[nodiscard]] std::unique_ptr<Function> load(Device& device, const std::string& file, std::size_t inputs) const;
 
     /// `may_write_inputs` for one of the manifest's files.
     [[nodiscard]] bool may_write(const std::string& file, std::size_t inputs) const {
@@ -83,5 +81,19 @@ private:
     std::map<std::string, Unpacked> functions_;  ///< by file name
     std::map<std::string, at::Tensor, std::less<>> placed_;
 };
+
+/// Makes the engine of a CPU, which calls the package's functions and the sampler in order. One
+/// graph of dynamic sizes serves all attention lengths; a step attends over the length of its
+/// longest sequence.
+///
+/// Throws  ErrorException: out_of_memory; what LibTorch throws
+[[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Parts parts);
+
+/// Loads the package in the folder `spec.file`: manifest, weights, compiled functions, warm-up, and
+/// on a GPU the captured steps. Sets the model's `generator()`; `methods()` are the package's
+/// further methods.
+/// Errors  config_invalid, package_incompatible, load_failed, capture_failed, out_of_memory (names
+///         what would fit)
+[[nodiscard]] Result<std::unique_ptr<Model>> load_generator(const config::ModelSpec& spec, const LoadContext& context);
 
 }  // namespace bulkhead::worker::generation

@@ -1,6 +1,7 @@
 #include "worker/generation/models/weights_file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +9,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include <boost/json.hpp>
@@ -39,6 +42,15 @@ constexpr std::array<std::pair<std::string_view, wire::DType>, 10> dtypes{{
     {"F32", wire::DType::float32},
     {"F64", wire::DType::float64},
 }};
+
+constexpr std::uint64_t huge_page_bytes = 2 << 20;
+
+/// Parses "always [madvise] never": brackets mark the kernel's setting.
+bool huge_pages_are_given() {
+    std::ifstream file{"/sys/kernel/mm/transparent_hugepage/enabled"};
+    const std::string text{std::istreambuf_iterator<char>{file}, {}};
+    return !text.empty() && text.find("[never]") == std::string::npos;
+}
 
 Error broken(const fs::path& path, std::string_view what) {
     return {ErrorCode::package_incompatible, fmt::format("reading the weights {}: {}", path.string(), what),
@@ -83,6 +95,17 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
 
 }  // namespace
 
+std::optional<HugePages> HugePages::reserve(std::uint64_t bytes) {
+    if (!huge_pages_are_given()) return {};
+    Mapping mapping{bytes + huge_page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE};
+    const std::span<std::byte> all = mapping.bytes();
+    if (!mapping || ::madvise(all.data(), all.size(), MADV_HUGEPAGE) != 0) return {};
+    // If refused, core files include the weights.
+    (void)::madvise(all.data(), all.size(), MADV_DONTDUMP);
+    const std::uint64_t past = reinterpret_cast<std::uintptr_t>(all.data()) % huge_page_bytes;
+    return HugePages{std::move(mapping), all.subspan(past == 0 ? 0 : huge_page_bytes - past, bytes)};
+}
+
 void WeightsFile::copy_to_huge_pages(int threads, const std::function<bool(std::uint64_t)>& go_on) {
     auto memory = HugePages::reserve(size_bytes_);
     if (!memory) return;
@@ -91,13 +114,13 @@ void WeightsFile::copy_to_huge_pages(int threads, const std::function<bool(std::
     for (std::size_t done = 0; done < file.size();) {
         if (!go_on(done)) return;
         const auto part = file.subspan(done, std::min<std::size_t>(copied_at_once, file.size() - done));
-        copy(memory->memory().data() + done, part);
+        copy(memory->memory.data() + done, part);
         done += part.size();
     }
     (void)go_on(file.size());
     for (auto& [name, tensor] : tensors_)
         tensor.bytes =
-            memory->memory().subspan(static_cast<std::size_t>(tensor.bytes.data() - file.data()), tensor.bytes.size());
+            memory->memory.subspan(static_cast<std::size_t>(tensor.bytes.data() - file.data()), tensor.bytes.size());
     copy_.emplace(std::move(*memory));
     mapping_ = {};
 }
@@ -142,11 +165,6 @@ Result<> WeightsFile::read_header(const fs::path& path) {
         tensors_.emplace(name, std::move(tensor));
     }
     return {};
-}
-
-const WeightTensor* WeightsFile::find(std::string_view name) const {
-    const auto found = tensors_.find(name);
-    return found == tensors_.end() ? nullptr : &found->second;
 }
 
 }  // namespace bulkhead::worker::generation

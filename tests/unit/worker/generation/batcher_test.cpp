@@ -8,21 +8,36 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::Not;
 
-TEST_F(BatcherTest, LeavesTheLastPromptTokenToTheFirstStep) {
-    make(FakeEngine::usual());
-    const auto number = add({5, 6, 7}, ask(2));
-    run();
-    EXPECT_THAT(engine->calls, ElementsAre("reset 0 0", "prefill 0 0+2", "launch 1", "collect", "launch 1", "collect"));
-    expect_right(number);
-    EXPECT_EQ(ending_of(number).finish, "length");
-}
-
-TEST_F(BatcherTest, StepsAtOnceWhereThePromptIsOneToken) {
-    make(FakeEngine::usual());
-    const auto number = add({5}, ask(1));
-    run();
-    EXPECT_THAT(engine->calls, ElementsAre("reset 0 0", "launch 1", "collect"));
-    expect_right(number);
+/// The last token of a prompt is read by the first step, unless prefill gives a token; with two
+/// launches ahead a step is launched before the last one is read, and none beyond the last token.
+TEST_F(BatcherTest, AsksTheEngineForWhatASequenceNeedsInOrder) {
+    const struct {
+        std::size_t prompt;
+        std::uint32_t tokens;
+        std::uint32_t ahead;
+        bool prefill_gives;
+        std::vector<std::string> calls;
+    } all[] = {
+        {3, 2, 1, false, {"reset 0 0", "prefill 0 0+2", "launch 1", "collect", "launch 1", "collect"}},
+        {1, 1, 1, false, {"reset 0 0", "launch 1", "collect"}},
+        {3, 3, 2, false,
+         {"reset 0 0", "prefill 0 0+2", "launch 1", "launch 1", "collect", "launch 1", "collect", "collect"}},
+        {20, 4, 2, true,
+         {"reset 0 0", "prefill 0 0+8", "prefill 0 8+8", "prefill 0 16+4", "launch 1", "collect", "launch 1", "collect",
+          "launch 1", "collect", "collect"}},
+    };
+    for (const auto& each : all) {
+        SCOPED_TRACE(testing::PrintToString(each.calls));
+        Shape with = FakeEngine::usual();
+        with.prefill_gives = each.prefill_gives;
+        make(with, 8, each.ahead);
+        const auto number = add(counting(5, each.prompt), ask(each.tokens));
+        run();
+        EXPECT_EQ(engine->calls, each.calls);
+        expect_right(number);
+        EXPECT_EQ(ending_of(number).finish, "length");
+        EXPECT_THAT(engine->faults, IsEmpty());
+    }
 }
 
 TEST_F(BatcherTest, EndsWithAStopTokenWhichIsPartOfTheResult) {
@@ -148,7 +163,7 @@ TEST_F(BatcherTest, ReusesThePrefixThatASlotHolds) {
     EXPECT_EQ(engine->copies, 0U);
 }
 
-TEST_F(BatcherTest, FeedsTheLastTokenAgainWhereAllOfThePromptIsThere) {
+TEST_F(BatcherTest, FeedsTheLastTokenAgainWhereAllOfThePromptIsThereAndCountsWhatItDid) {
     make(FakeEngine::usual());
     const auto first = add(counting(0, 20), ask(6));
     run();
@@ -157,6 +172,14 @@ TEST_F(BatcherTest, FeedsTheLastTokenAgainWhereAllOfThePromptIsThere) {
     expect_right(again);
     EXPECT_EQ(ending_of(again).tokens, ending_of(first).tokens);
     EXPECT_EQ(ending_of(again).reused_tokens, 19U);
+    const boost::json::object counted = statistics.object();
+    EXPECT_EQ(counted.at("tokens").to_number<int>(), 12);
+    EXPECT_EQ(counted.at("prefill_tokens").to_number<int>(), 19);
+    EXPECT_EQ(counted.at("reused_tokens").to_number<int>(), 19);
+    EXPECT_GT(counted.at("tokens_per_second").to_number<double>(), 0);
+    const auto& step = counted.at("step_ms").as_object();
+    EXPECT_GE(step.at("p99").to_number<double>(), step.at("p50").to_number<double>());
+    EXPECT_GT(step.at("last").to_number<double>(), 0);
 }
 
 TEST_F(BatcherTest, CopiesThePrefixOfASequenceThatRuns) {
@@ -186,15 +209,6 @@ TEST_F(BatcherTest, CopiesAPrefixOutOfASlotThatHoldsMuchMore) {
     for (const auto number : {first, second, third}) expect_right(number);
     EXPECT_EQ(ending_of(second).reused_tokens, 18U);
     EXPECT_EQ(ending_of(third).reused_tokens, 44U);
-}
-
-TEST_F(BatcherTest, LaunchesTheNextStepBeforeItReadsTheLastOne) {
-    make(FakeEngine::usual(), 8, 2);
-    const auto number = add({5, 6, 7}, ask(3));
-    run();
-    EXPECT_THAT(engine->calls, ElementsAre("reset 0 0", "prefill 0 0+2", "launch 1", "launch 1", "collect", "launch 1",
-                                           "collect", "collect"));
-    expect_right(number);  // and no step more than its tokens
 }
 
 TEST_F(BatcherTest, ThrowsAwayTheStepThatRanAheadOfAStop) {
@@ -227,17 +241,6 @@ TEST_F(BatcherTest, CollectsTheStepThatRanAheadAtOnceAndDoesNotTimeIt) {
     EXPECT_EQ(engine->calls.back(), "collect");
     EXPECT_FALSE(batcher->busy());
     EXPECT_EQ(statistics.object(), before);
-}
-
-TEST_F(BatcherTest, LaunchesTheFirstStepBeforeItReadsTheTokenOfAPrefill) {
-    Shape gives = FakeEngine::usual();
-    gives.prefill_gives = true;
-    make(gives, 8, 2);
-    const auto number = add(counting(0, 20), ask(4));
-    run();
-    EXPECT_THAT(engine->calls, ElementsAre("reset 0 0", "prefill 0 0+8", "prefill 0 8+8", "prefill 0 16+4", "launch 1",
-                                           "collect", "launch 1", "collect", "launch 1", "collect", "collect"));
-    expect_right(number);
 }
 
 TEST_F(BatcherTest, WhereStepsComputeAtTheirLaunchAPrefillsTokenIsHeardBeforeAStepAndTheStepComesBeforeTheNextPrompt) {
@@ -425,22 +428,6 @@ TEST_F(BatcherTest, FailsAllWhereAnExchangeFailed) {
     const auto next = add({3, 4}, ask(9));
     run();
     expect_right(next);
-}
-
-TEST_F(BatcherTest, CountsWhatItDid) {
-    make(FakeEngine::usual());
-    add(counting(0, 20), ask(6));
-    run();
-    add(counting(0, 20), ask(6));
-    run();
-    const boost::json::object object = statistics.object();
-    EXPECT_EQ(object.at("tokens").to_number<int>(), 12);
-    EXPECT_EQ(object.at("prefill_tokens").to_number<int>(), 19);
-    EXPECT_EQ(object.at("reused_tokens").to_number<int>(), 19);
-    EXPECT_GT(object.at("tokens_per_second").to_number<double>(), 0);
-    const auto& step = object.at("step_ms").as_object();
-    EXPECT_GE(step.at("p99").to_number<double>(), step.at("p50").to_number<double>());
-    EXPECT_GT(step.at("last").to_number<double>(), 0);
 }
 
 }  // namespace

@@ -113,18 +113,19 @@ TEST_P(DrawBlock, DrawsWhatTheHostDraws) {
                                         sampled(2, 3'500, 0.999F),    // twice
                                         sampled(0.05F, 4'000, 0.5F),  // below the last bin
                                         sampled(1, 1, 0.1F)};
-    for (const std::uint32_t vocabulary : {7U, 5'003U})
-        for (const float spread : {0.0F, 0.3F, 4.0F}) {
-            SCOPED_TRACE(testing::Message() << vocabulary << " tokens, spread " << spread);
-            Rows rows{{.vocabulary = vocabulary, .min_p_before_top_p = spread == 4.0F},
-                      static_cast<std::uint32_t>(choices.size()), GetParam()};
-            rows.fill(random_, spread);
-            for (std::uint32_t slot = 0; slot < rows.slots; ++slot) {
-                rows.states[slot].sampling = choices[slot];
-                rows.states[slot].step = slot;
-            }
-            rows.expect_as_on_the_host();
+    for (const auto& [vocabulary, spread] :
+         {std::pair{7U, 0.3F}, std::pair{5'003U, 0.0F}, std::pair{5'003U, 0.3F}, std::pair{5'003U, 4.0F}}) {
+        if (GetParam() == 8 && spread != 4.0F) continue;  // 512 threads, which take turns here
+        SCOPED_TRACE(testing::Message() << vocabulary << " tokens, spread " << spread);
+        Rows rows{{.vocabulary = vocabulary, .min_p_before_top_p = spread == 4.0F},
+                  static_cast<std::uint32_t>(choices.size()), GetParam()};
+        rows.fill(random_, spread);
+        for (std::uint32_t slot = 0; slot < rows.slots; ++slot) {
+            rows.states[slot].sampling = choices[slot];
+            rows.states[slot].step = slot;
         }
+        rows.expect_as_on_the_host();
+    }
 }
 
 TEST_P(DrawBlock, SumsOfAHistogramAreExact) {

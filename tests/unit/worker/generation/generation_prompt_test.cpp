@@ -67,27 +67,17 @@ TEST_F(GenerationPrompt, OfTokensAloneLeavesPicturesAndPositionsOut) {
     EXPECT_TRUE(model.ordered[2].bytes.empty());
 }
 
-TEST_F(GenerationPrompt, WithAPictureSharesNothingWithEqualTokens) {
+TEST_F(GenerationPrompt, WithAPictureSharesNothingWithEqualTokensAndEndsBehindIt) {
     ASSERT_TRUE(model.read({rope.view(), tokens.view(), vision.view()}));
-
     EXPECT_FALSE(model.ask.tokens_tell_all);
     EXPECT_EQ(model.ordered[1].bytes.size(), 6 * sizeof(float));
-}
 
-TEST_F(GenerationPrompt, WithAPictureNeedsItsPositions) {
-    const Result<> read = model.read({tokens.view(), vision.view()});
+    EXPECT_THAT(model.read({tokens.view(), vision.view()}).error().text(), HasSubstr("input \"rope\" is missing"));
 
-    ASSERT_FALSE(read);
-    EXPECT_THAT(read.error().text(), HasSubstr("input \"rope\" is missing"));
-}
-
-TEST_F(GenerationPrompt, EndsBehindWhatWasSeen) {
     rope.values = {0, 1, 2, 0, 1, 4, 0, 1, 2};
-    const Result<> read = model.read({tokens.view(), vision.view(), rope.view()});
-
-    ASSERT_FALSE(read);
-    EXPECT_EQ(read.error().code, ErrorCode::input_invalid);
-    EXPECT_THAT(read.error().text(),
+    const Error refused = model.read({tokens.view(), vision.view(), rope.view()}).error();
+    EXPECT_EQ(refused.code, ErrorCode::input_invalid);
+    EXPECT_THAT(refused.text(),
                 HasSubstr("the last position in \"rope\" is 2, the largest 4; end the prompt with text"));
 }
 
@@ -96,45 +86,32 @@ TEST(GenerationPromptIds, AreThoseOfThePromptNotOfWhatIsGenerated) {
     speaking.length = 32;
     speaking.vocabulary = 26;
     speaking.codebooks = 2;
+    speaking.inputs = {{"tokens", wire::DType::int64, {along, fixed(2)}}};
+    Prompting without_text{speaking};
+    Given<std::int64_t> tokens{"tokens", wire::DType::int64, {2, 2}, {0, 25, 25, 0}};
+    EXPECT_TRUE(without_text.read({tokens.view()}));
+    tokens.values[3] = 26;
+    EXPECT_FALSE(without_text.read({tokens.view()}));
+
     speaking.prompt_id_min = -1;
     speaking.prompt_id_end = 320;
-    speaking.inputs = {{"tokens", wire::DType::int64, {along, fixed(2)}}};
     Prompting model{std::move(speaking)};
-    Given<std::int64_t> tokens{"tokens", wire::DType::int64, {2, 2}, {319, -1, 25, 0}};
-
+    tokens.values = {319, -1, 25, 0};
     EXPECT_TRUE(model.read({tokens.view()}));
     EXPECT_TRUE(model.ask.tokens_tell_all);
     for (const std::int64_t bad : {-2, 320}) {
         tokens.values[2] = bad;
-        const Result<> read = model.read({tokens.view()});
-        ASSERT_FALSE(read);
-        EXPECT_THAT(read.error().text(), HasSubstr("send ids from -1 to 319"));
+        EXPECT_THAT(model.read({tokens.view()}).error().text(), HasSubstr("send ids from -1 to 319"));
     }
     tokens.values = {319, -1, 25, 26};
-    const Result<> read = model.read({tokens.view()});
-    ASSERT_FALSE(read);
-    EXPECT_EQ(read.error().code, ErrorCode::input_invalid);
-    EXPECT_THAT(read.error().text(),
-                HasSubstr("token 1 of the prompt is [25, 26]; a row of text is its id and 1 times -1, "
-                          "a row of audio 2 codes from 0 to 25"));
+    const Error refused = model.read({tokens.view()}).error();
+    EXPECT_EQ(refused.code, ErrorCode::input_invalid);
+    EXPECT_THAT(refused.text(), HasSubstr("token 1 of the prompt is [25, 26]; a row of text is its id and 1 times -1, "
+                                          "a row of audio 2 codes from 0 to 25"));
     for (const auto& [id, code] : {std::pair{26, 3}, {-1, 3}, {-1, -1}, {319, 0}}) {
         tokens.values = {319, -1, id, code};
         EXPECT_FALSE(model.read({tokens.view()})) << id << ", " << code;
     }
-}
-
-TEST(GenerationPromptIds, WithoutTextAreCodesOfEachCodebook) {
-    Shape speaking;
-    speaking.length = 32;
-    speaking.vocabulary = 26;
-    speaking.codebooks = 2;
-    speaking.inputs = {{"tokens", wire::DType::int64, {along, fixed(2)}}};
-    Prompting model{std::move(speaking)};
-    Given<std::int64_t> tokens{"tokens", wire::DType::int64, {2, 2}, {0, 25, 25, 0}};
-
-    EXPECT_TRUE(model.read({tokens.view()}));
-    tokens.values[3] = 26;
-    EXPECT_FALSE(model.read({tokens.view()}));
 }
 
 }  // namespace

@@ -156,7 +156,7 @@ TEST(Sampler, KeepsWhatSortingInDoublePrecisionKeepsUpTo262144Tokens) {
                                         sampled(0.9F, 40, 0.95F, 0.02F),
                                         sampled(2, 100'000, 0.999F),
                                         sampled(0.05F, 0, 0.99F)};
-    for (const std::size_t vocabulary : {2U, 5U, 1'026U, 8'194U, 49'152U, 151'936U, 262'144U})
+    for (const std::size_t vocabulary : {2U, 5U, 1'026U, 8'194U, 262'144U})
         for (const Sampling& sampling : choices)
             for (const bool min_p_first : {false, true}) {
                 SCOPED_TRACE(testing::Message() << vocabulary << " tokens, T " << sampling.temperature << " k "
@@ -238,26 +238,20 @@ void expect_distribution(const Row& row, const Sampling& sampling, bool min_p_fi
                         Reference{row, sampling, min_p_first}.probability);
 }
 
-TEST(SamplerDistribution, OfTwoTokens) { expect_distribution({{0.3F, -1.0F}}, sampled()); }
-
-TEST(SamplerDistribution, OfAllEqualLogits) { expect_distribution({std::vector<float>(300, 2.5F)}, sampled()); }
-
-TEST(SamplerDistribution, OfAFullVocabularyOf1024) {
+TEST(SamplerDistribution, OfFullVocabulariesAndFilteredOnes) {
     std::mt19937 random{3};
-    expect_distribution(random_row(1'024, random, 2), sampled(0.9F));
-}
-
-TEST(SamplerDistribution, AfterTopKTopPAndMinP) {
-    std::mt19937 random{5};
-    expect_distribution(random_row(256, random, 2), sampled(0.8F, 100, 0.95F, 0.01F));
+    expect_distribution({{0.3F, -1.0F}}, sampled());
+    expect_distribution({std::vector<float>(100, 2.5F)}, sampled());
+    expect_distribution(random_row(256, random, 2), sampled(0.9F));
+    expect_distribution(random_row(64, random, 2), sampled(0.8F, 25, 0.95F, 0.01F));
 }
 
 TEST(SamplerDistribution, WithPenaltyBansAndGuidance) {
     std::mt19937 random{9};
-    Row row = random_row(256, random, 2);
-    row.unconditional = random_row(256, random, 2).logits;
-    for (std::size_t i = 0; i < 256; i += 3) row.flags[i] |= token_seen;
-    for (std::size_t i = 0; i < 256; i += 7) row.flags[i] |= token_banned;
+    Row row = random_row(64, random, 2);
+    row.unconditional = random_row(64, random, 2).logits;
+    for (std::size_t i = 0; i < 64; i += 3) row.flags[i] |= token_seen;
+    for (std::size_t i = 0; i < 64; i += 7) row.flags[i] |= token_banned;
     Sampling sampling = sampled(1.1F);
     sampling.repetition_penalty = 1.3F;
     sampling.guidance = 0.5F;

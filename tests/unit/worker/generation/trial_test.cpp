@@ -1,4 +1,4 @@
-#include "worker/generation/trial.h"
+#include "worker/generation/engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -111,16 +111,6 @@ TEST_F(TorchScriptTest, KnowsWhichMethodsWriteTheirInputs) {
     EXPECT_FALSE(writes("add", forward({tensor_spec("a", {{4, 4}}), tensor_spec("b", {{4, 4}})}, {y}), "forward"));
 }
 
-TEST_F(TorchScriptTest, RefusesAnOutOutputThatTheFileDoesNotTake) {
-    auto method = forward({tensor_spec("a", {{2, 2}}), tensor_spec("b", {{2, 2}})}, {tensor_spec("sum", {{2, 2}})});
-    method.outputs[0].out = true;
-
-    const Error error = refusal(spec("add", {method}));
-
-    EXPECT_EQ(error.code, ErrorCode::config_invalid);
-    EXPECT_THAT(error.attempt, HasSubstr("`out` output \"sum\""));
-}
-
 TEST_F(TorchScriptTest, CompletesParametersFromTheFile) {
     auto method = forward({tensor_spec("a", {{1, 4}}), tensor_spec("b", {{1, 4}})}, {tensor_spec("sum", {{1, 4}})});
     auto model = load(spec("add", {method}));
@@ -240,74 +230,53 @@ TEST_F(TorchScriptTest, TellsLibTorchsWordsWithoutItsStack) {
     EXPECT_THAT(error.attempt, Not(HasSubstr("Traceback")));
 }
 
-TEST_F(TorchScriptTest, RefusesAMissingMethodNamingThoseThatThereAre) {
-    auto method = unary({{1, 4}});
-    method.name = "encode";
-    const auto error = refusal(spec("multi_output", {method}));
-    EXPECT_EQ(error.code, ErrorCode::config_invalid);
-    EXPECT_THAT(error.attempt, HasSubstr("encode"));
-    EXPECT_THAT(error.remedy, HasSubstr("halves"));
-}
-
 TEST_F(TorchScriptTest, RefusesDeclarationsThatTheFileContradicts) {
-    const auto x = tensor_spec("x", {{2, 2}, {2, 2}});
-    auto misnamed = unary({{2, 2}, {2, 2}}), typed = misnamed, tensor = misnamed, missing = misnamed;
+    const auto square = unary({{2, 2}, {2, 2}}), line = unary({{1, 4}});
+    auto misnamed = square, typed = square, tensor = square, missing = square;
     misnamed.inputs[0].name = "audio";
     typed.parameters = {{"rounds", config::ParameterType::string, std::string{"3"}}};
     tensor.inputs.push_back(tensor_spec("rounds", {}));
     missing.inputs.clear();
-
-    for (const auto& [method, words] :
-         {std::pair{misnamed, "input \"audio\", the file's takes (Tensor x, int rounds=1"},
-          std::pair{typed, "\"rounds\" (int in the file) is declared as a string"},
-          std::pair{tensor, "\"rounds\" (int in the file) is declared as an input"},
-          std::pair{missing, "\"x\" (Tensor in the file) is not declared"}}) {
-        const auto error = refusal(spec("slow", {method}));
-        EXPECT_EQ(error.code, ErrorCode::config_invalid) << error.text();
-        EXPECT_THAT(error.attempt, HasSubstr(words));
+    auto unknown = line, more = line, dtype = line, shape = line;
+    unknown.name = "encode";
+    more.outputs.push_back(tensor_spec("z", {}));
+    dtype.outputs[0].dtype = wire::DType::int64;
+    shape.outputs[0].shape = {{1, 1}, {1, 4}};
+    auto out = forward({tensor_spec("a", {{2, 2}}), tensor_spec("b", {{2, 2}})}, {tensor_spec("sum", {{2, 2}})});
+    out.outputs[0].out = true;
+    auto reset = spec("counter", {unary({{1, 1}})}), graphs = spec("echo", {line});
+    reset.reset_method = "reset_states";
+    graphs.graphs = config::Graphs::required;
+    const struct {
+        config::ModelSpec declared;
+        std::string attempt;
+        std::string remedy{};
+    } all[] = {
+        {spec("slow", {misnamed}), "input \"audio\", the file's takes (Tensor x, int rounds=1"},
+        {spec("slow", {typed}), "\"rounds\" (int in the file) is declared as a string"},
+        {spec("slow", {tensor}), "\"rounds\" (int in the file) is declared as an input"},
+        {spec("slow", {missing}), "\"x\" (Tensor in the file) is not declared"},
+        {spec("multi_output", {unknown}), "encode", "halves"},
+        {spec("echo", {more}), "returned 1 tensors, 2 outputs are declared"},
+        {spec("echo", {dtype}), "returned float32, declared is int64"},
+        {spec("echo", {shape}), "returned shape [1], declared is [1, 1..4]"},
+        {spec("add", {out}), "`out` output \"sum\""},
+        {reset, "no method \"reset_states\""},
+        {spec("echo", {}), "", "shape"},
+        {graphs, "", "graphs need a GPU"},
+    };
+    for (const auto& each : all) {
+        const auto error = refusal(each.declared);
+        SCOPED_TRACE(error.text());
+        EXPECT_EQ(error.code, ErrorCode::config_invalid);
+        EXPECT_THAT(error.attempt, HasSubstr(each.attempt));
+        EXPECT_THAT(error.remedy, HasSubstr(each.remedy));
         EXPECT_FALSE(error.remedy.empty());
     }
 }
 
-TEST_F(TorchScriptTest, RefusesOutputsThatTheModelDoesNotReturn) {
-    auto count = unary({{1, 4}}), dtype = count, shape = count;
-    count.outputs.push_back(tensor_spec("z", {}));
-    dtype.outputs[0].dtype = wire::DType::int64;
-    shape.outputs[0].shape = {{1, 1}, {1, 4}};
-    for (const auto& [method, words] : {std::pair{count, "returned 1 tensors, 2 outputs are declared"},
-                                        std::pair{dtype, "returned float32, declared is int64"},
-                                        std::pair{shape, "returned shape [1], declared is [1, 1..4]"}}) {
-        const auto error = refusal(spec("echo", {method}));
-        EXPECT_EQ(error.code, ErrorCode::config_invalid) << error.text();
-        EXPECT_THAT(error.attempt, HasSubstr(words));
-    }
-}
-
-TEST_F(TorchScriptTest, RefusesAResetMethodThatTheFileLacks) {
-    auto declared = spec("counter", {unary({{1, 1}})});
-    declared.reset_method = "reset_states";
-    const auto error = refusal(declared);
-    EXPECT_EQ(error.code, ErrorCode::config_invalid);
-    EXPECT_THAT(error.text(), HasSubstr("no method \"reset_states\""));
-}
-
-TEST_F(TorchScriptTest, AsksForShapesWhereNoneAreDeclared) {
-    const auto error = refusal(spec("echo", {}));
-    EXPECT_EQ(error.code, ErrorCode::config_invalid);
-    EXPECT_THAT(error.remedy, HasSubstr("shape"));
-}
-
-TEST_F(TorchScriptTest, RefusesRequiredGraphsOnACpu) {
-    auto declared = spec("echo", {unary({{1, 4}})});
-    declared.graphs = config::Graphs::required;
-    const auto error = refusal(declared);
-    EXPECT_EQ(error.code, ErrorCode::config_invalid);
-    EXPECT_THAT(error.remedy, HasSubstr("graphs need a GPU"));
-}
-
 TEST_F(TorchScriptTest, SaysInWhichShapesAWarmUpFailed) {
-    auto declared = spec("slow", {unary({{2, 2}, {3, 3}})});
-    const auto error = refusal(declared);
+    const auto error = refusal(spec("slow", {unary({{2, 2}, {3, 3}})}));
     EXPECT_EQ(error.code, ErrorCode::load_failed);
     EXPECT_THAT(error.attempt, HasSubstr("warming up forward with zeros (x [2, 3])"));
     EXPECT_THAT(error.remedy, HasSubstr("warmup"));

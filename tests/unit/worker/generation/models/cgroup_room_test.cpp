@@ -1,4 +1,4 @@
-#include "worker/generation/models/cgroup_room.h"
+#include "worker/generation/models/fit.h"
 
 #include <limits>
 

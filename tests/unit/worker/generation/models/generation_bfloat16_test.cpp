@@ -19,9 +19,8 @@ protected:
     static void SetUpTestSuite() {
         if (!std::filesystem::exists(package())) return;
         cache_ = std::make_unique<worker::test::TemporaryFolder>();
-        auto loaded = load(generate_spec(package()), cache_->path());
-        ASSERT_TRUE(loaded) << loaded.error().text();
-        model_ = std::move(*loaded);
+        auto loaded = load(generate_spec(package()), cache_->path()).value();
+        model_ = std::move(loaded);
     }
     static void TearDownTestSuite() {
         model_.reset();

@@ -14,9 +14,8 @@ protected:
     static void SetUpTestSuite() {
         if (!std::filesystem::exists(tiny_package())) return;
         cache_ = std::make_unique<worker::test::TemporaryFolder>();
-        auto loaded = load(generate_spec(tiny_package()), cache_->path());
-        ASSERT_TRUE(loaded) << loaded.error().text();
-        model_ = std::move(*loaded);
+        auto loaded = load(generate_spec(tiny_package()), cache_->path()).value();
+        model_ = std::move(loaded);
     }
     static void TearDownTestSuite() {
         model_.reset();
@@ -282,12 +281,11 @@ TEST_F(GenerationEngine, SlotsAndLengthAreThoseOfTheFleetFile) {
     auto spec = generate_spec(tiny_package());
     spec.generate.slots = 2;
     spec.generate.length = 64;
-    auto small = load(spec, cache.path());
-    ASSERT_TRUE(small) << small.error().text();
-    EXPECT_EQ((*small)->generator()->shape().slots, 2U);
-    EXPECT_EQ((*small)->generator()->shape().length, 64U);
+    auto small = load(spec, cache.path()).value();
+    EXPECT_EQ(small->generator()->shape().slots, 2U);
+    EXPECT_EQ(small->generator()->shape().length, 64U);
     const Wish wish{random_prompt(random_, shape(), 50), 13};
-    EXPECT_EQ(run_alone(*(*small)->generator(), wish), run_alone(engine(), wish));
+    EXPECT_EQ(run_alone(*small->generator(), wish), run_alone(engine(), wish));
 
     spec.generate.slots = 9;
     const auto refused = load(spec, cache.path());

@@ -32,11 +32,23 @@ std::filesystem::path references() {
 
 std::filesystem::path smollm2() { return std::filesystem::path{BULKHEAD_BINARY_DIR} / "models/smollm2"; }
 
+/// One load, and prompts of which each is given in one of three ways: four at a time, in parts
+/// behind a prefix that is kept, and each by itself.
 class SmolLm2 : public testing::Test {
 protected:
+    static void SetUpTestSuite() {
+        if (!std::filesystem::exists(smollm2())) return;
+        auto spec = generate_spec(smollm2());  // one thread: two wait for each other where others compute
+        spec.generate.slots = slots;
+        worker::test::TemporaryFolder cache;
+        auto loaded = load(spec, cache.path()).value();
+        model_ = std::move(loaded);
+    }
+    static void TearDownTestSuite() { model_.reset(); }
     void SetUp() override {
         if (!std::filesystem::exists(smollm2()))
             GTEST_SKIP() << smollm2().string() << " is missing: run scripts/models/prepare.py";
+        ASSERT_TRUE(model_);
         ASSERT_TRUE(std::filesystem::exists(references())) << references();
         const boost::json::value said = boost::json::parse(worker::test::contents(references()));
         for (const boost::json::value& one : said.at("prompts").as_array())
@@ -50,15 +62,7 @@ protected:
         RecordProperty("near_ties", std::to_string(near_ties_));
     }
 
-    void load_with(std::uint32_t slots) {
-        auto spec = generate_spec(smollm2());
-        spec.threads = 0;
-        spec.generate.slots = slots;
-        auto loaded = load(spec, cache_.path());
-        ASSERT_TRUE(loaded) << loaded.error().text();
-        model_ = std::move(*loaded);
-    }
-    Engine& engine() const { return *model_->generator(); }
+    static Engine& engine() { return *model_->generator(); }
 
     /// Where they part, it is in a near tie. What the slots hold is lost with it.
     void expect_said(const Reference& said, const std::vector<std::int32_t>& given) {
@@ -74,35 +78,35 @@ protected:
         ++near_ties_;
     }
 
+    static constexpr std::uint32_t slots = 4;
+    static constexpr std::size_t together = 8;
+    static constexpr std::size_t in_parts = 4;
     std::vector<Reference> said_;
     std::size_t equal_ = 0;
     std::size_t near_ties_ = 0;
 
 private:
-    worker::test::TemporaryFolder cache_;
-    std::unique_ptr<Model> model_;
+    static inline std::unique_ptr<Model> model_;
 };
 
 TEST_F(SmolLm2, GreedyTokensAreThoseOfTransformers) {
-    load_with(1);
-    for (const auto& one : said_) expect_said(one, run_alone(engine(), one.wish()));
-    EXPECT_LE(near_ties_, 1 + said_.size() / 20) << "of " << said_.size() << " prompts";
+    const auto alone = std::span{said_}.subspan(together + in_parts);
+    for (const auto& one : alone) expect_said(one, run_alone(engine(), one.wish()));
+    EXPECT_LE(near_ties_, 1 + alone.size() / 20) << "of " << alone.size() << " prompts";
 }
 
 /// Each joins and leaves while others are in the midst of theirs.
 TEST_F(SmolLm2, SequencesInFourSlotsAreThoseOfTransformers) {
-    load_with(4);
     struct Running {
         const Reference* said;
         std::vector<std::int32_t> given;
     };
-    constexpr std::size_t tried = 8;
     std::vector<Running> active;  // in the order of slots
     std::vector<Running> finished;
     std::size_t most = 0;
     auto next = said_.begin();
-    for (int turn = 0; finished.size() < tried; ++turn) {
-        if (next != said_.begin() + tried && active.size() < 4 && (active.empty() || turn % 6 == 0)) {
+    for (int turn = 0; finished.size() < together; ++turn) {
+        if (next != said_.begin() + together && active.size() < slots && (active.empty() || turn % 6 == 0)) {
             begin(engine(), static_cast<std::uint32_t>(active.size()), next->wish());
             active.push_back({&*next++, {}});
             most = std::max(most, active.size());
@@ -118,7 +122,7 @@ TEST_F(SmolLm2, SequencesInFourSlotsAreThoseOfTransformers) {
             active.pop_back();
         }
     }
-    EXPECT_EQ(most, 4U);
+    EXPECT_EQ(most, slots);
     for (const Running& running : finished) expect_said(*running.said, running.given);
     EXPECT_LE(near_ties_, 1U);
 }
@@ -126,10 +130,9 @@ TEST_F(SmolLm2, SequencesInFourSlotsAreThoseOfTransformers) {
 /// A new prompt is computed behind what it shares with the last one, the words of the template; and
 /// as the next part of a conversation, behind the answer that the slot itself gave.
 TEST_F(SmolLm2, TokensBehindAPrefixThatIsKeptAreThoseOfTransformers) {
-    load_with(1);
     Tokens held;
     std::vector<std::pair<Reference, std::vector<std::int32_t>>> all;
-    for (const Reference& said : std::span{said_}.first(5)) {
+    for (const Reference& said : std::span{said_}.subspan(together, in_parts)) {
         const auto half = said.tokens.begin() + std::ssize(said.tokens) / 2;
         const Reference first{said.text, said.prompt, {said.tokens.begin(), half}};
         const Reference second{said.text, first.with_first(first.tokens.size()), {half, said.tokens.end()}};

@@ -90,15 +90,13 @@ TEST(PromptChunk, LongerAttentionAndMoreRowsComputeTheSameAndWriteNoMoreKv) {
     worker::test::TemporaryFolder cache;
     LoadContext context;
     context.cache = cache.path();
-    auto package = Package::open(tiny_package(), context);
-    ASSERT_TRUE(package) << package.error().text();
+    auto package = Package::open(tiny_package(), context).value();
     const auto device = make_cpu_device();
-    package->place_weights(
+    package.place_weights(
         *device, 1, [](std::uint64_t) { return false; }, context);
-    const Manifest& manifest = package->manifest();
+    const Manifest& manifest = package.manifest();
     const Shape shape = settle(manifest, {}).value();
-    auto prefill = package->load(*device, manifest.prefill->file, 3 + 2 * manifest.layers);
-    ASSERT_TRUE(prefill) << prefill.error().text();
+    const auto prefill = package.load(*device, manifest.prefill->file, 3 + 2 * manifest.layers);
 
     std::mt19937 random{31};
     Tokens tokens = random_prompt(random, shape, 40);
@@ -111,7 +109,7 @@ TEST(PromptChunk, LongerAttentionAndMoreRowsComputeTheSameAndWriteNoMoreKv) {
                              std::int64_t span) {
         auto inputs = prompt_chunk(manifest, {{&view, 1}, 40}, first, count, rows, at::arange(span, at::kLong));
         for (const at::Tensor& buffer : kv.of(slot)) inputs.push_back(buffer);
-        return (*prefill)->call(inputs).at(0).clone();
+        return prefill->call(inputs).at(0).clone();
     };
     compute(0, 0, 25, 25, 25);
     const at::Tensor exactly = compute(0, 25, 15, 15, 40);

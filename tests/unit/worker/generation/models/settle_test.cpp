@@ -46,19 +46,13 @@ TEST(SlotAlignment, OthersAreRefusedWithWhatWouldFit) {
               "config_invalid: laying out KV: a layer's keys of a slot take 2700 bytes (90 positions of 30), and the "
               "next slot's must begin at a multiple of 16; what would fit: generate.length: 88, or generate.length: 96, or "
               "generate.slots: 1");
-}
-
-TEST(SlotAlignment, NamesNoLengthThatThePackageDoesNotHave) {
-    EXPECT_EQ(refusal(crooked(), 4, 99).remedy, "what would fit: generate.length: 96, or generate.slots: 1");
-    EXPECT_EQ(refusal(crooked(), 4, 7).remedy, "what would fit: generate.length: 8, or generate.slots: 1");
-}
-
-TEST(SlotAlignment, CountsTheRowsOfASequence) {
+    const std::string ways = "what would fit: generate.length: ";
+    EXPECT_EQ(refusal(crooked(), 4, 99).remedy, ways + "96, or generate.slots: 1") << "the package has no longer one";
+    EXPECT_EQ(refusal(crooked(), 4, 7).remedy, ways + "8, or generate.slots: 1");
     Manifest guided = crooked();
     guided.rows = 2;
     EXPECT_EQ(refusal(guided, 4, 92), Error{});
-    EXPECT_EQ(refusal(guided, 4, 90).remedy,
-              "what would fit: generate.length: 88, or generate.length: 92, or generate.slots: 1");
+    EXPECT_EQ(refusal(guided, 4, 90).remedy, ways + "88, or generate.length: 92, or generate.slots: 1");
 }
 
 }  // namespace

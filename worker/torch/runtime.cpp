@@ -1,16 +1,36 @@
-#include <algorithm>
-#include <new>
+#include "worker/torch/runtime.h"
 
+#include <algorithm>
+#include <array>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
 
 #include "worker/model/describe.h"
 #include "worker/model/load_limits.h"
-#include "worker/torch/runtime.h"
 
 namespace bulkhead::worker {
 namespace {
+
+constexpr std::array<std::pair<wire::DType, at::ScalarType>, 12> types{{
+    {wire::DType::boolean, at::kBool},
+    {wire::DType::uint8, at::kByte},
+    {wire::DType::int8, at::kChar},
+    {wire::DType::int16, at::kShort},
+    {wire::DType::int32, at::kInt},
+    {wire::DType::int64, at::kLong},
+    {wire::DType::float16, at::kHalf},
+    {wire::DType::bfloat16, at::kBFloat16},
+    {wire::DType::float32, at::kFloat},
+    {wire::DType::float64, at::kDouble},
+    {wire::DType::complex64, at::kComplexFloat},
+    {wire::DType::complex128, at::kComplexDouble},
+}};
 
 /// Extracts the words of "The following operation failed in the TorchScript interpreter. Traceback
 /// … RuntimeError: words". The traceback's lines are indented or start with "Traceback"; code of
@@ -47,6 +67,23 @@ bool ran_out_of_memory(const std::exception& exception, std::string_view words) 
 }
 
 }  // namespace
+
+at::ScalarType scalar_type(wire::DType dtype) {
+    for (const auto& [ours, theirs] : types)
+        if (ours == dtype) return theirs;
+    TORCH_CHECK(false, "no such dtype: ", static_cast<int>(dtype));
+}
+
+std::optional<wire::DType> dtype_of(at::ScalarType type) {
+    for (const auto& [ours, theirs] : types)
+        if (theirs == type) return ours;
+    return std::nullopt;
+}
+
+at::Tensor as_tensor(const TensorView& view) {
+    return at::from_blob(view.bytes.data(), at::IntArrayRef{view.dims.data(), view.dims.size()},
+                         at::TensorOptions{}.dtype(scalar_type(view.dtype)));
+}
 
 Error translate(const std::exception& exception, ErrorCode code, std::string_view attempt) {
     const auto words = own_words(exception);

@@ -1,5 +1,7 @@
 #pragma once
 
+/// A call's outputs: those that it returns, and those that it takes as arguments.
+
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -7,7 +9,9 @@
 #include <ATen/core/Tensor.h>
 
 #include "config/fleet.h"
+#include "ipc/base/error.h"
 #include "ipc/channel/tensor_layout.h"
+#include "worker/model/model.h"
 
 namespace bulkhead::worker {
 
@@ -36,5 +40,15 @@ template <typename DimsOfInput>
 /// Returns what such a call has written: the last arguments.
 [[nodiscard]] std::vector<at::Tensor> outs_of(const config::MethodSpec& method,
                                               const std::vector<at::Tensor>& arguments);
+
+/// Checks results against the declared outputs: number, dtypes and shapes.
+/// Errors  `code`, naming both
+[[nodiscard]] Result<> check_outputs(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
+                                     ErrorCode code);
+
+/// Checks results and writes each once into the sink, contiguous whatever its strides.
+/// Errors  inference_failed for undeclared results, those of the sink
+[[nodiscard]] Result<> write_outputs(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
+                                     OutputSink& sink);
 
 }  // namespace bulkhead::worker

@@ -107,6 +107,11 @@ protected:
         settle();
         return worker;
     }
+    /// Ready, and listed by the driver with so much.
+    FakeWorker& resident(std::size_t count, std::uint64_t bytes) {
+        hold(spawned(count), bytes);
+        return ready(count);
+    }
     void answer_drain(FakeWorker& worker) {
         ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
         worker.say({{"type", "drained"}});
@@ -135,7 +140,38 @@ protected:
             if (one.at("device").as_string() == device) return one.at(member).to_number<std::uint64_t>();
         return 0;
     }
+    /// All but `foreign`.
+    json::array ledger() {
+        json::array all = fleet_->admission().ledger();
+        for (json::value& device : all) device.as_object().erase("foreign");
+        return all;
+    }
+    /// What other programs use of the GPUs, after a look. That of the host is read
+    /// from this machine.
+    std::vector<std::uint64_t> foreign() {
+        fleet_->admission().leave(fleet_->admission().make_room("cuda:0", 0, "game", {}, [](const auto&) {}));
+        settle();
+        return {books("cuda:0", "foreign"), books("cuda:1", "foreign")};
+    }
+    /// Answers its new supervisor.
+    void answer(FakeWorker& worker, bool configured, bool is_ready, std::uint32_t in_flight) {
+        worker.hello_again({{"configured", configured},
+                            {"phase", is_ready ? "ready" : "loading"},
+                            {"in_flight", in_flight},
+                            {"grant", "none"}});
+    }
+    /// Likewise, one that is ready and idle.
+    void be_adopted(FakeWorker& worker) {
+        ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
+        answer(worker, true, true, 0);
+        ASSERT_TRUE(wait([&] { return replica(worker.name.model).state() == WorkerState::ready; }));
+    }
     std::string why(const std::string& name) { return fleet_->admission().why(name); }
+    json::object outlook(const std::string& name) {
+        json::object row;
+        fleet_->admission().add_outlook(replica(name), row);
+        return row;
+    }
 
     FakeGpus machine_{"gpu GPU-a 8000000000 Fake A\ngpu GPU-b 16000000000 Fake B\n"};
     std::map<pid_t, std::pair<int, std::uint64_t>> held_;

@@ -20,11 +20,6 @@ protected:
         EXPECT_TRUE(wait([&] { return replica(worker.name.model).state() == WorkerState::capturing; }));
         return worker;
     }
-    /// Loaded, and listed by the driver with so much.
-    FakeWorker& resident(std::size_t count, std::uint64_t bytes) {
-        hold(spawned(count), bytes);
-        return ready(count);
-    }
 };
 
 // --- crashes
@@ -331,11 +326,7 @@ TEST_F(AdmissionEndsTest, TenThousandClientsThatOpenAndLeaveWhileALoadWaitsLeave
     bool loaded = false;
     fleet_->load({&model("b")}, {}, [&](const auto& all) { loaded = static_cast<bool>(all); });
     ASSERT_TRUE(wait([&] { return first.got("drain"); }));
-    const auto waiting = [&] {
-        json::object row;
-        fleet_->admission().add_outlook(replica("b"), row);
-        return row.at("waiting").to_number<std::size_t>();
-    };
+    const auto waiting = [&] { return outlook("b").at("waiting").to_number<std::size_t>(); };
     for (int i = 0; i < 10'000; ++i) {
         (void)open("b");
         if (i % 100 == 0) settle();  // these have come to the queue, the others leave before that

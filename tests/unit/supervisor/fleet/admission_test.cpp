@@ -141,9 +141,7 @@ TEST_F(AdmissionTest, AModelWhoseGpuTheDriverDidNotListAtTheStartIsPlannedAsSoon
     EXPECT_THAT(why("a"), Not(HasSubstr("which GPUs there are")));
     load("b");
     EXPECT_TRUE(wait([&] { return worker.got("drain"); })) << "the limit holds: " << why("b");
-    json::object row;
-    fleet_->admission().add_outlook(replica("c"), row);
-    EXPECT_TRUE(row.at("pinned").as_bool()) << "by hand, before";
+    EXPECT_TRUE(outlook("c").at("pinned").as_bool()) << "by hand, before";
 }
 
 TEST_F(AdmissionTest, WithoutALimitTheDriverIsAskedAgainTooAndWhatIsPreloadedStarts) {

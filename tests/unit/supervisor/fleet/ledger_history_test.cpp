@@ -4,7 +4,7 @@
 #include <set>
 
 #include "tests/support/property.h"
-#include "tests/unit/supervisor/fleet/ledger_fixture.h"
+#include "tests/unit/supervisor/planned_fleet_fixture.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -14,7 +14,7 @@ using test::FakeWorker;
 
 /// Loads, unloads, crashes, requests, memory that runs out, and supervisors that die at any of
 /// these moments.
-class LedgerHistory : public test::LedgerTest {
+class LedgerHistory : public test::PlannedFleet {
 protected:
     struct Life {
         bool configured = false;

@@ -1,13 +1,13 @@
 /// The ledger when the supervisor dies: the next one's is the same, field by field.
 
-#include "tests/unit/supervisor/fleet/ledger_fixture.h"
+#include "tests/unit/supervisor/planned_fleet_fixture.h"
 
 namespace bulkhead::supervisor {
 namespace {
 
 using namespace std::chrono_literals;
 using test::FakeWorker;
-using test::LedgerTest;
+using LedgerTest = test::PlannedFleet;
 
 TEST_F(LedgerTest, WhenAModelWasInUseLastIsKnownToTheNextSupervisor) {
     auto kept = on("cuda:0", "a", 2 * gb);
@@ -23,9 +23,7 @@ TEST_F(LedgerTest, WhenAModelWasInUseLastIsKnownToTheNextSupervisor) {
     supervise_anew();
     be_adopted(worker);
     settle();
-    json::object row;
-    fleet_->admission().add_outlook(replica("a"), row);
-    const auto unload_at = row.at("unload_at").to_number<std::int64_t>();
+    const auto unload_at = outlook("a").at("unload_at").to_number<std::int64_t>();
     EXPECT_NEAR(static_cast<double>(unload_at), static_cast<double>(half_an_hour_ago + 3'600'000), 600'000);
     EXPECT_NEAR(static_cast<double>(ReplicaRecord::parse(keeper_.ledgers.at(worker.name.generation))->used_unix_ms),
                 static_cast<double>(half_an_hour_ago), 1'000)
@@ -57,11 +55,7 @@ TEST_F(LedgerTest, MemoryOfAProcessThatCrashedIsAwaitedByTheNextSupervisorToo) {
     begin({on("cuda:0", "a", 2 * gb)});
     load("a");
     for (std::size_t i = 1; i <= 2; ++i) {
-        FakeWorker& worker = loading(i);
-        hold(worker, 2 * gb);
-        say_ready(worker);
-        ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
-        settle();
+        FakeWorker& worker = resident(i, 2 * gb);
         keeper_.exit(worker, {true, SIGSEGV, true});
         ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::backoff; }));
         settle();
@@ -83,11 +77,7 @@ TEST_F(LedgerTest, MemoryOfAProcessThatCrashedIsAwaitedByTheNextSupervisorToo) {
 TEST_F(LedgerTest, MemoryThatWasSeenNotToBeBackIsNotGrantedAgain) {
     begin({on("cuda:0", "a", 6 * gb), on("cuda:0", "b", 6 * gb)});
     load("a");
-    FakeWorker& worker = loading(1);
-    hold(worker, 6 * gb);
-    say_ready(worker);
-    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
-    settle();
+    FakeWorker& worker = resident(1, 6 * gb);
     const pid_t importer = ::getpid();
     worker.say({{"type", "statistics"}, {"importers", {{{"pid", importer}, {"bytes", 4 * gb}}}}});
     load("b");

@@ -1,4 +1,4 @@
-"""`python -m bulkhead.doctor` for tests, in a fork that has PyTorch imported."""
+"""`python -m bulkhead.doctor` for tests, in a fork that has PyTorch imported and has run the doctor."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import sys
 from pathlib import Path
 
 import forked
-from bulkhead.doctor import run  # noqa: F401  (imports PyTorch once)
+import torch
+from bulkhead.doctor import diagnose
 from bulkhead.doctor.__main__ import main
 
 HERE = Path(__file__).parent
 STEPS = HERE / "steps.py"
 
+diagnose(lambda x: x * 2 if x.sum() > 0 else x, lambda device: torch.ones(1, device=device))
 
-def doctor(*arguments: str, environment: dict[str, str] | None = None, folder: Path = HERE) -> subprocess.CompletedProcess[str]:
-    """In a fork of this process, which has PyTorch imported; with an environment, in a
-    process of its own."""
-    if environment:
-        return subprocess.run([sys.executable, "-m", "bulkhead.doctor", *arguments], capture_output=True, text=True, timeout=240,
-                              cwd=folder, env={**os.environ, **environment})  # fmt: skip
+
+def doctor(*arguments: str, environment: dict[str, str] = {}, encoding: str = "", folder: Path = HERE) -> subprocess.CompletedProcess[str]:
+    """``encoding``: of its output."""
 
     def main_here() -> int:
         sys.modules.pop("steps", None)  # the tests of the library have imported it
+        os.environ.update(environment)
+        if encoding:
+            sys.stdout.reconfigure(encoding=encoding)  # type: ignore[union-attr]
         return main(arguments)
 
     return forked.run(main_here, arguments, folder)

@@ -298,8 +298,8 @@ def of_module(x, lengths):
     return x + table * (lengths.max().item() if DEVICE == "cuda" else 1)
 
 
-def custom_first(x, lengths):
-    return torch.ops.doctor_test.secret(x)
+def shares_memory(x, lengths):
+    return torch.from_dlpack(x) * 2
 
 
 if not hasattr(torch.ops.doctor_test, "strict"):

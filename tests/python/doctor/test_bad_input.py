@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import select
@@ -15,7 +17,7 @@ from unittest import mock
 
 import bulkhead
 import torch
-from bulkhead.doctor import diagnose
+from bulkhead.doctor import __main__, diagnose
 from bulkhead.doctor.fake import operators
 from command import HERE, doctor, line_of
 
@@ -28,22 +30,19 @@ class BadInput(unittest.TestCase):
         return ended.stdout + ended.stderr
 
     def test_targets_that_are_not_there(self) -> None:
-        for arguments, said in {
-            ("no_such_file.py:step",): "there is no file no_such_file.py",
-            ("steps.py:no_such_step",): "there is no 'no_such_step' in steps.py; it has: ",
-            ("steps.py",): "names no function",
-            ("no_such_package.inner:step",): "needs the package 'no_such_package'",
-            ("steps.py:clean:x",): "'steps.py:clean:x': steps.py:clean is neither a file of Python (.py) nor a package",
-            (
-                "steps.py:clean",
-                "--inputs",
-                "./steps:inputs",
-            ): "--inputs './steps:inputs': ./steps is neither a file of Python (.py) nor a package",
-            ("steps.py:clean", "--inputs", "steps.py:no_factory"): "--inputs 'steps.py:no_factory'",
-            ("steps.py:clean", "--baseline", "no_such_baseline"): "reading the baseline",
-        }.items():
-            with self.subTest(arguments):
-                self.assertIn(said.split("; ")[0], self.refused(*arguments))
+        """Others are below, as documents."""
+        with tempfile.TemporaryDirectory() as folder:
+            part = Path(folder) / "part.py"
+            part.write_text("from .other import step\n")
+            for arguments, said in {
+                ("steps.py:no_such_step",): "there is no 'no_such_step' in steps.py; it has: ",
+                ("steps.py",): "names no function",
+                ("steps.py:clean:x",): "'steps.py:clean:x': steps.py:clean is neither a file of Python (.py) nor a package",
+                ("steps.py:clean", "--inputs", "./steps:inputs"): "--inputs './steps:inputs': ./steps is neither a file of Python",
+                (f"{part}:step",): "it is part of a package: write package.module:function",
+            }.items():
+                with self.subTest(arguments):
+                    self.assertIn(said.split("; ")[0], self.refused(*arguments))
 
     def test_programs_are_given_a_document_whatever_fails(self) -> None:
         given = ("--inputs", "steps.py:inputs")
@@ -58,12 +57,6 @@ class BadInput(unittest.TestCase):
                 ("steps.py:clean", "--inputs", "steps.py:no_factory"): "--inputs 'steps.py:no_factory'",
                 ("steps.py:clean", "--inputs", "steps.py:raises"): "the function of --inputs raised TypeError",
                 ("steps.py:clean", *given, "--baseline", "no_such_baseline"): "reading the baseline no_such_baseline",
-                (
-                    "steps.py:clean",
-                    *given,
-                    "--write-baseline",
-                    "/nowhere/baseline",
-                ): "writing the baseline /nowhere/baseline: No such file or directory",
                 ("steps.py:kills", *given[2:]): "it ended its process by SIGSEGV",
                 ("steps.py:ends_process_below_python", *given): "it ended its process by exit(0)",
             }.items():
@@ -92,6 +85,7 @@ class BadInput(unittest.TestCase):
 
     def test_a_baseline_that_cannot_be_written_hides_no_finding(self) -> None:
         said = self.refused("steps.py:branches", "--inputs", "steps.py:inputs", "--write-baseline", "/nowhere/baseline")
+        self.assertIn("error: writing the baseline /nowhere/baseline: No such file or directory", said)
         self.assertIn("3 findings", said)
 
     def test_a_run_that_failed_keeps_the_baseline(self) -> None:
@@ -117,14 +111,18 @@ class BadInput(unittest.TestCase):
             ("trains", *given): [f"computes gradients at steps.py:{line_of('x.sum().backward()')}, which are off here", "leave the backward pass out"],
             ("of_a_driver", *given): [f"needs a GPU at steps.py:{line_of('return torch.quantize_per_tensor')}: "],
             ("least_squares", *given): [f"needs a GPU at steps.py:{squares}: ", f"{squares}:12 dynamic_shape (prevents capture)"],
-            ("custom_first", *given): ["skipped: doctor_test::secret at steps.py:", "error: steps.py:custom_first was not looked at to the end"],
+            ("custom", *given): [f"skipped: doctor_test::secret at steps.py:{line_of('torch.ops.doctor_test.secret')}: it has no fake implementation",
+                                 "error: steps.py:custom was not looked at to the end", "host_read"],
+            ("custom_raises", *given): [f"raised RuntimeError at steps.py:{line_of('x must have three')}: x must have three dimensions"],
+            ("asks_address", *given): [f"skipped: Tensor.data_ptr() at steps.py:{line_of('x.data_ptr()')}: a fake tensor has no memory"],
+            ("shares_memory", *given): [f"skipped: Tensor.__dlpack__() at steps.py:{line_of('torch.from_dlpack(x)')}: a fake tensor has no memory"],
             ("attends", *given): ["skipped: flex_attention at steps.py:", "error: steps.py:attends was not looked at to the end"],
             ("exits",): [f"ended the process at steps.py:{line_of('raise SystemExit')}: SystemExit(3)"],
             ("ends_process_in_thread", *given): ["it ended its process by exit(4)"],
             ("kills",): ["steps.py:kills: it ended its process by SIGSEGV"],
             ("never_python", "--deadline", "1"): ["steps.py:never_python: it did not return within 1 s, and took no signal"],
         }.items():
-            with self.subTest(step):
+            with self.subTest(step), mock.patch.object(__main__, "_GRACE_SECONDS", 0.1 if step == "never_python" else 30):
                 told = self.refused(f"steps.py:{step}", *arguments)
                 for text in said:
                     self.assertIn(text, told)
@@ -140,23 +138,11 @@ class BadInput(unittest.TestCase):
             report = diagnose(step, lambda device: (torch.ones(2, device=device),))
             self.assertIn(f"raised {error} at ", report.error)
 
-    def test_a_file_of_a_package_is_to_be_named_as_its_module(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "part.py"
-            file.write_text("from .other import step\n")
-            self.assertIn("it is part of a package: write package.module:function", self.refused(f"{file}:step"))
-
     def test_inputs_that_do_not_fit(self) -> None:
         for arguments, said in {
-            (
-                "steps.py:clean",
-            ): "steps.py:clean takes (x, lengths), and the inputs do not fit: missing a required argument: 'x'\n  give --inputs",
+            ("steps.py:clean",): "steps.py:clean takes (x, lengths), and the inputs do not fit: missing a required argument: 'x'\n  give --inputs",
             ("steps.py:Decoder",): "the constructor of steps.py:Decoder takes (size), and the inputs do not fit",
-            (
-                "steps.py:Attention",
-                "--inputs",
-                "steps.py:inputs",
-            ): "returns (arguments of the constructor, arguments of the call)",
+            ("steps.py:Attention", "--inputs", "steps.py:inputs"): "returns (arguments of the constructor, arguments of the call)",
             ("steps.py:Decoder", "--inputs", "steps.py:inputs"): "returns (arguments of the constructor, arguments of the call)",
             ("steps.py:clean", "--inputs", "steps.py:exits"): "the function of --inputs raised TypeError",
             ("steps.py:clean", "--inputs", "steps.py:on_cpu"): "all tensors of its calls lie on the CPU",
@@ -199,8 +185,10 @@ class BadInput(unittest.TestCase):
 
     def test_a_deadline_that_is_none(self) -> None:
         for deadline in ("0", "nan", "-1", "soon"):
-            with self.subTest(deadline):
-                self.assertIn("--deadline", self.refused("steps.py:clean", "--deadline", deadline))
+            with self.subTest(deadline), self.assertRaises(SystemExit) as ended, contextlib.redirect_stderr(io.StringIO()) as said:
+                __main__.parsed(["steps.py:clean", "--deadline", deadline])
+            self.assertEqual(ended.exception.code, 2)
+            self.assertIn("--deadline", said.getvalue())
 
     def test_a_model_of_a_fleet_without_the_program(self) -> None:
         with mock.patch.dict(os.environ, PATH="/nowhere"):
@@ -210,32 +198,8 @@ class BadInput(unittest.TestCase):
         self.assertIn(said, ended.stderr)
         self.assertIn(said, json.loads(for_programs.stdout)["error"]["attempt"])
 
-    def test_an_address_of_a_fake_tensor_is_named_and_skipped(self) -> None:
-        report = json.loads(self.refused("steps.py:asks_address", "--inputs", "steps.py:inputs", "--json"))
-        self.assertIn(f"Tensor.data_ptr() at steps.py:{line_of('x.data_ptr()')}", report["skipped"][0])
-
-    def test_memory_that_is_shared_by_dlpack_is_named_and_skipped(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "shares.py"
-            file.write_text("import torch\ndef step(x, lengths):\n    return torch.from_dlpack(x) * 2\n")
-            report = json.loads(self.refused(f"{file}:step", "--inputs", "steps.py:inputs", "--json"))
-        self.assertRegex(report["skipped"][0], r"Tensor.__dlpack__\(\) at \S*shares.py:3: a fake tensor has no memory")
-
-    def test_a_custom_operator_without_a_fake_implementation_is_named_and_skipped(self) -> None:
-        ended = doctor("steps.py:custom", "--inputs", "steps.py:inputs", "--json")
-        report = json.loads(ended.stdout)
-        self.assertIn(f"doctor_test::secret at steps.py:{line_of('torch.ops.doctor_test.secret')}", report["skipped"][0])
-        self.assertEqual([one["code"] for one in report["findings"]], ["host_read"])
-
-    def test_an_operator_whose_fake_implementation_raises_has_one(self) -> None:
-        said = self.refused("steps.py:custom_raises", "--inputs", "steps.py:inputs")
-        self.assertIn(f"raised RuntimeError at steps.py:{line_of('x must have three')}: x must have three dimensions", said)
-        self.assertNotIn("no fake implementation", said)
-
     def test_a_terminal_that_cannot_show_a_letter_ends_nothing(self) -> None:
-        ended = doctor(
-            "steps.py:größer", "--inputs", "steps.py:inputs", environment={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"}
-        )
+        ended = doctor("steps.py:größer", "--inputs", "steps.py:inputs", encoding="ascii")
         self.assertEqual(ended.returncode, 1, ended.stderr)
         self.assertIn("gr\\xf6\\xdfer", ended.stdout)
 

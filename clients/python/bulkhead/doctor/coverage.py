@@ -30,6 +30,7 @@ class Executed(defaultdict[str, set[int]]):
 
     def __init__(self) -> None:
         super().__init__(set)
+        self._tracers: dict[str, Any] = {}  #: by a code's file name: what runs at each of its lines
 
     def recorded(self) -> contextlib.AbstractContextManager[None]:
         """Records while entered."""
@@ -37,11 +38,12 @@ class Executed(defaultdict[str, set[int]]):
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         file = frame.f_code.co_filename
-        if not is_users(file):
-            return None
-        lines = self[os.path.abspath(file)]
-        lines.add(frame.f_lineno)
+        if file not in self._tracers:
+            self._tracers[file] = self._tracer(self[os.path.abspath(file)]) if is_users(file) else None
+        tracer = self._tracers[file]
+        return None if tracer is None else tracer(frame, event, argument)
 
+    def _tracer(self, lines: set[int]) -> Any:
         def stepped(frame: FrameType, event: str, argument: Any) -> Any:
             lines.add(frame.f_lineno)
             return stepped

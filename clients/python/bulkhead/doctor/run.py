@@ -349,12 +349,15 @@ def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def of_modules(files: Collection[str]) -> dict[str, Any]:
     """The variables of the user's own modules whose ``files`` ran; not those of
     installed packages."""
+    own = {file for file in files if "-packages" + os.sep not in file}
     found: dict[str, Any] = {}
     for module in filter(inspect.ismodule, list(sys.modules.values())):
-        file = os.path.abspath(vars(module).get("__file__") or "")
-        if file in files and "-packages" + os.sep not in file:
+        if _absolute(vars(module).get("__file__") or "") in own:
             found |= {f"global {module.__name__} {name}": value for name, value in _variables(vars(module))}
     return found
+
+
+_absolute = functools.cache(os.path.abspath)  #: asked of thousands of modules at each call
 
 
 def _variables(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import linecache
 import os
 import re
@@ -63,8 +64,7 @@ _WORDS = re.compile(
 
 def scan(found: Findings, executed: Executed) -> None:
     for file, lines in list(executed.items()):
-        # An engine's load executes hundreds of files.
-        if not _WORDS.search("".join(linecache.getlines(file))):
+        if not _may_hide(file):
             continue
         calls = [(node.func, function) for node, function in nodes(file) if isinstance(node, ast.Call)]
         called = {(function, of.attr) for of, function in calls if isinstance(of, ast.Attribute)}
@@ -72,6 +72,12 @@ def scan(found: Findings, executed: Executed) -> None:
             if isinstance(node, (ast.stmt, ast.expr)) and (node.lineno in lines or not function):
                 for code, severity, reason, remedy in _told(node, lambda name: (function, name) in called):
                     found.add(code, severity, node_place(file, node, function), reason, remedy)
+
+
+@functools.lru_cache(maxsize=None)
+def _may_hide(file: str) -> bool:
+    """An engine's load executes hundreds of files."""
+    return _WORDS.search("".join(linecache.getlines(file))) is not None
 
 
 @contextlib.contextmanager

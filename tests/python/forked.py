@@ -18,14 +18,14 @@ def run(main: Callable[[], int], arguments: tuple[str, ...] = (), folder: Path =
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = os.fork()
         if child == 0:
-            _become(main, folder, out.fileno(), err.fileno())
+            become(main, folder, out.fileno(), err.fileno())
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(arguments, status, out.read(), err.read())
 
 
-def _become(main: Callable[[], int], folder: Path, out: int, err: int) -> NoReturn:
+def become(main: Callable[[], int], folder: Path, out: int, err: int) -> NoReturn:
     status = -1
     try:
         sys.stdout.flush()

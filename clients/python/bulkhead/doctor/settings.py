@@ -64,20 +64,23 @@ _WORDS = re.compile(
 
 def scan(found: Findings, executed: Executed) -> None:
     for file, lines in list(executed.items()):
-        if not _may_hide(file):
-            continue
-        calls = [(node.func, function) for node, function in nodes(file) if isinstance(node, ast.Call)]
-        called = {(function, of.attr) for of, function in calls if isinstance(of, ast.Attribute)}
-        for node, function in nodes(file):
-            if isinstance(node, (ast.stmt, ast.expr)) and (node.lineno in lines or not function):
+        suspects, called = _suspects(file)
+        for node, function in suspects:
+            if node.lineno in lines or not function:
                 for code, severity, reason, remedy in _told(node, lambda name: (function, name) in called):
                     found.add(code, severity, node_place(file, node, function), reason, remedy)
 
 
 @functools.lru_cache(maxsize=None)
-def _may_hide(file: str) -> bool:
-    """An engine's load executes hundreds of files."""
-    return _WORDS.search("".join(linecache.getlines(file))) is not None
+def _suspects(file: str) -> tuple[list[tuple[Any, str]], set[tuple[str, str]]]:
+    """The nodes of a file that `_told` looks at, and the methods that each function calls. An
+    engine's load executes hundreds of files."""
+    if not _WORDS.search("".join(linecache.getlines(file))):
+        return [], set()
+    suspects = [(node, function) for node, function in nodes(file) if isinstance(node, (ast.Assign, ast.Attribute, ast.Call))]
+    called = {(function, node.func.attr) for node, function in suspects
+              if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}  # fmt: skip
+    return suspects, called
 
 
 @contextlib.contextmanager

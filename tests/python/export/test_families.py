@@ -49,24 +49,27 @@ class Uncompiled(check.Package):
 
 
 class Parity(unittest.TestCase):
-    def generates_as_upstream(self, family: Family, chunk: int = 512) -> None:
+    def generates_as_upstream(self, family: Family, chunk: int = 512) -> list[list[list[int]]]:
+        """What each prompt is answered."""
         package = Uncompiled(family, chunk)
         seen: set[tuple[int, ...]] = set()
+        answers = []
         for prompt in family.prompts():
             theirs = family.reference(prompt, COUNT)
             ours, _ = package.generate(family, prompt, COUNT)
             self.assertEqual(ours, theirs)
+            answers.append(theirs)
             seen |= {tuple(frame) for frame in theirs}
         self.assertGreater(len(seen), 10, "models that repeat themselves prove little")
+        return answers
 
-    def together_as_alone(self, family: Family) -> None:
-        """Sequences of unlike lengths side by side in one buffer, each against upstream's
-        run of it alone."""
-        package = Uncompiled(family)
+    def alone_and_together_as_upstream(self, family: Family) -> None:
+        """Together: sequences of unlike lengths side by side in one buffer, of which two are the
+        same."""
+        theirs = self.generates_as_upstream(family)
         prompts = [*family.prompts(), *family.prompts()[:1]]
-        theirs = [family.reference(prompt, COUNT) for prompt in prompts]
-        ours = side_by_side(package, family, prompts, min(len(tokens) for tokens in theirs))
-        for one, other in zip(ours, theirs, strict=True):
+        ours = side_by_side(Uncompiled(family), family, prompts, min(map(len, theirs)))
+        for one, other in zip(ours, [*theirs, theirs[0]], strict=True):
             self.assertEqual(one, other[: len(one)])
 
 
@@ -103,30 +106,20 @@ class CausalLm(Parity):
     def test_every_type_that_is_named_generates_as_upstream(self) -> None:
         for model_type in FAMILIES["causal_lm"]:
             with self.subTest(model_type):
-                self.generates_as_upstream(self.family(model_type))
-
-    def test_every_type_that_is_named_generates_side_by_side(self) -> None:
-        for model_type in FAMILIES["causal_lm"]:
-            with self.subTest(model_type):
-                self.together_as_alone(self.family(model_type))
+                self.alone_and_together_as_upstream(self.family(model_type))
 
     def test_a_prompt_in_chunks_is_the_same_prompt(self) -> None:
         self.generates_as_upstream(self.family("llama"), chunk=7)
 
-    def test_layers_that_see_only_a_window_are_refused(self) -> None:
-        for model_type, options in (("mistral", {"sliding_window": 32}), ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1})):
-            with self.subTest(model_type):
-                self.refused(model_type, options)
-
-    def test_angles_that_change_with_the_length_are_refused(self) -> None:
-        self.refused("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}})
-
-    def refused(self, model_type: str, options: dict[str, Any]) -> None:
-        config = transformers.AutoConfig.for_model(model_type, **{**tiny_models.TEXT, **options})
-        family = family_named("causal_lm")(transformers.AutoModelForCausalLM.from_config(config))
-        with self.assertRaises(Error) as refused:
-            family.numbers()
-        self.assertEqual(refused.exception.code, "input_invalid")
+    def test_windows_and_angles_that_change_with_the_length_are_refused(self) -> None:
+        dynamic = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}
+        for model_type, options in (("mistral", {"sliding_window": 32}), ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}),
+                                    ("llama", dynamic)):  # fmt: skip
+            config = transformers.AutoConfig.for_model(model_type, **{**tiny_models.TEXT, **options})
+            family = family_named("causal_lm")(transformers.AutoModelForCausalLM.from_config(config))
+            with self.subTest(model_type), self.assertRaises(Error) as refused:
+                family.numbers()
+            self.assertEqual(refused.exception.code, "input_invalid")
 
 
 class Qwen3Vl(Parity):
@@ -135,7 +128,7 @@ class Qwen3Vl(Parity):
         cls.family = qwen3_vl.Qwen3Vl(tiny_models.qwen3_vl())
 
     def test_generates_as_upstream_with_and_without_a_picture(self) -> None:
-        self.generates_as_upstream(self.family)
+        self.alone_and_together_as_upstream(self.family)
 
     def test_a_picture_across_chunks_is_the_same_picture(self) -> None:
         self.generates_as_upstream(self.family, chunk=5)
@@ -144,9 +137,6 @@ class Qwen3Vl(Parity):
         words = self.family._words(6)
         one, other = (self.family.reference(self.family.seen(words, self.family._picture(*size)), COUNT) for size in ((2, 3), (3, 2)))
         self.assertNotEqual(one, other)
-
-    def test_sequences_side_by_side_generate_as_alone(self) -> None:
-        self.together_as_alone(self.family)
 
     def test_what_stands_beside_a_picture_in_its_rows_is_not_read(self) -> None:
         prompt = self.family.prompts()[1]
@@ -197,13 +187,10 @@ class HiggsAudioV2(Parity):
         cls.config = cls.family.model.config
 
     def test_generates_as_upstream_from_text_and_from_a_voice(self) -> None:
-        self.generates_as_upstream(self.family)
+        self.alone_and_together_as_upstream(self.family)
 
     def test_a_voice_across_chunks_is_the_same_voice(self) -> None:
         self.generates_as_upstream(self.family, chunk=6)
-
-    def test_sequences_side_by_side_generate_as_alone(self) -> None:
-        self.together_as_alone(self.family)
 
     def test_some_prompt_ends_by_the_delay_pattern(self) -> None:
         ends = [self.family.reference(prompt, COUNT)[-1] for prompt in self.family.prompts()]
@@ -299,7 +286,7 @@ class ChatterboxT3(Parity):
         cls.family = chatterbox_t3.ChatterboxT3(tiny_models.chatterbox_t3())
 
     def test_generates_as_upstream_with_guidance_and_penalty(self) -> None:
-        self.generates_as_upstream(self.family)
+        self.alone_and_together_as_upstream(self.family)
 
     def test_guidance_and_penalty_change_what_is_said(self) -> None:
         """Else the test above would not see them."""
@@ -308,9 +295,6 @@ class ChatterboxT3(Parity):
         for name, off in (("GUIDANCE", 0.0), ("PENALTY", 1.0)):
             with self.subTest(name), mock.patch.object(chatterbox_t3, name, off):
                 self.assertNotEqual(self.family.reference(prompt, COUNT), said)
-
-    def test_sequences_side_by_side_generate_as_alone(self) -> None:
-        self.together_as_alone(self.family)
 
     def test_the_folder_of_a_chatterbox_checkpoint_is_known(self) -> None:
         from safetensors.torch import save_file

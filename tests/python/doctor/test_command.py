@@ -190,10 +190,14 @@ class Reports(unittest.TestCase):
                 f"note: steps.py:{line} in {name}: torch.compile: graph break, Attempted to call function marked as skipped",
                 shown.stdout,
             )
-        notes = self.report("breaks", "--compile")["notes"]
+        document = self.report("breaks", "--compile")
+        notes = document["notes"]
+        self.assertEqual(document["findings"], [])
         self.assertEqual([(one["line"], one["column"], one["function"], Path(one["file"])) for one in notes],
                          [(line, 5, name, STEPS) for line, name in places])  # fmt: skip
         self.assertTrue(all(one["reason"].startswith("torch.compile: graph break") for one in notes))
+        self.assertIn("Dynamo does not know how to trace", notes[0]["reason"])
+        self.assertIn(". torch.compile: graph break, Call to `torch._dynamo.graph_break()`", notes[0]["reason"], "one note a line")
         run = self.sarif("steps.py:breaks", "--compile")
         self.assertEqual([(one["ruleId"], one["level"], one["message"]["text"]) for one in run["results"]],
                          [("torch_compile", "note", one["reason"]) for one in notes])  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from bulkhead.doctor import diagnose
 from bulkhead.doctor.exported import Program
 from bulkhead.errors import Error
-
+from command import line_of as line_in_steps
 
 
 def line_of(text: str) -> int:
@@ -109,11 +109,6 @@ class WithoutLines(unittest.TestCase):
 
 
 class Compiler(unittest.TestCase):
-    def test_what_it_says_joins_the_finding_of_the_line(self) -> None:
-        report = diagnose(steps.Decoder, steps.decoder_inputs, compiler=True)
-        (found,) = report.findings
-        self.assertEqual(found.code, "cpu_tensor")
-
     def test_inductor_names_the_tensor_of_the_cpu_for_which_it_skips_cuda_graphs(self) -> None:
         report = diagnose(steps.with_host_argument, steps.host_argument, compiler=True)
         (found,) = report.findings
@@ -122,11 +117,7 @@ class Compiler(unittest.TestCase):
 
     def test_inductor_names_the_argument_that_a_step_writes_to_and_leaves_out_a_buffer(self) -> None:
         report = diagnose(steps.Table, steps.table_inputs, compiler=True)
-        line = next(
-            number
-            for number, line in enumerate(Path(steps.__file__).read_text().splitlines(), 1)
-            if line.strip().startswith("cache.index_copy_")
-        )
+        line = line_in_steps("  cache.index_copy_")
         self.assertEqual(report.findings, [], "a graph may write to both: their addresses stay")
         (note,) = report.notes
         self.assertEqual((note.file, note.line, note.function), (steps.__file__, line, "forward"))
@@ -144,36 +135,17 @@ class Compiler(unittest.TestCase):
         self.assertEqual((report.error, [one.code for one in report.findings]), ("", ["host_read"]))
         self.assertNotIn("graph break", " ".join(one.reason for one in [*report.findings, *report.notes]))
 
-    def test_of_clean_code_the_compiler_says_nothing(self) -> None:
-        self.assertEqual(diagnose(steps.clean, steps.inputs, compiler=True).notes, [])
-
     def test_a_graph_break_joins_the_finding_of_its_line(self) -> None:
         report = diagnose(steps.branches, steps.inputs, compiler=True)
         first = report.findings[0]
         self.assertIn("torch.compile: graph break, a branch depends on data", first.reason)
         self.assertEqual([one.code for one in report.findings], ["host_read"] * 3)
 
-    def test_what_joins_no_finding_is_one_note_for_each_line(self) -> None:
-        report = diagnose(steps.breaks, steps.inputs, compiler=True)
-        first = line_in_steps('os.getppid(); torch._dynamo')
-        self.assertEqual(report.findings, [])
-        self.assertEqual([(one.file, one.line, one.function) for one in report.notes],
-                         [(steps.__file__, first, "breaks"),
-                          (steps.__file__, line_in_steps('os.getpgrp()'), "note")])  # fmt: skip
-        both = report.notes[0].reason
-        self.assertIn(
-            "torch.compile: graph break, Attempted to call function marked as skipped: Dynamo does not know how to trace", both
-        )
-        self.assertIn(". torch.compile: graph break, Call to `torch._dynamo.graph_break()`", both)
-
-    def test_a_break_before_the_first_operator_is_told_too(self) -> None:
-        """Dynamo compiles nothing there."""
-        (note,) = diagnose(steps.breaks_at_once, steps.inputs, compiler=True).notes
-        self.assertEqual(note.line, line_in_steps('os.getuid()'))
-        self.assertIn("graph break", note.reason)
-
-    def test_a_function_that_dynamo_leaves_to_python_is_told_where_it_gave_up(self) -> None:
-        for step, line, said in ((steps.breaks_in_loop, 'os.getgid()',
+    def test_where_dynamo_gives_up_is_told(self) -> None:
+        """Also of a break before the first operator, where it compiles nothing, and of a function
+        that it leaves to Python."""
+        for step, line, said in ((steps.breaks_at_once, 'os.getuid()', "graph break"),
+                                 (steps.breaks_in_loop, 'os.getgid()',
                                   "all of breaks_in_loop runs without a graph, Attempted to call function marked as skipped"),
                                  (steps.yields, "def yields",
                                   "all of yields runs without a graph, Attempt to trace generator")):  # fmt: skip
@@ -183,7 +155,8 @@ class Compiler(unittest.TestCase):
                 self.assertIn(said, note.reason)
 
     def test_functions_of_torch_are_compiled(self) -> None:
-        """Dynamo's table of them refuses two that are the same object: a stand-in for both."""
+        """Nothing is said of them. Dynamo's table of them refuses two that are the same object: a
+        stand-in for both."""
         self.assertEqual(diagnose(steps.calls_torch, steps.inputs, compiler=True).notes, [])
         handlers = getattr(torch._dynamo.variables.torch.TorchInGraphFunctionVariable, "_get_handlers", dict)()
         self.assertTrue(not handlers or torch.cuda.current_stream in handlers, "no stand-in is left there")
@@ -203,10 +176,6 @@ class Compiler(unittest.TestCase):
             (note,) = diagnose(steps.clean, steps.inputs, compiler=True).notes
         self.assertEqual((note.file, note.line), (steps.__file__, line_in_steps("def clean")))
         self.assertEqual(note.reason, "torch.compile: Inductor gives up, no back end")
-
-
-def line_in_steps(text: str) -> int:
-    return next(number for number, line in enumerate(Path(steps.__file__).read_text().splitlines(), 1) if text in line)
 
 
 if __name__ == "__main__":

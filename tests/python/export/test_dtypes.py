@@ -25,23 +25,18 @@ VOCABULARY, PROMPT, LENGTH = 512, 40, 120
 
 
 class SixteenBits(unittest.TestCase):
-    def test_bfloat16(self) -> None:
-        self.packaged("bfloat16", slots=2, made=BFLOAT16)
+    def test_packages_are_as_near_to_exact_arithmetic_as_upstream(self) -> None:
+        for dtype, kv_dtype, weights, slots, made in (
+            ("bfloat16", "bfloat16", None, 2, BFLOAT16),
+            ("float16", "float16", None, 1, None),
+            ("bfloat16", "bfloat16", "int4", 2, None),
+            ("float32", "bfloat16", None, 1, None),
+            ("bfloat16", "float32", None, 1, None),
+        ):
+            with self.subTest(dtype, kv_dtype=kv_dtype, weights=weights):
+                self.packaged(dtype, kv_dtype, weights, slots, made)
 
-    def test_float16(self) -> None:
-        self.packaged("float16")
-
-    def test_4_bits_in_bfloat16(self) -> None:
-        self.packaged("bfloat16", weights="int4", slots=2)
-
-    def test_float32_with_keys_and_values_in_bfloat16(self) -> None:
-        self.packaged("float32", "bfloat16")
-
-    def test_bfloat16_with_keys_and_values_in_float32(self) -> None:
-        self.packaged("bfloat16", "float32")
-
-    def packaged(self, dtype: str, kv_dtype: str | None = None, weights: str | None = None, slots: int = 1, made: Path | None = None) -> None:
-        kv_dtype = kv_dtype or dtype
+    def packaged(self, dtype: str, kv_dtype: str, weights: str | None, slots: int, made: Path | None) -> None:
         family = source.load(f"{MAKER}:tiny_layer", getattr(torch, dtype)).family
         if weights is not None:
             quantised.quantise(family.model, family.step(), weights, VOCABULARY)

@@ -132,11 +132,10 @@ class Packages(unittest.TestCase):
     """Each a package of its own, of one layer, for one and exactly two sequences, so that it is
     soon compiled."""
 
-    def test_8_bits(self) -> None:
-        self.packaged("int8", {"int8": 7 + 1}, 0.05)
-
-    def test_4_bits_and_the_head_in_8(self) -> None:
-        self.packaged("int4", {"int8": 1, "int4": 7}, 0.4)
+    def test_packages_of_8_bits_and_of_4_with_the_head_in_8(self) -> None:
+        for kind, counts, far in (("int8", {"int8": 7 + 1}, 0.05), ("int4", {"int8": 1, "int4": 7}, 0.4)):
+            with self.subTest(kind):
+                self.packaged(kind, counts, far)
 
     def packaged(self, kind: str, counts: dict[str, int], far: float) -> None:
         """`far`: the most that rounding may do to the logits, as a part of them."""

@@ -11,7 +11,7 @@ CerrTap& CerrTap::instance() {
     return tap;
 }
 
-CerrTap::CerrTap() : target_{std::cerr.rdbuf(this)} {}
+CerrTap::CerrTap() : target_{std::cerr.rdbuf()} { std::cerr.rdbuf(this); }
 
 void CerrTap::clear() {
     const std::lock_guard lock{mutex_};

@@ -53,8 +53,10 @@ Result<wire::DType> dtype_of(std::string_view descr) {
 Result<json::object> parse_header(std::string text) {
     constexpr std::pair<char, char> signs[] = {{'\'', '"'}, {'(', '['}, {')', ']'}};
     for (const auto& [python, json] : signs) std::ranges::replace(text, python, json);
+    const std::size_t order = text.find("fortran_order");  // a field of a structured dtype may be named True
     for (const std::string_view word : {"True", "False"})
-        if (const std::size_t at = text.find(word); at != std::string::npos) text[at] = word == "True" ? 't' : 'f';
+        if (const std::size_t at = text.find(word, order); at != std::string::npos)
+            text[at] = word == "True" ? 't' : 'f';
     json::parse_options options;
     options.allow_trailing_commas = true;
     boost::system::error_code failure;

@@ -65,9 +65,10 @@ Result<Answer> answer_from(json::object object, ControlConnection& connection, j
     Answer answer;
     if (json::value* result = object.if_contains("result")) answer.result = std::move(*result);
     const auto count =
-        answer.result.is_object() ? json_codec::member<std::size_t>(answer.result.get_object(), "fds") : std::nullopt;
+        answer.result.is_object() ? json_codec::member<std::int64_t>(answer.result.get_object(), "fds") : std::nullopt;
     if (count.value_or(0) == 0) return answer;
-    Result<std::vector<UniqueFd>> fds = connection.take_fds(*count);
+    // A negative count becomes one beyond every bound.
+    Result<std::vector<UniqueFd>> fds = connection.take_fds(static_cast<std::size_t>(*count));
     if (!fds) return std::move(fds).error();
     answer.fds = std::move(*fds);
     return answer;

@@ -64,7 +64,7 @@ _WORDS = re.compile(
 
 def scan(found: Findings, executed: Executed) -> None:
     for file, lines in list(executed.items()):
-        suspects, called = _suspects(file)
+        suspects, called = _suspects(file, "".join(linecache.getlines(file)))
         for node, function in suspects:
             if node.lineno in lines or not function:
                 for code, severity, reason, remedy in _told(node, lambda name: (function, name) in called):
@@ -72,10 +72,10 @@ def scan(found: Findings, executed: Executed) -> None:
 
 
 @functools.lru_cache(maxsize=None)
-def _suspects(file: str) -> tuple[list[tuple[Any, str]], set[tuple[str, str]]]:
+def _suspects(file: str, source: str) -> tuple[list[tuple[Any, str]], set[tuple[str, str]]]:
     """The nodes of a file that `_told` looks at, and the methods that each function calls. An
     engine's load executes hundreds of files."""
-    if not _WORDS.search("".join(linecache.getlines(file))):
+    if not _WORDS.search(source):
         return [], set()
     suspects = [(node, function) for node, function in nodes(file) if isinstance(node, (ast.Assign, ast.Attribute, ast.Call))]
     called = {(function, node.func.attr) for node, function in suspects

@@ -97,6 +97,7 @@ TEST_F(Npy, RefusesWhatItCannotReadAndSaysHowToSave) {
         {with_dtype("'<U2'"), dtype_unsupported, "<U2"},
         {with_dtype("'<M8[ns]'"), dtype_unsupported, "<M8[ns]"},
         {with_dtype("[('a', '<f4'), ('b', '<f4')]"), dtype_unsupported, "structured"},
+        {with_dtype("[('isTrue', '<f4')]"), dtype_unsupported, "structured"},
         {npy(row_header, floats({1, 2})), input_invalid, "has 12 bytes, the file 8"},
         {npy(row_header, floats({1, 2, 3, 4})), input_invalid, "has 12 bytes, the file 16"},
         {npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4), }", ""), shape_mismatch,

@@ -107,6 +107,7 @@ TEST(ControlClient, ALineWithoutEndIsGivenUpAtItsBound) {
 TEST(ControlClient, WhatIsNoAnswerIsAnError) {
     for (const char* line :
          {"garbage\n", "[1]\n", "\n", "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"fds\":2}}\n",
+          "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"fds\":-1}}\n",
           "{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32700,\"message\":\"not JSON\"}}\n"}) {
         FakeDaemon daemon{[&](FakeDaemon& d) {
             d.request();

@@ -40,8 +40,10 @@ Result<std::string> ask(const std::string& program, const std::string& fleet) {
     // Sealed against growing: what exceeds the bound cannot be written.
     const UniqueFd output{::memfd_create("bulkhead-next-supervisor", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
     if (!output || ::ftruncate(output.get(), limits::next_supervisor_words_max) != 0 ||
-        ::fcntl(output.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK) != 0)
-        return system_error(fmt::format("starting {}: a file for its words", program), errno);
+        ::fcntl(output.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK) != 0) {
+        const Error why = system_error(fmt::format("starting {}: a file for its words", program), errno);
+        return Error{why.code, why.attempt, remedy};
+    }
     const auto pid = start({program, {"bulkhead-supervisor", check_option, fleet}, output.get(), output.get(), false});
     if (!pid)
         return Error{pid.error().code == ErrorCode::internal ? ErrorCode::load_failed : pid.error().code,
@@ -70,7 +72,7 @@ bool speaks_one_of(std::string_view line, std::uint16_t min, std::uint16_t max) 
     const std::string versions{line.substr(at + before_versions.size())};
     int low = 0;
     int high = 0;
-    return std::sscanf(versions.c_str(), "%d-%d", &low, &high) == 2 && low <= max && high >= min;
+    return std::sscanf(versions.c_str(), "%5d-%5d", &low, &high) == 2 && low <= max && high >= min;
 }
 
 }  // namespace

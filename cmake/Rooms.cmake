@@ -15,7 +15,7 @@ function(bulkhead_room target folder)
     bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE} ${room_INCLUDE})
 endfunction()
 
-# Targets that no request runs through are small: -Os takes two thirds of the time of -O2 to compile.
+# Of targets that no request runs through a small size counts.
 function(bulkhead_small)
     foreach(target ${ARGN})
         target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Os>)

@@ -114,7 +114,7 @@ inline constexpr auto abort_grace = 2s;        ///< from SIGABRT, for a backtrac
 // --- crashes
 inline constexpr auto dying_deadline = 2s;                     ///< from the report of a fatal signal to the
                                                                ///< end; then SIGKILL
-inline constexpr auto core_dump_deadline = 60s;                ///< instead of that, if a core file may be written
+inline constexpr auto core_dump_deadline = 60s;                ///< instead, if a core file may be written
 inline constexpr std::int64_t gpu_evidence_window_ms = 5'000;  ///< before the first sign of a death
 /// Files kept; the oldest are removed.
 inline constexpr std::size_t crash_reports_max = 64;

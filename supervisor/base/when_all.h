@@ -10,7 +10,8 @@
 
 namespace bulkhead::supervisor {
 
-enum class OnError { answer_at_once, wait_for_all };  ///< in both cases the first error is the answer
+/// In both cases the first error is the answer.
+enum class OnError { answer_at_once, wait_for_all };
 
 /// Returns `count` callbacks. Passes their results on once, in the order of the callbacks.
 template <typename T>

@@ -121,7 +121,7 @@ private:
         std::string trouble{};  ///< why its figures are old; empty: they are as of the last look
         std::string kind{memory::unnamed_gpu};  ///< of its footprints
     };
-    /// What the policy was told of a process.
+    /// What the policy knows about a process.
     struct Told {
         std::uint64_t generation = 0;
         bool ready = false;

@@ -63,7 +63,8 @@ void part_exclusive_groups(State& state, Time now) {
     if (std::ranges::none_of(state.slots(), [&](const Slot& slot) { return stays(slot) && company_of(state, slot); }))
         return;
     const Survey survey{state, now};
-    std::map<std::pair<std::string, std::size_t>, std::vector<std::size_t>> groups;  // by name, device
+    // By name and device.
+    std::map<std::pair<std::string, std::size_t>, std::vector<std::size_t>> groups;
     for (std::size_t i = 0; i < survey.candidates().size(); ++i) {
         const Slot& slot = *survey.candidates()[i].slots.front();
         const auto& group = slot.model->declared.group;

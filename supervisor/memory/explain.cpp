@@ -61,7 +61,7 @@ std::string state_text(const State& state, const Slot& slot, Time now) {
     return "";
 }
 
-/// What is told of a device of a model, or of all its GPUs where that is the same.
+/// What `why` says about a device of a model, or of all its GPUs where that is the same.
 struct Told {
     std::string where;
     std::string text;

@@ -19,7 +19,8 @@ ProcessEnd::ProcessEnd(WorkerProcess& of)
                                of.spec.deadlines.kill,
                                [&of] { of.owner->remember(); },
                                [&of](const Error& error) {
-                                   of.gpu.end();  // the end may never come: let other processes have the GPU
+                                   // The end may never come: let other processes have the GPU.
+                                   of.gpu.end();
                                    of.owner->on_given_up(error);
                                }} {}
 
@@ -45,7 +46,8 @@ void ProcessEnd::begin_drain() {
     drain_until = Clock::now() + process.spec.deadlines.drain;
     process.owner->remember();
     process.messages.send(worker_link::Drain{static_cast<std::uint32_t>(process.spec.deadlines.drain.count())});
-    if (process.machine.state() != WorkerState::draining) return;  // the link was full, so it was closed
+    // Not draining: the link was full, so it was closed.
+    if (process.machine.state() != WorkerState::draining) return;
     arm_drain_deadline();
 }
 
@@ -196,7 +198,7 @@ ExitFacts ProcessEnd::facts() const {
 std::string ProcessEnd::reason() const {
     if (failure) return failure->text();
     std::string reason = evidence.cause(exit);
-    if (const auto line = process.lines.last_line(process.name.replica, process.name.generation); !line.empty())
+    if (const auto line = process.log.last_line(process.name.replica, process.name.generation); !line.empty())
         reason += fmt::format("; last output: {}", line);
     return reason;
 }
@@ -217,7 +219,7 @@ CrashReport ProcessEnd::crash_report() const {
     report.cause = failure ? failure->attempt : evidence.cause(exit);
     report.state = to_string(evidence.lost_in.value_or(WorkerState::stopped));
     report.exit = *exit;
-    report.log = process.lines.last_lines(process.name.replica, process.name.generation, limits::crash_log_lines_max);
+    report.log = process.log.last_lines(process.name.replica, process.name.generation, limits::crash_log_lines_max);
     report.host_bytes = process.memory.host_bytes;
     report.gpu_bytes = process.memory.gpu_bytes;
     report.device = process.device.text;

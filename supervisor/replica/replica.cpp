@@ -211,9 +211,9 @@ void Replica::start(std::string cause) {
         return;
     }
     const bool is_restart = state() == WorkerState::backoff;
-    // The keeper requires spawns in the order of generations. The thread of `BlockingQueue` keeps it:
-    // a replica with a known device queues there behind replicas whose device is still
-    // being looked for.
+    // The keeper requires spawns in the order of generations. The thread of `BlockingQueue` keeps
+    // it: a replica with a known device queues there behind replicas whose device is still being
+    // looked for.
     machine_.begin_generation(++context_.generation_last);
     make_process(machine_.name());
     machine_.transition(WorkerEvent::spawn_asked, cause);

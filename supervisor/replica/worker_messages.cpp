@@ -32,7 +32,7 @@ struct Overloaded : Handlers... {
 static_assert(std::size(message_answers) == std::variant_size_v<worker_link::Message>);
 
 void WorkerMessages::open(UniqueFd link, UniqueFd output) {
-    if (output) output_ = LogPipe::open(process_.context.io, std::move(output), process_.name, process_.lines);
+    if (output) output_ = LogPipe::open(process_.context.io, std::move(output), process_.name, process_.log);
     if (!link) return;
     link_ = PacketLink::make(process_.context.io, std::move(link));
     link_->start([this](Packet& packet) { on_packet(packet); },
@@ -154,7 +154,7 @@ void WorkerMessages::take_page(const UniqueFd& memfd) {
 /// Python code cannot run in the handler of a fatal signal: `faulthandler` writes what `dying` and
 /// `backtrace` say.
 void WorkerMessages::take_fault(UniqueFd pipe) {
-    fault_ = LogPipe::open(process_.context.io, std::move(pipe), process_.name, process_.lines,
+    fault_ = LogPipe::open(process_.context.io, std::move(pipe), process_.name, process_.log,
                            [this, weak = process_.weak_from_this()](const std::string& line) {
                                const auto process = weak.lock();
                                if (!process) return;

@@ -16,7 +16,7 @@ namespace bulkhead::supervisor {
 WorkerProcess::WorkerProcess(WorkerName worker, FleetContext& fleet, const config::ModelSpec& model,
                              ModelLog& model_log, StateMachine& state, const ReplicaHistory& earlier,
                              ProcessOwner& replica)
-    : ProcessIdentity{std::move(worker)}, context{fleet}, spec{model}, lines{model_log}, machine{state},
+    : ProcessIdentity{std::move(worker)}, context{fleet}, spec{model}, log{model_log}, machine{state},
       history{earlier}, owner{&replica} {}
 
 WorkerProcess::~WorkerProcess() { close(); }

@@ -111,7 +111,7 @@ struct WorkerProcess : ProcessIdentity, std::enable_shared_from_this<WorkerProce
 
     FleetContext& context;
     const config::ModelSpec& spec;
-    ModelLog& lines;
+    ModelLog& log;
     StateMachine& machine;
     const ReplicaHistory& history;  ///< of the replica's earlier processes
     ProcessOwner* owner;            ///< null once it is not the replica's present process

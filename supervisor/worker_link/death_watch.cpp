@@ -135,7 +135,8 @@ struct DeathWatch::State {
 struct DeathWatch::Watch {
     ~Watch() {
         const auto owner = state.lock();
-        if (owner && thread != nullptr && died) thread->nudge();  // finds this watch expired, and releases the page
+        // It finds this watch expired, and releases the page.
+        if (owner && thread != nullptr && died) thread->nudge();
     }
 
     static void tell_later(boost::asio::io_context& io, std::weak_ptr<Watch> watch) {

@@ -7,8 +7,8 @@
 
 namespace bulkhead::test {
 
-/// Runs `check` in a forked child. Returns its number, which is the child's exit status; beyond 1000
-/// by the signal that killed it.
+/// Runs `check` in a forked child. Returns its number, which is the child's exit status; 1000 more
+/// than the signal that killed it.
 int in_child(const auto& check) {
     const pid_t child = ::fork();
     if (child == 0) ::_exit(check());

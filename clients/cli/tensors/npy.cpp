@@ -53,7 +53,8 @@ Result<wire::DType> dtype_of(std::string_view descr) {
 Result<json::object> parse_header(std::string text) {
     constexpr std::pair<char, char> signs[] = {{'\'', '"'}, {'(', '['}, {')', ']'}};
     for (const auto& [python, json] : signs) std::ranges::replace(text, python, json);
-    const std::size_t order = text.find("fortran_order");  // a field of a structured dtype may be named True
+    // Before it, a field of a structured dtype may be named True.
+    const std::size_t order = text.find("fortran_order");
     for (const std::string_view word : {"True", "False"})
         if (const std::size_t at = text.find(word, order); at != std::string::npos)
             text[at] = word == "True" ? 't' : 'f';

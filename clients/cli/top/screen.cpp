@@ -41,8 +41,9 @@ bool goes_before(Sort sort, const WorkerRow& a, const WorkerRow& b) {
 }  // namespace
 
 std::string_view to_string(Sort sort) {
+    // In the order of Sort.
     constexpr std::array<std::string_view, 9> names{"fleet file", "name", "state", "memory", "requests/s",
-                                                    "tokens/s",   "p99",  "queue", "idle"};  // in the order of Sort
+                                                    "tokens/s",   "p99",  "queue", "idle"};
     return names.at(static_cast<std::size_t>(sort));
 }
 

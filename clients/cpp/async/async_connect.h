@@ -10,8 +10,9 @@
 
 namespace bulkhead {
 
-/// Opens a connection, from hello to the last slab, on another thread than the loop's: a worker has 10
-/// s for it. Takes the socket. `channel` is the channel's number. Errors  as `WorkerConnection::open`
+/// Opens a connection, from hello to the last slab, on another thread than the loop's: a worker has
+/// 10 s for it. Takes the socket. `channel` is the channel's number.
+/// Errors  as `WorkerConnection::open`
 boost::asio::awaitable<Result<std::shared_ptr<WorkerConnection>>>
 open_connection(UniqueFd& socket, std::uint64_t channel, const ChannelOptions& options);
 

@@ -13,8 +13,8 @@
 
 namespace bulkhead {
 
-/// One connection's interprocess events: the worker's, for which this process' streams wait, and those
-/// that this process records for the worker, in turn. Shared by the connection and its outputs.
+/// One connection's interprocess events: the worker's, for which this process' streams wait, and
+/// those that this process records for the worker, in turn. Shared by the connection and its outputs.
 ///
 /// Thread  its channel's
 class GpuEvents {

@@ -60,7 +60,7 @@ public:
     Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu,
                                                  bool& asked);
 
-    /// `submit` on the present connection, even if that has ended. `asked` is when the deadline began.
+    /// `submit` on the present connection, even if that has ended. `asked`: when the deadline began.
     Result<std::uint64_t> submit_now(const Request& request, Clock::time_point asked, bool awaited = false);
     /// Whether a request refused with this error may be sent to the next worker.
     [[nodiscard]] bool may_retry(const Request& request, const Error& refusal) const noexcept;
@@ -72,7 +72,8 @@ public:
         lost,      ///< with its worker; `replace_connection` resends it, or `give_up` ends it
     };
     [[nodiscard]] RequestState state_of(std::uint64_t request_id) const;
-    /// The connection that carries a request in flight: the present one, or one whose worker drains.
+    /// The connection that carries a request in flight: the present one, or one whose worker
+    /// drains.
     [[nodiscard]] const std::shared_ptr<WorkerConnection>& connection_of(std::uint64_t request_id) const {
         return in_flight_.at(request_id).connection;
     }

@@ -215,7 +215,8 @@ private:
     bool rests_ = false;                  ///< no operation since `settle`
     std::uint64_t last_request_id_ = 0;
     using Growth = std::variant<std::monostate, channel::SlabRequest, Error>;
-    Growth growth_;                      ///< asked for and not yet answered; or refused, until somebody who asked looks
+    Growth growth_;                      ///< asked for and not yet answered; or refused, until
+                                         ///< somebody who asked looks
     std::shared_ptr<GpuEvents> events_;  ///< set if the caller named a GPU
     wire::SlabKind gpu_kind_ = wire::SlabKind::cuda_vmm;
     std::optional<Error> gpu_refused_;  ///< why nothing is shared on the GPU although it was agreed

@@ -38,7 +38,7 @@ void Invariants::check_exclusive() {
         const bool may_go = !victim.pinned && !victim.starting && !one.told.is_adopted && world_.now >= victim.protected_until &&
                             (!victim.in_use || world_.now >= victim.turn_over);
         const auto [all, is_new] = members[{known->second.group->name, one.device}].try_emplace(who.model, true);
-        // While somebody waits for the model and more of it is being loaded, what is ready of it stays.
+        // While somebody waits for the model and more of it is being loaded, what is ready stays.
         all->second = all->second && may_go && !(is_asked_for({who.model}) && is_loading({who.model}));
     }
     for (const auto& [where, all] : members) {

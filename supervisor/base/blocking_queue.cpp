@@ -173,7 +173,7 @@ void BlockingQueue::look() {
 void BlockingQueue::refuse(const JobPointer& job) {
     boost::asio::post(io_, [job] {
         const Error error{ErrorCode::resources_exhausted,
-                          fmt::format("{}: there is no thread for it, others wait in the kernel", job->what),
+                          fmt::format("{}: no thread can run it, others wait in the kernel", job->what),
                           fmt::format("see /proc/{}/task/*/stack: a disk, a network file system or a device hangs; or "
                                       "the limit of processes is too low (`ulimit -u`)",
                                       ::getpid())};

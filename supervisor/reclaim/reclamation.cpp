@@ -188,7 +188,7 @@ private:
         if (!remains.gpu_answered) return false;
         const auto before = std::exchange(free_at_last_look_, remains.gpu_free_bytes);
         if (remains.holds("gpu")) return false;
-        // It is no longer listed.
+        // The driver lists none of its processes any more.
         if (!remains.gpu_free_bytes) return trace_->gpu && !trace_->gpu->pids.empty();
         // Without a figure of its own, we only know that it had some memory.
         if (trace_->gpu_is_recent && trace_->gpu && !trace_->gpu->own_bytes && trace_->gpu->free_bytes &&

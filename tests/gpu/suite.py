@@ -301,7 +301,11 @@ class Suite:
         if reason := self.why_not(libtorch):
             self.result("skipped", 0, f"{program} {':'.join(patterns)}{suffix}", reason)
             return
-        named = [test for test in self.tests_of(program, environment) if matches(test, patterns) and not matches(test, without)]
+        tests = self.tests_of(program, environment)
+        for pattern in patterns if tests else ():
+            if not any(matches(test, [pattern]) for test in tests):
+                self.result("failed", 0, f"{program} {pattern}{suffix}", "no test has such a name")
+        named = [test for test in tests if matches(test, patterns) and not matches(test, without)]
         pending = []
         for test in named:
             lacks = next((file for pattern, file in (models or {}).items() if matches(test, [pattern]) and not (self.build / "gpu-models" / file).exists()), None)

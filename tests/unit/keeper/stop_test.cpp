@@ -91,7 +91,7 @@ TEST_F(StopTwice, KillsEverythingAtOnce) {
     EXPECT_FALSE(std::filesystem::exists(keeper.socket()));
 }
 
-/// However the one before ended. An upgrade is no more than a hand-over then.
+/// After a crash, a hand-over, and an upgrade, which then only hands over.
 TEST_F(StopAsked, IsToldAgainToTheNextSupervisor) {
     keeper.signal(SIGTERM);
     EXPECT_TRUE(seat.hear().is(Type::stop_asked));

@@ -291,7 +291,7 @@ TYPED_TEST(ChannelRetry, WhatIsNeverSentAgain) {
     EXPECT_EQ(never_sent_again<TypeParam>(die_of_it, true).code, ErrorCode::worker_lost) << "to a model with state";
     EXPECT_EQ(never_sent_again<TypeParam>(cancelled, false, true).code, ErrorCode::worker_lost);
     EXPECT_EQ(never_sent_again<TypeParam>(unloaded).code, ErrorCode::worker_lost);
-    EXPECT_EQ(never_sent_again<TypeParam>(broken).code, ErrorCode::protocol_violation) << "which is no death";
+    EXPECT_EQ(never_sent_again<TypeParam>(broken).code, ErrorCode::protocol_violation) << "the worker lives";
 
     const Error error = never_sent_again<TypeParam>(die_of_it);
     EXPECT_EQ(error.code, ErrorCode::not_running) << "without a daemon";

@@ -117,7 +117,7 @@ TEST_F(BlockingQueueTest, StuckThreadsAreBoundedAndOneThatComesBackMakesRoom) {
         EXPECT_FALSE(refused) << "answered later, as all others are";
         ASSERT_TRUE(wait([&] { return refused.has_value(); }));
         EXPECT_EQ(refused->code, ErrorCode::resources_exhausted) << when;
-        EXPECT_THAT(refused->attempt, HasSubstr("counting: there is no thread for it"));
+        EXPECT_THAT(refused->attempt, HasSubstr("counting: no thread can run it"));
         EXPECT_EQ(gate.running(), max);
         EXPECT_EQ(answers_.size(), static_cast<std::size_t>(max));
     }

@@ -17,8 +17,8 @@ json::object to_json(const std::vector<TensorSpec>& tensors) {
         json::array shape;
         for (const DimRange& dim : tensor.shape)
             shape.push_back(dim.min == dim.max && dim.name.empty() ? json::value(dim.min) : json::value(dim_text(dim)));
-        json::object one{{"dtype", to_string(tensor.dtype)}, {"shape", std::move(shape)}};
-        if (tensor.out) one["out"] = true;
+        json::object one{{key::dtype, to_string(tensor.dtype)}, {key::shape, std::move(shape)}};
+        if (tensor.out) one[key::out] = true;
         all[tensor.name] = std::move(one);
     }
     return all;
@@ -28,9 +28,10 @@ json::object to_json(const std::vector<ParameterSpec>& parameters) {
     json::object all;
     for (const ParameterSpec& parameter : parameters) {
         json::object& one = all[parameter.name].emplace_object();
-        one["type"] = word_of(parameter.type);
+        one[key::type] = word_of(parameter.type);
         if (parameter.default_value)
-            one["default"] = std::visit([](const auto& value) { return json::value(value); }, *parameter.default_value);
+            one[key::default_] =
+                std::visit([](const auto& value) { return json::value(value); }, *parameter.default_value);
     }
     return all;
 }
@@ -43,12 +44,12 @@ json::object to_json(const MethodSpec& method) {
             shapes[method.inputs[i].name] = json::value_from(bucket.shapes[i]);
         buckets.push_back(std::move(shapes));
     }
-    return {{"inputs", to_json(method.inputs)},
-            {"parameters", to_json(method.parameters)},
-            {"outputs", to_json(method.outputs)},
-            {"buckets", std::move(buckets)},
-            {"padding", json::value_from(method.padding)},
-            {"warmup", json::value_from(method.warmup)}};
+    return {{key::inputs, to_json(method.inputs)},
+            {key::parameters, to_json(method.parameters)},
+            {key::outputs, to_json(method.outputs)},
+            {key::buckets, std::move(buckets)},
+            {key::padding, json::value_from(method.padding)},
+            {key::warmup, json::value_from(method.warmup)}};
 }
 
 template <typename Struct>
@@ -89,21 +90,21 @@ struct KeyWriter {
     void operator()(std::string_view key, const ModelSpec& from, rule::Replicas) const {
         to[key] = from.replicas;
         if (from.replicas != from.replicas_min)
-            to[key] = json::object{{"min", from.replicas_min}, {"max", from.replicas}};
+            to[key] = json::object{{key::min, from.replicas_min}, {key::max, from.replicas}};
     }
     void operator()(std::string_view key, const ModelSpec& from, rule::Preload) const {
         to[key] = from.near ? json::value("near") : json::value(from.preload);
     }
     void operator()(std::string_view key, const ModelSpec& from, rule::ModelGroup) const {
-        if (from.group) to[key] = json::object{{"name", from.group->name}, {"kind", word_of(from.group->kind)}};
+        if (from.group) to[key] = json::object{{key::name, from.group->name}, {key::kind, word_of(from.group->kind)}};
     }
     void operator()(std::string_view key, const ModelSpec& from, rule::Environment) const {
         to[key] = json::value_from(from.environment);
     }
     void operator()(std::string_view key, const ModelSpec& from, rule::State) const {
         json::object& state = to[key].emplace_object();
-        state["scope"] = word_of(from.state);
-        if (!from.reset_method.empty()) state["reset"] = from.reset_method;
+        state[key::scope] = word_of(from.state);
+        if (!from.reset_method.empty()) state[key::reset] = from.reset_method;
     }
 };
 
@@ -117,20 +118,20 @@ json::object keys_to_json(const Struct& from) {
 }  // namespace
 
 json::object to_json(const ModelSpec& model) {
-    json::object all{{"name", model.name}, {"runtime", word_of(model.runtime)}};
+    json::object all{{key::name, model.name}, {key::runtime, word_of(model.runtime)}};
     if (model.runtime == Runtime::python) {
-        all["engine"] = model.python.engine;
-        if (!model.python.interpreter.empty()) all["interpreter"] = model.python.interpreter.string();
-        all["options"] = model.python.options;
+        all[key::engine] = model.python.engine;
+        if (!model.python.interpreter.empty()) all[key::interpreter] = model.python.interpreter.string();
+        all[key::options] = model.python.options;
     } else {
-        all[model.runtime == Runtime::torchscript ? "file" : "package"] = model.file.string();
+        all[model.runtime == Runtime::torchscript ? key::file : key::package] = model.file.string();
     }
     ModelSettings::keys(model, KeyWriter{all});
-    if (model.runtime == Runtime::generate) all["generate"] = keys_to_json(model.generate);
+    if (model.runtime == Runtime::generate) all[key::generate] = keys_to_json(model.generate);
     if (!model.methods.empty()) {
         json::object methods;
         for (const MethodSpec& method : model.methods) methods[method.name] = to_json(method);
-        all["methods"] = std::move(methods);
+        all[key::methods] = std::move(methods);
     }
     return all;
 }
@@ -139,7 +140,7 @@ json::object worker_json(const ModelSpec& model) {
     json::object all = to_json(model);
     for (const auto& [under, key] : supervisor_keys)
         (under.empty() ? all : all.at(under).as_object()).stable_erase(key);
-    all["device"] = model.device;
+    all[key::device] = model.device;
     return all;
 }
 
@@ -159,7 +160,7 @@ Result<ModelSpec> model_from_json(const json::object& json) {
     Report report{"", ""};
     Fields fields{Value{from_json(json), "model", report}, "model: "};
     ModelSpec model;
-    if (const auto name = fields.require("name", "the sender names its model"))
+    if (const auto name = fields.require(key::name, "the sender names its model"))
         if (auto text = name->text()) model.name = std::move(*text);
     read_model(fields, "model: ", "/", FileCheck::none, model);
     auto diagnostics = std::move(report).take();

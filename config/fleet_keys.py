@@ -3,7 +3,8 @@
 Run by CMake at configure time. Each struct has a member for each key, with its default, and
 `keys(self, visit)`, which calls `visit(key, member, rule)` for each: reader and writer are such
 visitors. A key with a `rule` of its own in the schema is several members, or one of a type of its
-own: its visitor gets the whole object, after all other keys.
+own: its visitor gets the whole object, after all other keys. Reader and writer spell the keys of
+lists, methods and engines by the constants in `key::`.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 
 STRUCTS = {"deadlines": "Deadlines", "channel": "ChannelLimits", "generate": "GenerateSpec", "defaults": "ModelSettings"}
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "": 1}
-CPP = {True: "true", False: "false"}
+CPP = {True: "true", False: "false", "default": "default_"}
 
 
 def amount(text: object) -> int:
@@ -93,15 +94,25 @@ class Schema:
         return [(under, key) for under, group in groups.items() for key, entry in self.defs[group]["properties"].items()
                 if self.resolved(entry).get("supervisor")]  # fmt: skip
 
+    def names(self, entry: object) -> set[str]:
+        """Every key, wherever it stands."""
+        if isinstance(entry, list):
+            return set().union(*map(self.names, entry))
+        if not isinstance(entry, dict):
+            return set()
+        return set(entry.get("properties", {})).union(*map(self.names, entry.values()))
+
     def header(self) -> str:
         supervisor = self.supervisor_keys()
         pairs = "".join(f'    {{"{under}", "{key}"}},\n' for under, key in supervisor)
+        names = [f'inline constexpr std::string_view {CPP.get(name, name)}{{"{name}"}};' for name in sorted(self.names(self.spec))]
         methods = ", ".join(json.dumps(key) for key in self.defs["method"]["properties"])
         return "\n".join([
             "#pragma once", "", "/// Made from config/fleet.schema.json by config/fleet_keys.py: change those.", "",
             "#include <array>", "#include <chrono>", "#include <cstdint>", "#include <optional>", "#include <string>",
             "#include <string_view>", "#include <utility>", "#include <vector>", "", '#include "config/key_rules.h"', "", "namespace bulkhead::config {", "",
             *self.enums(self.spec), *(self.struct(group) for group in STRUCTS),
+            "/// The spelling of each key.", "namespace key {", *names, "}  // namespace key", "",
             "/// Of a method, under its name or directly under the model.",
             f"inline constexpr std::array<std::string_view, {methods.count(',') + 1}> method_keys{{{methods}}};", "",
             "/// What the supervisor alone acts upon, each with the key that it stands under, if any.",

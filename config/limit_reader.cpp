@@ -24,8 +24,8 @@ void read_share(const Value& value, DeviceLimit& limit) {
 
 void read_limit(const Value& map, DeviceLimit& limit) {
     Fields fields{map, map.what() + "."};
-    if (const auto value = fields.take("share")) read_share(*value, limit);
-    if (const auto value = fields.take("margin"))
+    if (const auto value = fields.take(key::share)) read_share(*value, limit);
+    if (const auto value = fields.take(key::margin))
         if (const auto bytes = value->size(0, limits::memory_bytes_max)) limit.margin_bytes = *bytes;
     fields.finish();
 }
@@ -65,7 +65,8 @@ void read_blanks(const Value& value, const std::string& device, Fleet& fleet) {
     if (!count || *count == 0) return;
     fleet.blanks[device] = static_cast<std::uint32_t>(*count);
     if (device != "cpu" && !fleet.limits.contains(device))
-        value.refuse("name the device under `limits` as well: what its blanks hold is part of what models may use there");
+        value.refuse(
+            "name the device under `limits` as well: what its blanks hold is part of what models may use there");
 }
 
 void read_blanks(const Value& value, Fleet& fleet) {
@@ -83,15 +84,15 @@ void read_blanks(const Value& value, Fleet& fleet) {
 }  // namespace
 
 void read_fleet_settings(Fields& fields, Fleet& fleet) {
-    if (const auto value = fields.take("limits"))
+    if (const auto value = fields.take(key::limits))
         read_devices(*value, [&](const Fields::Member& member) { read_limit(member.value, fleet.limits[member.key]); });
-    if (const auto value = fields.take("startup")) read_startup(*value, fleet);
-    if (const auto value = fields.take("blanks")) read_blanks(*value, fleet);
-    if (const auto value = fields.take("near"))
+    if (const auto value = fields.take(key::startup)) read_startup(*value, fleet);
+    if (const auto value = fields.take(key::blanks)) read_blanks(*value, fleet);
+    if (const auto value = fields.take(key::near))
         if (const auto bytes = value->size(0, limits::memory_bytes_max)) fleet.near_bytes = *bytes;
     const auto kept = std::ranges::find(fleet.models, true, &ModelSpec::near);
     if (kept != fleet.models.end() && fleet.near_bytes == 0)
-        fields.report().add(fields.location_of("models").value_or(fields.location()),
+        fields.report().add(fields.location_of(key::models).value_or(fields.location()),
                             fmt::format("model {}: preload = near", in_quotes(kept->name)),
                             "say how much of all weights to keep: near: 8GiB, beside models");
 }

@@ -41,11 +41,12 @@ std::vector<TensorSpec> read_tensors(const Value& map, bool are_outputs) {
         check_name(member);
         TensorSpec tensor{member.key, {}, {}};
         Fields keys{member.value, member.value.what() + ": "};
-        if (const auto dtype = keys.require("dtype", "add dtype, such as float32"))
+        if (const auto dtype = keys.require(key::dtype, "add dtype, such as float32"))
             tensor.dtype = read_dtype(*dtype).value_or(wire::DType{});
-        if (const auto shape = keys.require("shape", "add shape, such as [1, 1..256]; [] for a scalar"))
+        if (const auto shape = keys.require(key::shape, "add shape, such as [1, 1..256]; [] for a scalar"))
             tensor.shape = shape->shape().value_or(std::vector<DimRange>{});
-        if (const auto out = are_outputs ? keys.take("out") : std::nullopt) tensor.out = out->boolean().value_or(false);
+        if (const auto out = are_outputs ? keys.take(key::out) : std::nullopt)
+            tensor.out = out->boolean().value_or(false);
         keys.finish();
         tensors.push_back(std::move(tensor));
     }
@@ -61,7 +62,7 @@ void check_dim_names(const Value& map, const std::vector<TensorSpec>& inputs) {
         const std::vector<DimRange>& shape = inputs[i].shape;
         if (shape.empty()) continue;
         const Value& tensor = members[i].value;
-        const auto dims = Fields{tensor, tensor.what() + ": "}.take("shape")->items(wire::rank_max);
+        const auto dims = Fields{tensor, tensor.what() + ": "}.take(key::shape)->items(wire::rank_max);
         for (std::size_t d = 0; d < shape.size(); ++d) {
             if (shape[d].name.empty()) continue;
             const auto place = fmt::format("shape[{}] of \"{}\"", d, inputs[i].name);
@@ -160,9 +161,9 @@ std::vector<ParameterSpec> read_parameters(const Value& map) {
         check_name(member);
         ParameterSpec parameter{member.key, {}, {}};
         Fields keys{member.value, member.value.what() + ": "};
-        const auto type = keys.require("type", "add type: integer, number, boolean or string");
+        const auto type = keys.require(key::type, "add type: integer, number, boolean or string");
         const bool is_typed = type && type->word(parameter.type);
-        const auto default_value = keys.take("default");
+        const auto default_value = keys.take(key::default_);
         if (default_value && is_typed) parameter.default_value = read_default(*default_value, parameter.type);
         keys.finish();
         parameters.push_back(std::move(parameter));
@@ -245,22 +246,22 @@ MethodSpec read_method(Fields& fields, std::string name) {
     MethodSpec method;
     method.name = std::move(name);
     bool inputs_are_clear = true;  // false: keys that name inputs cannot be checked
-    if (const auto inputs = fields.take("inputs")) {
+    if (const auto inputs = fields.take(key::inputs)) {
         inputs_are_clear = inputs->node().kind == Node::Kind::map;
         method.inputs = read_tensors(*inputs, false);
         check_dim_names(*inputs, method.inputs);
     }
-    if (const auto parameters = fields.take("parameters")) method.parameters = read_parameters(*parameters);
-    if (const auto outputs = fields.take("outputs")) {
+    if (const auto parameters = fields.take(key::parameters)) method.parameters = read_parameters(*parameters);
+    if (const auto outputs = fields.take(key::outputs)) {
         method.outputs = read_tensors(*outputs, true);
         check_out(*outputs, method);
     }
-    if (const auto buckets = fields.take("buckets"); buckets && inputs_are_clear) read_buckets(*buckets, method);
-    if (const auto padding = fields.take("padding"); padding && inputs_are_clear)
+    if (const auto buckets = fields.take(key::buckets); buckets && inputs_are_clear) read_buckets(*buckets, method);
+    if (const auto padding = fields.take(key::padding); padding && inputs_are_clear)
         for (const Fields::Member& member : Fields{*padding, padding->what() + "."}.members())
             if (const auto fill = member.value.number(); find_input(method, member) && fill)
                 method.padding[member.key] = *fill;
-    if (const auto warmup = fields.take("warmup"); warmup && inputs_are_clear) {
+    if (const auto warmup = fields.take(key::warmup); warmup && inputs_are_clear) {
         for (const Fields::Member& member : Fields{*warmup, warmup->what() + "."}.members())
             if (const TensorSpec* input = find_input(method, member))
                 if (const auto shape = read_fixed_shape(member.value, *input)) method.warmup[member.key] = *shape;

@@ -17,7 +17,7 @@ void assign(std::optional<T> value, auto& to) {
 
 void check_channel(const Value& map, const ChannelLimits& channel) {
     for (const auto& [key, bound] :
-         {std::pair{"max", channel.bytes_max}, std::pair{"worker_max", channel.worker_bytes_max}})
+         {std::pair{key::max, channel.bytes_max}, std::pair{key::worker_max, channel.worker_bytes_max}})
         if (channel.input_bytes + channel.output_bytes > bound)
             map.refuse(fmt::format("{}: input {} + output {} bytes exceed {} {}", map.what(), channel.input_bytes,
                                    channel.output_bytes, key, bound),
@@ -53,8 +53,7 @@ void read(const Value& value, auto& to, rule::Boolean) { assign(value.boolean(),
 void read(const Value& value, auto& to, rule::Enumeration) { value.word(to); }
 void read(const Value& value, std::vector<std::uint32_t>& to, rule::Lengths bounds) {
     for (const Value& item : value.items(bounds.count_max))
-        if (const auto number = item.integer(bounds.min, bounds.max))
-            to.push_back(static_cast<std::uint32_t>(*number));
+        if (const auto number = item.integer(bounds.min, bounds.max)) to.push_back(static_cast<std::uint32_t>(*number));
     const auto falls = std::ranges::adjacent_find(to, std::greater_equal<>{});
     if (falls != to.end())
         value.refuse(fmt::format("{}: {} stands before {}", value.what(), *falls, *std::next(falls)),
@@ -141,9 +140,9 @@ void read(const Value& value, ModelSpec& model, rule::Replicas) {
     }
     Fields fields{value, value.what() + "."};
     model.replicas = model.replicas_min = 1;
-    if (const auto min = fields.take("min")) read(*min, model.replicas_min, bounds);
+    if (const auto min = fields.take(key::min)) read(*min, model.replicas_min, bounds);
     model.replicas = model.replicas_min;
-    if (const auto max = fields.take("max")) read(*max, model.replicas, bounds);
+    if (const auto max = fields.take(key::max)) read(*max, model.replicas, bounds);
     fields.finish();
     if (model.replicas < model.replicas_min)
         value.refuse(fmt::format("{}: min {} exceeds max {}", value.what(), model.replicas_min, model.replicas),
@@ -153,22 +152,22 @@ void read(const Value& value, ModelSpec& model, rule::Replicas) {
 void read(const Value& map, ModelSpec& model, rule::ModelGroup) {
     Fields fields{map, map.what() + "."};
     ModelGroup group;
-    if (const auto value = fields.require("name", "add name: what the members of the group name alike"))
+    if (const auto value = fields.require(key::name, "add name: what the members of the group name alike"))
         if (auto name = value->text()) {
             if (!is_model_name(*name)) value->refuse("write 1 to 63 of A-Z a-z 0-9 . _ - , a letter or digit first");
             group.name = std::move(*name);
         }
-    if (const auto value = fields.require("kind", "add kind: exclusive or together")) value->word(group.kind);
+    if (const auto value = fields.require(key::kind, "add kind: exclusive or together")) value->word(group.kind);
     fields.finish();
     model.group = std::move(group);
 }
 
 void read(const Value& map, ModelSpec& model, rule::State) {
     Fields fields{map, map.what() + "."};
-    if (const auto value = fields.require("scope", "add scope: channel")) value->word(model.state);
-    if (const auto value = fields.take("reset")) assign(value->text(), model.reset_method);
+    if (const auto value = fields.require(key::scope, "add scope: channel")) value->word(model.state);
+    if (const auto value = fields.take(key::reset)) assign(value->text(), model.reset_method);
     fields.finish();
-    if (model.state == StateScope::channel && !fields.has("reset"))
+    if (model.state == StateScope::channel && !fields.has(key::reset))
         map.refuse(fmt::format("{}: missing key \"reset\"", map.what()),
                    "name the method that is called between channels, such as reset_states");
     else if (!model.reset_method.empty() && !is_method_name(model.reset_method))
@@ -203,15 +202,16 @@ std::optional<std::filesystem::path> read_path(const Value& value, const std::st
         value.refuse(fmt::format("{}: {}: {}", value.what(), in_quotes(path.string()), failure.message()),
                      "check owner and mode of the file and of the folders above it");
     else
-        value.refuse(fmt::format("{}: {} is not a regular file", value.what(), in_quotes(path.string())), "name a file");
+        value.refuse(fmt::format("{}: {} is not a regular file", value.what(), in_quotes(path.string())),
+                     "name a file");
     return std::nullopt;
 }
 
 void read_runtime_and_file(Fields& fields, const std::string& where, const std::filesystem::path& folder,
                            FileCheck check, ModelSpec& model) {
-    const auto runtime = fields.require("runtime", "add runtime: torchscript, aoti, generate or python");
-    const auto file = fields.take("file");
-    const auto package = fields.take("package");
+    const auto runtime = fields.require(key::runtime, "add runtime: torchscript, aoti, generate or python");
+    const auto file = fields.take(key::file);
+    const auto package = fields.take(key::package);
     if (!runtime || !runtime->word(model.runtime)) {
         if (!file && !package)
             fields.report().add(fields.location(), fmt::format("{}missing key \"file\" or \"package\"", where),
@@ -223,9 +223,9 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
     const bool is_folder = model.runtime == Runtime::generate;
     const auto& wanted = is_package ? package : file;
     const auto& surplus = is_package ? file : package;
-    const std::string_view wanted_key = is_package ? "package" : "file";
+    const std::string_view wanted_key = is_package ? key::package : key::file;
     if (surplus)
-        surplus->report().add(*fields.location_of(is_package ? "file" : "package"), surplus->what(),
+        surplus->report().add(*fields.location_of(is_package ? key::file : key::package), surplus->what(),
                               fmt::format("runtime {} has its model under \"{}\"", word_of(model.runtime), wanted_key));
     else if (!wanted)
         runtime->report().add(fields.location(), fmt::format("{}missing key \"{}\"", where, wanted_key),
@@ -239,7 +239,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
 }
 
 void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSpec& model) {
-    const auto methods = fields.take("methods");
+    const auto methods = fields.take(key::methods);
     const bool shorthand = std::ranges::any_of(method_keys, [&](std::string_view key) { return fields.has(key); });
     MethodSpec forward = read_method(fields, "forward");
     if (methods) {
@@ -263,7 +263,7 @@ void refuse_keys(const Fields& fields, const std::string& where, std::initialize
     };
     for (const std::string_view key : keys) refuse(key, methods_remedy);
     for (const std::string_view key : method_keys) refuse(key, methods_remedy);
-    if (model.state != StateScope::none) refuse("state", state_remedy);
+    if (model.state != StateScope::none) refuse(key::state, state_remedy);
     model.state = StateScope::none;
     model.methods.clear();
 }
@@ -271,15 +271,15 @@ void refuse_keys(const Fields& fields, const std::string& where, std::initialize
 /// The package declares inputs and outputs of a generating model; each sequence starts from
 /// a fresh state.
 void read_generating(Fields& fields, const std::string& where, ModelSpec& model) {
-    const auto generate = fields.take("generate");
+    const auto generate = fields.take(key::generate);
     if (model.runtime != Runtime::generate) {
         if (generate)
-            generate->report().add(*fields.location_of("generate"), generate->what(),
+            generate->report().add(*fields.location_of(key::generate), generate->what(),
                                    fmt::format("remove it: runtime {} generates nothing", word_of(model.runtime)));
         return;
     }
     if (generate) read(*generate, model.generate, rule::Group{});
-    refuse_keys(fields, where, {"methods"}, "remove it: the package names its methods",
+    refuse_keys(fields, where, {key::methods}, "remove it: the package names its methods",
                 "remove it: a slot is reset for each sequence", model);
 }
 
@@ -345,27 +345,29 @@ void read_options(const Value& value, ModelSpec& model) {
 void read_python(Fields& fields, const std::string& where, const std::filesystem::path& folder, FileCheck check,
                  ModelSpec& model) {
     if (model.runtime != Runtime::python) {
-        for (const std::string_view key : {"engine", "interpreter", "options"})
+        for (const std::string_view key : {key::engine, key::interpreter, key::options})
             if (fields.take(key))
                 fields.report().add(*fields.location_of(key),
                                     fmt::format("{}\"{}\" of runtime {}", where, key, word_of(model.runtime)),
                                     "remove it: it belongs to runtime python");
         return;
     }
-    if (const auto engine = fields.require("engine", "add engine: module:Class"))
+    if (const auto engine = fields.require(key::engine, "add engine: module:Class"))
         read_engine(*engine, folder, check, model);
-    if (const auto interpreter = fields.take("interpreter")) read_interpreter(*interpreter, folder, check, model);
-    if (const auto options = fields.take("options")) read_options(*options, model);
-    refuse_keys(fields, where, {"file", "package", "methods"}, "remove it: the engine's class declares its methods",
-                "remove it: an engine keeps its state itself", model);
+    if (const auto interpreter = fields.take(key::interpreter)) read_interpreter(*interpreter, folder, check, model);
+    if (const auto options = fields.take(key::options)) read_options(*options, model);
+    refuse_keys(fields, where, {key::file, key::package, key::methods},
+                "remove it: the engine's class declares its methods", "remove it: an engine keeps its state itself",
+                model);
 }
 
 }  // namespace
 
 void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
     ModelSettings::keys(model, KeyReader{fields});
-    if (model.graphs == Graphs::required && model.device == "cpu" && (fields.has("graphs") || fields.has("device")))
-        fields.take(fields.has("graphs") ? "graphs" : "device")
+    if (model.graphs == Graphs::required && model.device == "cpu" &&
+        (fields.has(key::graphs) || fields.has(key::device)))
+        fields.take(fields.has(key::graphs) ? key::graphs : key::device)
             ->refuse(fmt::format("{}graphs = required on device cpu", where),
                      "a CPU has no CUDA Graphs: write preferred or off, or choose a GPU");
 }

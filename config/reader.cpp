@@ -54,16 +54,16 @@ void read_root(const NodeRef& root, Report& report, FileCheck check, Fleet& flee
     }
     Fields fields{Value{root, "the file's value", report}, ""};
     if (!fields.is_map()) return;
-    if (const auto version = fields.require("version", "add version: 1"))
+    if (const auto version = fields.require(key::version, "add version: 1"))
         // Another version has other keys.
         if (!version->integer(1, 1) && !version->is_invalid()) return;
     ModelSpec defaults;
-    if (const auto value = fields.take("defaults")) {
+    if (const auto value = fields.take(key::defaults)) {
         Fields keys{*value, "defaults: "};
         read_settings(keys, "defaults: ", defaults);
         keys.finish();
     }
-    if (const auto models = fields.require("models", "add models: with at least one model"))
+    if (const auto models = fields.require(key::models, "add models: with at least one model"))
         read_models(*models, defaults, check, fleet);
     read_fleet_settings(fields, fleet);
     fields.finish();

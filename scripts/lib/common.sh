@@ -60,42 +60,74 @@ quietly() {
     fi
 }
 
+# beside NAME COMMAND...: as `quietly`, in the background; `rejoin` waits for it and tells of it. A
+# script that ends before ends it too.
+beside() {
+    mkdir -p "$build/log"
+    beside_log=$build/log/beside-$BASHPID.log
+    set -m  # a process group of its own, which can be ended as a whole
+    (dim='' quietly "$@") >"$beside_log" 2>&1 &
+    beside=$!
+    set +m
+    trap 'kill -- -$beside 2>/dev/null || true; rm -f "$beside_log"' EXIT
+}
+rejoin() {
+    local status=0
+    wait "$beside" || status=$?
+    trap - EXIT
+    cat "$beside_log"
+    rm -f "$beside_log"
+    return $status
+}
+
 # both NAME COMMAND... -- NAME COMMAND...: as `quietly`, side by side, and told one after the other.
 # Where one fails, the other is brought to its end too.
 both() {
     local first=() status=0
     while [ "$1" != -- ]; do first+=("$1") && shift; done
     shift
-    mkdir -p "$build/log"
-    set -m  # a process group of its own, which can be ended as a whole
-    (dim='' quietly "$@") >"$build/log/beside.log" 2>&1 &
-    set +m
-    trap "kill -- -$! 2>/dev/null || true" EXIT
+    beside "$@"
     (quietly "${first[@]}") || status=$?
-    wait $! || status=$?
-    trap - EXIT
-    cat "$build/log/beside.log"
+    rejoin || status=$?
     return $status
 }
 
-# install_and_compile [TARGET...]: all targets where none is named. `install_options` are those of
-# scripts/install.
+configure() { cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBULKHEAD_WORKER="$1"; }
+is_configured() { [ -f "$build/build.ninja" ] && ! grep -qs '^BULKHEAD_WORKER:BOOL=OFF' "$build/CMakeCache.txt"; }
+# Of a first build most is new: looked up without a run of the preprocessor.
+compile_first() { CCACHE_DEPEND=1 cmake --build "$build" -j "$jobs" "$@"; }
+compile_without_libtorch() { configure OFF && compile_first --target bulkhead bulkheadd bulkhead-supervisor; }
+
+# install_and_configure: `install_options` are those of scripts/install. While pip brings LibTorch, a
+# first build compiles what needs none.
 install_options=()
-install_and_compile() {
-    "$root/scripts/install" ${install_options[@]+"${install_options[@]}"}
-    say "Building into build/"
-    local cache=()
-    if [ ! -f "$build/build.ninja" ]; then
-        quietly "configuring" cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release
-        # Of a first build most is new: looked up without a run of the preprocessor.
-        cache=(env CCACHE_DEPEND=1)
+compiling=("compiling (${jobs} jobs)" cmake --build "$build" -j "$jobs")
+install_and_configure() {
+    local install=("$root/scripts/install" ${install_options[@]+"${install_options[@]}"})
+    if is_configured; then
+        "${install[@]}"
+        return
     fi
-    quietly "compiling (${jobs} jobs)" ${cache[@]+"${cache[@]}"} cmake --build "$build" -j "$jobs" ${1:+--target "$@"}
+    "$root/scripts/install" --debian
+    beside "compiling what needs no LibTorch" compile_without_libtorch
+    "${install[@]}"
+    rejoin
+    rm -f "$build/build.ninja"  # a failure leaves nothing that looks configured
+    quietly "configuring" configure ON
+    compiling=("compiling the rest (${jobs} jobs)" compile_first)
 }
 
-# The same, and the demo's models.
+# install_and_compile [TARGET...]: all targets where none is named.
+install_and_compile() {
+    install_and_configure
+    say "Building into build/"
+    quietly "${compiling[@]}" ${1:+--target "$@"}
+}
+
+# The same beside the preparation of models, which uses one CPU if OpenMP's threads wait asleep.
 prepare_models=("preparing the models" "$python" "$root/scripts/models/prepare.py" "$build/models")
 install_and_build() {
-    install_and_compile "$@"
-    quietly "${prepare_models[@]}"
+    install_and_configure
+    say "Building into build/"
+    OMP_WAIT_POLICY=passive both "${compiling[@]}" ${1:+--target "$@"} -- "${prepare_models[@]}"
 }

@@ -103,14 +103,13 @@ compile_without_libtorch() { configure OFF && compile_first --target bulkhead bu
 install_options=()
 compiling=("compiling (${jobs} jobs)" cmake --build "$build" -j "$jobs")
 install_and_configure() {
-    local install=("$root/scripts/install" ${install_options[@]+"${install_options[@]}"})
     if is_configured; then
-        "${install[@]}"
+        "$root/scripts/install" ${install_options[@]+"${install_options[@]}"}
         return
     fi
     "$root/scripts/install" --debian
     beside "compiling what needs no LibTorch" compile_without_libtorch
-    "${install[@]}"
+    "$root/scripts/install" --python ${install_options[@]+"${install_options[@]}"}
     rejoin
     rm -f "$build/build.ninja"  # a failure leaves nothing that looks configured
     quietly "configuring" configure ON

@@ -163,7 +163,8 @@ class Rehearsal(unittest.TestCase):
         absent = "#!/bin/sh\necho no such library >&2\nexit 127\n"
         for program, text in [("gpu_sampler_tests", FAULTY), ("gpu_tests", absent), ("gpu_slab_tests", absent)]:
             (faulty / "build/bin" / program).write_text(text)
-        for module in ("test_gpu.py", "doctor/test_gpu.py", "worker/test_captures.py"):  # which import PyTorch
+        # These import PyTorch.
+        for module in ("test_gpu.py", "doctor/test_gpu.py", "worker/test_captures.py"):
             (faulty / "tests/python" / module).write_text("")
 
         said = self.command("first", "--rehearse", "--bound", "5", pack=faulty, status=1)

@@ -105,7 +105,8 @@ class Vmm(WithWorker):
         self.assertEqual(output.cpu().tolist(), [1.0, 2.0, 3.0])
         interface = output.__cuda_array_interface__
         self.assertEqual((interface["shape"], interface["typestr"], interface["data"]), ((3,), "<f4", (output.address, True)))
-        for use in (lambda: room.data, lambda: room.numpy(), lambda: room.tolist()):  # as if it were the CPU's
+        # As if it were the CPU's.
+        for use in (lambda: room.data, lambda: room.numpy(), lambda: room.tolist()):
             with self.assertRaises(bulkhead.Error) as caught:
                 use()
             self.assertEqual(caught.exception.code, "input_invalid")

@@ -1,5 +1,5 @@
-"""The example service, as uvicorn runs it, over a daemon with two engines in Python: the small voice,
-and one that answers with what it was given."""
+"""The example service, as uvicorn runs it, over a daemon with two engines in Python: the small
+voice, and one that answers with what it was given."""
 
 from __future__ import annotations
 

@@ -64,10 +64,11 @@ class Segments(unittest.TestCase):
     def test_segments_are_those_of_silero_vads_rule(self) -> None:
         speech, silence = (10, 0.9), (10, 0)
         for runs, expected in (
-            (((10, 0.1), (20, 0.9), (10, 0.1)), [(10 * 512 - 480, 30 * 512 + 480)]),  # padded on both sides
+            # Padded on both sides.
+            (((10, 0.1), (20, 0.9), (10, 0.1)), [(10 * 512 - 480, 30 * 512 + 480)]),
             ((silence, (7, 0.9), silence), []),  # a short sound is not speech
             ((speech, (3, 0), speech, silence), [(0, 23 * 512 + 480)]),  # a dip is not a pause
-            ((speech, (30, 0.4), speech, silence), [(0, 50 * 512 + 480)]),  # between the two thresholds nothing changes
+            ((speech, (30, 0.4), speech, silence), [(0, 50 * 512 + 480)]),  # between the thresholds
             ((speech, (5, 0), speech, silence), [(0, 10 * 512 + 480), (15 * 512 - 480, 25 * 512 + 480)]),
             (((20, 0.9),), [(0, 20 * 512)]),  # until the end
             ((), []),

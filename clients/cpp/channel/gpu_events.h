@@ -14,7 +14,8 @@
 namespace bulkhead {
 
 /// One connection's interprocess events: the worker's, for which this process' streams wait, and
-/// those that this process records for the worker, in turn. Shared by the connection and its outputs.
+/// those that this process records for the worker, in turn. The connection and its outputs share
+/// them.
 ///
 /// Thread  its channel's
 class GpuEvents {

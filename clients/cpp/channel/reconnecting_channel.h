@@ -60,7 +60,7 @@ public:
     Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu,
                                                  bool& asked);
 
-    /// `submit` on the present connection, even if that has ended. `asked`: when the deadline began.
+    /// `submit` on the present connection, even if that has ended. `asked`: the deadline's start.
     Result<std::uint64_t> submit_now(const Request& request, Clock::time_point asked, bool awaited = false);
     /// Whether a request refused with this error may be sent to the next worker.
     [[nodiscard]] bool may_retry(const Request& request, const Error& refusal) const noexcept;

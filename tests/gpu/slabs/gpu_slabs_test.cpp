@@ -224,8 +224,8 @@ TEST_F(GpuSlabs, Fault12AWrongGpuUuidIsNamedInTheError) {
 TEST_F(GpuSlabs, AStreamOfAnotherProcessWaitsForTheWorkBeforeARecordedEvent) {
     auto slab = VmmSlab::create(gpu, slab_bytes).value();
     write(slab.pointer(), 1);
-    auto seen = VmmSlab::create(gpu, slab_bytes).value();  // on the GPU: a copy to pageable memory would
-                                                   // hold up this thread
+    // On the GPU: a copy to pageable memory would hold up this thread.
+    auto seen = VmmSlab::create(gpu, slab_bytes).value();
     auto done = InterprocessEvent::create(gpu);
     ASSERT_TRUE(done) << done.error().text();
     CudaPeer peer;

@@ -283,7 +283,8 @@ class Exchanges(unittest.TestCase):
         self.do("new a huge 1000000", "resources_exhausted 1048576 bytes")  # nobody is asked
         self.serves(worker)
         self.client.begin("new a more 80000")
-        worker.offer(4, "input", 4096, request_id=worker.expect("slab_request")[0]["request_id"])  # less than was asked for
+        # Less than was asked for.
+        worker.offer(4, "input", 4096, request_id=worker.expect("slab_request")[0]["request_id"])
         self.says("protocol_violation")
         self.gone(worker)
 

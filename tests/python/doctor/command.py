@@ -1,4 +1,4 @@
-"""`python -m bulkhead.doctor` for tests, in a fork that has PyTorch imported and has run the doctor."""
+"""`python -m bulkhead.doctor` for tests, in a fork of a process that has run the doctor before."""
 
 from __future__ import annotations
 

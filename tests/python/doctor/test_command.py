@@ -181,7 +181,7 @@ class Reports(unittest.TestCase):
         self.assertIn("register_buffer", result["message"]["text"])
 
     def test_what_the_compiler_says_of_other_lines_has_its_place_in_each_form(self) -> None:
-        diagnose(steps.clean, steps.inputs, compiler=True)  # imports what the three below would import each
+        diagnose(steps.clean, steps.inputs, compiler=True)  # imports for the three below
         shown = doctor("steps.py:breaks", "--inputs", "steps.py:inputs", "--compile")
         self.assertEqual(shown.returncode, 0, "a graph break prevents no capture: " + shown.stdout + shown.stderr)
         places = [(line_of(text), name) for text, name in (('os.getppid(); torch._dynamo', "breaks"), ('os.getpgrp()', "note"))]

@@ -54,9 +54,9 @@ class SmallChatterBox(ChatterBox):
 
 
 class SpokenTokens(SmallChatterBox):
-    """Whose T3 is `tiny_models.chatterbox_t3`, of which the exporter's tests make a package, and whose
-    sound is its speech tokens, so that two can be compared: upstream's vocoder draws
-    random numbers."""
+    """Its T3 is `tiny_models.chatterbox_t3`, of which the exporter's tests make a package. Its
+    sound is its speech tokens, so that two can be compared: upstream's vocoder draws random
+    numbers."""
 
     t3_width = 256
 

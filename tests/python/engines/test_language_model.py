@@ -1,5 +1,5 @@
-"""ChatterBox by a real daemon, where T3 runs in a worker with `runtime: generate`: what a client hears
-is what the engine says alone."""
+"""ChatterBox by a real daemon, where T3 runs in a worker with `runtime: generate`: a client hears
+what the engine says alone."""
 
 from __future__ import annotations
 

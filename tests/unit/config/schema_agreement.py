@@ -46,7 +46,8 @@ CoreSchemaLoader.add_constructor("tag:yaml.org,2002:map", lambda loader, node: l
 def schema_accepts(validator, path):
     try:
         document = yaml.load(path.read_bytes(), CoreSchemaLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, TypeError) as error:  # TypeError: a key that is a list
+    # TypeError: a key that is a list.
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, TypeError) as error:
         return False, str(error).splitlines()[0]
     errors = [error.message for error in validator.iter_errors(document)]
     return not errors, "; ".join(errors)

@@ -73,7 +73,7 @@ def _export(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # load the model only from the folder
     os.environ.setdefault("TQDM_DISABLE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about itself
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns that there is no GPU
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns of no GPU
     import torch
     import transformers
 
@@ -98,7 +98,8 @@ def _export(arguments: argparse.Namespace) -> int:
     target.check(folder, arguments.source)
     start = time.monotonic()
     _tell(f"loading {arguments.source} …")
-    vectors = threading.Thread(target=inductor.pick_vectors, daemon=True)  # in parallel: other processes do most of the work
+    # In parallel: other processes do most of the work.
+    vectors = threading.Thread(target=inductor.pick_vectors, daemon=True)
     vectors.start()
     loaded = source.load(arguments.source, getattr(torch, arguments.dtype), arguments.family, arguments.name)
     vectors.join()

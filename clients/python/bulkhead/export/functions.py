@@ -132,11 +132,13 @@ def compile_program(program: ExportedProgram, file: Path, device: str, meets: pr
     that it needs, by name.
 
     single: for one sequence, the most frequent step of a graph."""
-    options: dict[str, Any] = {"aot_inductor.package_constants_in_so": False, "epilogue_fusion": device != "cpu"}  # product_kernel.h takes nothing in
+    # The products of product_kernel.h, on a CPU, take in no epilogue.
+    options: dict[str, Any] = {"aot_inductor.package_constants_in_so": False, "epilogue_fusion": device != "cpu"}
     if meets == "vectors" and device == "cpu":
-        options["realize_reads_threshold"] = 1  # store sums that the next layers add to, instead of recomputing them
+        options["realize_reads_threshold"] = 1  # stores sums that the next layers add to
     if device == "cuda":
-        options["coordinate_descent_tuning"] = single  # which also has Inductor write products with a vector as sums
+        # With it, Inductor also writes products with a vector as sums.
+        options["coordinate_descent_tuning"] = single
     partial = file.with_suffix(".partial.pt2")
     known = {**program.state_dict, **program.constants}
     with _short_kernels(), any_length(), twins.compiling(program):

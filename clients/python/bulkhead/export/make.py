@@ -44,7 +44,8 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
     sizes = Sizes(length_max, slots_max, min(chunk, length_max), device, PACKAGED_DTYPES[kv_dtype])
     form = family.prompt_form()
     if device == "cpu" and form.input == "tokens":
-        form = replace(form, logits=True)  # saves a step, which on a CPU costs nearly as much as a short prompt
+        # Saves a step, which on a CPU costs nearly as much as a short prompt.
+        form = replace(form, logits=True)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -104,7 +105,8 @@ def _compiled(tasks: list[Task], modules: list[torch.nn.Module], device: str, fi
     if device == "cpu":
         return side_by_side.compiled(tasks, modules, finished)
     constants: dict[str, Constants] = {}
-    for task in tasks:  # in this process: CUDA does not work in a fork, and kernels must be measured alone
+    # In this process: CUDA does not work in a fork, and kernels must be measured alone.
+    for task in tasks:
         start = time.monotonic()
         constants[task.name] = task.compile()
         finished(task.name, time.monotonic() - start)

@@ -134,7 +134,8 @@ def _int4_as_linear(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bia
 
 def _int4_as_sum(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `_as_sum`: reads the bytes once and widens them in registers."""
-    parts = materialized(x.reshape(-1, scale.shape[1], 2, _HALF).transpose(1, 2))  # [n, 2, groups, 16]: in the bytes' order
+    # [n, 2, groups, 16], in the bytes' order.
+    parts = materialized(x.reshape(-1, scale.shape[1], 2, _HALF).transpose(1, 2))
     both = materialized(parts.sum(1))
     low, high = (half.to(x.dtype).unsqueeze(1) for half in _halves(weight))
     terms = (low * parts[:, 0] + high * parts[:, 1]) * scale[:, None, :, None] + both * least[:, None, :, None]

@@ -40,7 +40,7 @@ def compiled(tasks: list[Task], modules: Iterable[nn.Module], finished: Callable
 
     Errors: what the first failing task raised. All processes have ended then."""
     held = {_identity(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
-    most = len(os.sched_getaffinity(0)) + 1  # with three functions on two CPUs, none waits to run alone
+    most = len(os.sched_getaffinity(0)) + 1  # three functions on two CPUs: none waits to run alone
     context = multiprocessing.get_context("fork")
     waiting = list(tasks)
     running: dict[Any, tuple[Task, BaseProcess, float]] = {}  #: by the pipe that returns the result
@@ -78,8 +78,9 @@ def _run(task: Task, held: set[tuple[Any, ...]], pipe: Connection) -> None:
     itself; or with an error."""
     import torch._inductor.config
 
-    torch._inductor.config.cpp.threads = torch.get_num_threads()  # the number that kernels are written for
-    torch.set_num_threads(1)  # OpenMP's threads were not forked: a parallel region would wait for them
+    torch._inductor.config.cpp.threads = torch.get_num_threads()  # kernels are written for it
+    # OpenMP's threads were not forked: a parallel region would wait for them.
+    torch.set_num_threads(1)
     gc.disable()  # it would repeatedly walk all traced objects and find almost nothing
     answer: dict[str, Any] | Exception
     try:
@@ -88,7 +89,8 @@ def _run(task: Task, held: set[tuple[Any, ...]], pipe: Connection) -> None:
         answer = wrong
     except Exception:
         answer = RuntimeError(f"compiling {task.name}:\n{traceback.format_exc()}")
-    pipe.send_bytes(pickle.dumps(answer))  # Connection.send would share tensors' memory, which ends with this process
+    # Connection.send would share tensors' memory, which ends with this process.
+    pipe.send_bytes(pickle.dumps(answer))
 
 
 def _answer(task: Task, pipe: Connection) -> dict[str, Any]:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 CHATTERBOX = "t3_cfg.safetensors"  #: T3's weights in a ChatterBox folder, which has no config.json
-WORDS = ("tokenizer.json", "tokenizer.model", "tekken.json")  #: what transformers makes any tokenizer of, beside the files of its class
+#: What transformers makes any tokenizer of, beside the files of its class.
+WORDS = ("tokenizer.json", "tokenizer.model", "tekken.json")
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ def _function(said: str, dtype: torch.dtype, family: str | None, name: str | Non
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
-            sys.path.insert(0, str(Path(where).resolve().parent))  # lets it import its neighbours, as `python FILE.py` does
+            # It can import its neighbours, as with `python FILE.py`.
+            sys.path.insert(0, str(Path(where).resolve().parent))
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(where)

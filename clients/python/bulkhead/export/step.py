@@ -114,7 +114,8 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
         )
         return mixed.transpose(1, 2), None
     grouped = materialized(query.reshape(batch, key_heads, heads // key_heads, 1, dim))
-    scores = (grouped * key.unsqueeze(2)).sum(-1, dtype=torch.float32) * scale  # [B, key heads, group, a]
+    # [B, key heads, group, a]
+    scores = (grouped * key.unsqueeze(2)).sum(-1, dtype=torch.float32) * scale
     weights = torch.where(attention_mask, scores, float("-inf")).softmax(-1)
     mixed = (weights.to(value.dtype).unsqueeze(-1) * value.unsqueeze(2)).sum(-2)
     return mixed.reshape(batch, 1, heads, dim), None
@@ -127,7 +128,9 @@ def attended_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor
     the kernels with a mask, one needs rows at multiples of 8 elements, so other lengths would fail;
     another plans again for each length."""
     group = query.shape[1] // key.shape[1]
-    if group > 1:  # picked one by one: a copy of whole dimensions would be merged with them, for which sizes must be known
+    if group > 1:
+        # Picked one by one: a copy of whole dimensions would be merged with them, for which sizes
+        # must be known.
         shared = torch.arange(query.shape[1], device=query.device) // group
         key, value = key.index_select(1, shared), value.index_select(1, shared)
     scores = torch.matmul(query, key.transpose(2, 3)).float() * scale

@@ -33,8 +33,8 @@ def check(out: Path, source: str | None = None) -> None:
 
 
 def replace(partial: Path, out: Path) -> None:
-    """A package that `out` held is removed only once the complete one stands there. Where it lies in
-    an image of a container, whose folders cannot be renamed, it is copied first."""
+    """Removes a package that `out` held only once the complete one stands there. Copies it first
+    where it lies in an image of a container, whose folders cannot be renamed."""
     before = out.with_name(f".{out.name}.before")
     shutil.rmtree(before, ignore_errors=True)
     try:

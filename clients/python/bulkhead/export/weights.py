@@ -31,7 +31,8 @@ def save(constants: dict[str, dict[str, Tensor]], file: Path) -> tuple[dict[str,
             if name_of[same] != name:
                 renamed.setdefault(function, {})[name] = name_of[same]
     save_file(stored, str(file))
-    file.chmod(file.parent.stat().st_mode & 0o666)  # safetensors writes it for its owner only; the worker may run as another user
+    # safetensors writes it for its owner only; the worker may run as another user.
+    file.chmod(file.parent.stat().st_mode & 0o666)
     return {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256(file)}, renamed
 
 

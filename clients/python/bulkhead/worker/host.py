@@ -91,7 +91,7 @@ class Host:
             self._object = self._by_worker(self.engine.type)
             self._by_worker(lambda: self._object.load(context))
             return None, 0
-        except BaseException as error:  # noqa: BLE001  sys.exit() of an engine does not end its worker
+        except BaseException as error:  # noqa: BLE001  an engine's sys.exit() is caught too
             self._print(error)
             told = self.engine.error(error, attempt, "load_failed") if self.engine is not None else error
             return told if isinstance(told, Error) else Error("load_failed", f"{attempt}: {error!r}"), status_of(error)

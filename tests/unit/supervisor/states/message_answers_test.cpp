@@ -47,8 +47,9 @@ constexpr std::size_t row_count = std::size(message_answers);
 constexpr std::array<Row, row_count> rows{{
     // stopped, adopting, spawning, loading, capturing, ready, busy, draining, stopping,
     // reclaiming, crashed, ...
+    // The members of hello: see Cell.
     //                                                                  saslcrbdsrcbq
-    {R"({"type": "hello"})",                                           ".RL!!!!!!!!.."},  // its members: see Cell
+    {R"({"type": "hello"})",                                           ".RL!!!!!!!!.."},
     {R"({"type": "progress", "done": 77})",                            "...++........"},
     {R"({"type": "grant_asked"})",                                     "..+++!!!!!!.."},
     {R"({"type": "ready"})",                                           ".+!RR!!!!!!.."},

@@ -64,7 +64,8 @@ class PromptForm:
     input: str = "tokens"  #: or "embeddings"
     width: int | None = None  #: of embeddings
     logits: bool = False
-    ids: tuple[int, int] | None = None  #: range of a prompt's token ids, [low, high), if it is not the vocabulary
+    #: Range of a prompt's token ids, [low, high), if it is not the vocabulary.
+    ids: tuple[int, int] | None = None
     extras: tuple[Extra, ...] = ()
 
 

@@ -21,7 +21,8 @@ from ...errors import Error
 from ..step import Step, given_attention
 from . import Family, Method, Numbers, Prompt, PromptForm
 
-CODEC = "audio_tokenizer"  #: folder of the codec (higgs_audio_v2_tokenizer), beside the model's files, where there is one
+#: Folder of the codec (higgs_audio_v2_tokenizer) beside the model's files, if there is one.
+CODEC = "audio_tokenizer"
 FRAMES_MAX = 2048
 RAS_WINDOW_MAX = 16  #: frames that a worker keeps per sequence
 
@@ -189,7 +190,8 @@ class HiggsAudioV2(Family):
         ids = torch.where(audio, config.audio_token_id, tokens[:, 0])[None]
         heard = {"audio_input_ids": tokens[audio][None], "audio_input_ids_mask": torch.ones_like(tokens[audio][None, :, 0], dtype=torch.bool)}
         greedy = copy.deepcopy(self.model.generation_config)
-        greedy.ras_win_max_num_repeat = 1 << 30  # it draws, also where all else is greedy; None would stand for the model's own
+        # Otherwise it draws, though all else is greedy; None would mean the model's own.
+        greedy.ras_win_max_num_repeat = 1 << 30
         greedy.max_new_tokens, greedy.do_sample = count, False
         greedy.temperature = greedy.top_p = greedy.top_k = None
         with torch.no_grad():

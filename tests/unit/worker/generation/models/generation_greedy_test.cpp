@@ -38,7 +38,8 @@ class SmolLm2 : public testing::Test {
 protected:
     static void SetUpTestSuite() {
         if (!std::filesystem::exists(smollm2())) return;
-        auto spec = generate_spec(smollm2());  // one thread: two wait for each other where others compute
+        // One thread: two wait for each other where others compute.
+        auto spec = generate_spec(smollm2());
         spec.generate.slots = slots;
         worker::test::TemporaryFolder cache;
         auto loaded = load(spec, cache.path()).value();

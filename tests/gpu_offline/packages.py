@@ -88,7 +88,7 @@ def export(name: str, folder: Path) -> str:
 
 
 def said(arguments: list[str]) -> None:
-    """Runs Python in a process of its own, since it remembers the GPU it was told of."""
+    """Runs Python in a process of its own, since it remembers the GPU that it was given."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}/clients/python:{os.environ.get('PYTHONPATH', '')}", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-/// What the next supervisor is told of a world that goes on.
+/// What the next supervisor hears about a world that goes on.
 
 #include <utility>
 

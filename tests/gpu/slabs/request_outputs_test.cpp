@@ -99,7 +99,7 @@ TEST_F(GpuOutputs, ARequestKeepsItsKindWhenTheClientGivesTheLastSlabBack) {
 
     EXPECT_TRUE(running.on_device()) << "one answer for a whole request";
     const auto room = allocate(running);
-    ASSERT_FALSE(room) << "host memory under a model that was told of the GPU's";
+    ASSERT_FALSE(room) << "host memory, though the model was told to use the GPU's";
     EXPECT_EQ(room.error().code, ErrorCode::resources_exhausted);
     EXPECT_THAT(room.error().attempt, HasSubstr("given back"));
     RequestOutputs next{slabs, model};

@@ -306,7 +306,7 @@ class Reported(unittest.TestCase):
         )
         self.assertEqual((told.remedy, told.captures), ("give smaller inputs", []))
 
-    def test_a_capture_that_is_refused_at_its_end_is_told_of_the_target(self) -> None:
+    def test_a_capture_that_is_refused_at_its_end_is_told_at_the_target(self) -> None:
         """Its error comes through no line of the user's."""
         with mock.patch.object(
             Cuda.Graph, "capture_end", side_effect=RuntimeError("CUDA error: capturing stream has unjoined work (904)")

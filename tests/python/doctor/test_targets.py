@@ -171,7 +171,7 @@ class Compiler(unittest.TestCase):
         said = [one.reason for one in diagnose(steps.of_gru, steps.inputs, compiler=True).notes]
         self.assertFalse([one for one in said if "gives up" in one], said)
 
-    def test_what_names_no_line_is_told_of_the_target(self) -> None:
+    def test_what_names_no_line_is_told_at_the_target(self) -> None:
         with mock.patch("torch._inductor.compile_fx.compile_fx", side_effect=RuntimeError("no back end")):
             (note,) = diagnose(steps.clean, steps.inputs, compiler=True).notes
         self.assertEqual((note.file, note.line), (steps.__file__, line_in_steps("def clean")))

@@ -137,7 +137,7 @@ def steps_by_cache(engine: Any) -> Iterator[list[int]]:
 
 @contextmanager
 def counted(engine: Any) -> Iterator[Counter[str]]:
-    """Calls of captured functions meanwhile that were no replay, by their reason."""
+    """Counts calls of captured functions that run meanwhile without a replay, by the reason."""
     calls: Counter[str] = Counter()
     before = Counter(engine.context._graphs.report()["eager"])
     yield calls

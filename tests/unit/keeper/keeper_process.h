@@ -26,7 +26,7 @@ using keeper_link::WorkerKey;
 
 WorkerKey key_of(const std::string& model, std::uint64_t generation);
 
-/// What the keeper told of one worker, with what it handed over.
+/// What the keeper said about one worker, with what it handed over.
 struct WorkerSeen {
     WorkerKey key{};
     pid_t pid = -1;

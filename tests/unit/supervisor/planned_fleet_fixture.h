@@ -38,7 +38,7 @@ protected:
         ASSERT_TRUE(wait([&] { return begun; }));
     }
     /// SIGKILL, and the next one, with what the keeper has.
-    void supervise_anew(const std::function<void()>& before_it_adopts = [] {}) {
+    void supervise_again(const std::function<void()>& before_it_adopts = [] {}) {
         fleet_.reset();
         context_.gpu_mutexes.clear();
         auto found = keeper_.hand_over();

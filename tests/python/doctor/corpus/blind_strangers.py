@@ -342,7 +342,7 @@ class GrowingAttention(nn.Module):
     @torch.no_grad()
     def forward(self, x):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
-        # A cache that grows by cat and is bound anew.
+        # A cache that grows by cat and is bound again.
         self.k = torch.cat([self.k, k], dim=2)  # finds: python_state
         # Its other half.
         self.v = torch.cat([self.v, v], dim=2)  # finds: python_state

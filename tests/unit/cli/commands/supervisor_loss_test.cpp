@@ -205,7 +205,7 @@ TEST(Upgrade, WaitsForEveryWorkerAndFailsForOneThatItCostNotForOneThatWasUnloade
     }
 }
 
-TEST(Upgrade, WhoseKeeperWasNotExecutedAnewFailsAndSaysWhy) {
+TEST(Upgrade, WhoseKeeperWasNotExecutedAgainFailsAndSaysWhy) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         upgrade(d, true, 4, "it is broken");
         d.answer(d.request("fleet.status"), fleet("busy", 7));

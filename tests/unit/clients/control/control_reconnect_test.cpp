@@ -225,7 +225,7 @@ TEST(ControlClientReconnect, WhoSubscribedIsToldBeforeTheCallGoesOn) {
     EXPECT_EQ(events, 1);
 }
 
-TEST(ControlClientReconnect, ASupervisorMayDieWhileItIsSubscribedToAnew) {
+TEST(ControlClientReconnect, ASupervisorMayDieDuringTheNextSubscription) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("model.load");
         d.next_connection();
@@ -242,7 +242,7 @@ TEST(ControlClientReconnect, ASupervisorMayDieWhileItIsSubscribedToAnew) {
     EXPECT_EQ(client.call("model.load").value().result, 7);
 }
 
-TEST(ControlClientReconnect, WaitingForANotificationTellsOfTheEndAndTheNextCallConnects) {
+TEST(ControlClientReconnect, WaitingForANotificationReportsTheEndAndTheNextCallConnects) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.answer(d.request("events.subscribe"), true);
         d.send(R"({"jsonrpc":"2.0","method":"eve)");

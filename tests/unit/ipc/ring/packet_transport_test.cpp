@@ -172,7 +172,7 @@ protected:
         ASSERT_TRUE(client.transport.sleep(std::chrono::milliseconds{0}).value()) << "the doorbell's first edge";
         static_cast<void>(client.transport.prepare_to_sleep(false));
     }
-    /// The packet that is to be told of with the next one.
+    /// The peer hears of this packet only with the next one.
     void cork(std::uint64_t number) {
         const Result<> posted = worker.transport.post(packet(number), PacketTransport::Wake::later);
         ASSERT_TRUE(posted) << posted.error().text();

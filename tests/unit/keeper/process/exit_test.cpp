@@ -132,7 +132,7 @@ TEST_F(Exit, ManyTimesLeavesNoDescriptorAndNoZombie) {
     EXPECT_EQ(children_of(keeper.pid()), std::set<pid_t>{seat.pid()});
 }
 
-TEST_F(Exit, OfManyAtOnceIsToldOfEach) {
+TEST_F(Exit, OfManyAtOnceIsReportedForEach) {
     std::set<std::uint64_t> waiting;
     std::vector<WorkerSeen> workers;
     for (std::uint64_t generation = 1; generation <= 40; ++generation) {

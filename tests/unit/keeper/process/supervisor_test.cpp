@@ -94,7 +94,7 @@ TEST_F(RunningSupervisor, ThatRanForASecondIsSucceededAtOnceThoughOthersEndedBef
     EXPECT_THAT(keeper.errors(), HasSubstr("start=3 in=0ms"));
 }
 
-TEST_F(RunningSupervisor, IsToldOfTheDeadThatWereNotForgotten) {
+TEST_F(RunningSupervisor, ReceivesTheDeadThatWereNotForgotten) {
     const WorkerSeen worker = seat.spawn_fake(1);
     worker.tell("exit 42");
     (void)seat.hear<Exited>(Type::exited);

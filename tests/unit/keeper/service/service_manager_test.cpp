@@ -62,7 +62,7 @@ struct Managed : ::testing::Test {
     Seat& seat = daemon.seat;
 };
 
-TEST(ServiceManager, IsToldOfEachStepInOrder) {
+TEST(ServiceManager, HearsEachStepInOrder) {
     const NotifySocket manager;
     KeeperProcess keeper{{.environment = {manager.variable()}}};
     EXPECT_EQ(manager.hear(), "STATUS=starting a supervisor\n");

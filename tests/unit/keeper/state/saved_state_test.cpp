@@ -26,7 +26,7 @@ Bytes read_all(int memfd) {
     return bytes;
 }
 
-/// One running worker, one that is ending, one dead and told of, one dead and not; descriptors that
+/// One running worker, one that is ending, one dead and reported, one dead and not; descriptors that
 /// nobody opened.
 struct State : ::testing::Test {
     std::unique_ptr<WorkerTable> table = std::make_unique<WorkerTable>();

@@ -119,7 +119,7 @@ TEST_F(AdmissionEndsTest, WhoWaitsWhileALoadCrashesIsServedByTheRestart) {
     EXPECT_TRUE(errors_.empty()) << errors_.front().text();
 }
 
-TEST_F(AdmissionEndsTest, WhoWaitsWhileOneLoadAfterTheOtherCrashesIsToldOfTheQuarantine) {
+TEST_F(AdmissionEndsTest, WhoWaitsWhileOneLoadAfterTheOtherCrashesHearsOfTheQuarantine) {
     begin({on("cuda:0", "a", 2 * gb)});
     load("a");
     crash(ready(1));
@@ -214,7 +214,7 @@ TEST_F(AdmissionEndsTest, AnEndThatNobodyTimedLeavesWhatIsKnownOfTheModelsEnds) 
     FakeWorker& worker = resident(1, 6 * gb);
     crash(worker);
     ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::backoff; }));
-    supervise_anew();
+    supervise_again();
     give_back(worker);
     (void)ready(2);
     EXPECT_GE(fleet_->admission().plan("b").at("expected_ms").to_number<int>(), 7'000);
@@ -281,17 +281,17 @@ TEST_F(AdmissionEndsTest, AGroupThatAReloadMakesIsCompletedAndOneThatStaysIsNot)
     begin({a, b});
     load("a");
     (void)ready(1);
-    supervise_anew();
+    supervise_again();
     settle();
     EXPECT_EQ(keeper_.workers.size(), 1U);
     declared_.models[0].group = declared_.models[1].group = config::ModelGroup{"talk", config::GroupKind::together};
-    supervise_anew();
+    supervise_again();
     EXPECT_EQ(spawned(2).name.model, "b");
 
     fleet_->unload({&model("b")}, [](const auto&) {});
     settle();
     const std::size_t started = keeper_.workers.size();
-    supervise_anew();
+    supervise_again();
     settle();
     EXPECT_EQ(keeper_.workers.size(), started) << "a person unloaded it";
 }

@@ -277,7 +277,7 @@ TEST_F(AdmissionTest, APreloadThatANextSupervisorFindsLoadingIsWaitedForByTheOth
     FakeWorker& first = loading(1);
     settle();
     ASSERT_EQ(books("cuda:0", "reserved"), 8 * gb);
-    supervise_anew();
+    supervise_again();
     EXPECT_EQ(books("cuda:0", "reserved"), 8 * gb) << "it loads alone";
     fleet_->preload();
     settle();
@@ -320,7 +320,7 @@ TEST_F(AdmissionTest, ARequestThatRanOutOfMemoryCorrectsTheFigure) {
     settle();
     EXPECT_THAT(why("a"), HasSubstr("from now on it gets 4.7 GiB")) << "no other ran out";
     EXPECT_TRUE(wait([&] { return books("cuda:0", "resident") == 5 * gb; })) << "from the receipt on";
-    supervise_anew();
+    supervise_again();
     EXPECT_EQ(books("cuda:0", "resident"), 5 * gb);
 }
 

@@ -54,7 +54,7 @@ protected:
         return blank;
     }
     /// The next supervisor, with what the keeper has of this one.
-    void supervise_anew(std::vector<config::ModelSpec> models) {
+    void supervise_again(std::vector<config::ModelSpec> models) {
         fleet_.reset();
         auto found = keeper_.hand_over();
         declare(std::move(models));
@@ -175,7 +175,7 @@ TEST_F(BlanksTest, TheNextSupervisorEndsThemAndAdoptsThoseThatHaveAModel) {
     FakeWorker& blank = keeper_.latest();
     ASSERT_NE(blank.name, worker.name);
 
-    supervise_anew({spec_of("a")});
+    supervise_again({spec_of("a")});
     EXPECT_TRUE(blank.got_signal(SIGKILL));
     ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
     worker.hello_again({{"configured", true}, {"phase", "ready"}, {"in_flight", 0}, {"grant", "none"}},
@@ -201,7 +201,7 @@ TEST_F(BlanksTest, OneThatWasTakenAndNotConfiguredIsConfiguredByTheNextSuperviso
     ASSERT_TRUE(wait([&] { return !keeper_.ledgers.at(blank.name.generation).empty(); }));
     ASSERT_TRUE(wait([&] { return !replica("a").declaration().empty(); }));
 
-    supervise_anew({spec_of("a")});
+    supervise_again({spec_of("a")});
     ASSERT_TRUE(wait([&] { return blank.got("hello_asked"); }));
     blank.hello_again({{"configured", false}, {"phase", "starting"}, {"in_flight", 0}, {"grant", "none"}});
     ASSERT_TRUE(wait([&] { return blank.got("configure"); }));

@@ -214,7 +214,7 @@ TEST_F(LedgerHistory, EachSupervisorHasTheLedgerOfTheOneBefore) {
         if (!is_spawned(before)) continue;
         for (const std::string& one : holders(before)) ++seen[one];
         block.reset();
-        supervise_anew([&] { block.emplace(blocking_); });
+        supervise_again([&] { block.emplace(blocking_); });
         ASSERT_EQ(json::serialize(ledger()), json::serialize(before)) << "step " << i;
         block.reset();
         ASSERT_EQ(foreign(), others) << "step " << i << " " << json::serialize(before);

@@ -20,7 +20,7 @@ TEST_F(LedgerTest, WhenAModelWasInUseLastIsKnownToTheNextSupervisor) {
     record["used_ms"] = record["ready_ms"] = half_an_hour_ago;
     keeper_.ledgers[worker.name.generation] = json::serialize(record);
 
-    supervise_anew();
+    supervise_again();
     be_adopted(worker);
     settle();
     const auto unload_at = outlook("a").at("unload_at").to_number<std::int64_t>();
@@ -40,7 +40,7 @@ TEST_F(LedgerTest, AWorkerIsNotUnloadedForBeingIdleBeforeItSaysThatItIs) {
     worker.say({{"type", "busy"}, {"in_flight", 1}});
     ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::busy; }));
 
-    supervise_anew();
+    supervise_again();
     settle();
     ASSERT_TRUE(wait([&] { return worker.got("hello_asked"); }));
     answer(worker, true, true, 1);
@@ -64,7 +64,7 @@ TEST_F(LedgerTest, MemoryOfAProcessThatCrashedIsAwaitedByTheNextSupervisorToo) {
     const json::array before = ledger();
     EXPECT_EQ(books("cuda:0", "reclaiming"), 2 * gb);
     for (int supervisors = 0; supervisors < 2; ++supervisors) {
-        supervise_anew();
+        supervise_again();
         EXPECT_EQ(json::serialize(ledger()), json::serialize(before));
     }
     EXPECT_EQ(foreign()[0], 0U);
@@ -106,7 +106,7 @@ TEST_F(LedgerTest, AWorkerOnAGpuThatTheDriverDoesNotListAtAStartStays) {
     FakeWorker& worker = ready(1);
     hold(worker, 2 * gb);
     set_machine("driver timeout\n");
-    supervise_anew();
+    supervise_again();
     be_adopted(worker);
     settle();
     EXPECT_EQ(replica("a").state(), WorkerState::ready);
@@ -131,7 +131,7 @@ TEST_F(LedgerTest, BlanksOfTheNextSupervisorTakeThePlaceOfThoseThatItEnds) {
     const json::array before = ledger();
     EXPECT_EQ(foreign()[0], 0U);
     FakeWorker& former = keeper_.latest();
-    supervise_anew();
+    supervise_again();
     EXPECT_EQ(books("cuda:0", "blanks"), 0U);
     ASSERT_TRUE(wait([&] { return former.reaped; }));
     give_back(former);
@@ -151,7 +151,7 @@ TEST_F(LedgerTest, TheRestOfAGroupThatAReloadMadeIsAwaitedByEachLaterSupervisor)
     declared_.models[0].group = declared_.models[1].group = config::ModelGroup{"talk", config::GroupKind::together};
     for (int supervisors = 0; supervisors < 3; ++supervisors) {
         for (FakeWorker* worker : {&first, &in_the_way}) worker->received.clear();
-        supervise_anew();
+        supervise_again();
         for (FakeWorker* worker : {&first, &in_the_way}) be_adopted(*worker);
         settle();
         EXPECT_THAT(why("b"), testing::HasSubstr("1 wait for it at place 1 of the queue")) << supervisors;
@@ -164,7 +164,7 @@ TEST_F(LedgerTest, TheRestOfAGroupThatAReloadMadeIsAwaitedByEachLaterSupervisor)
     answer_drain(rest);
     ASSERT_TRUE(wait([&] { return replica("b").state() == WorkerState::stopped; }));
     first.received.clear();
-    supervise_anew();
+    supervise_again();
     be_adopted(first);
     settle();
     EXPECT_EQ(keeper_.workers.size(), 3U) << "it was complete, and a person has unloaded b since";
@@ -192,7 +192,7 @@ TEST_F(LedgerTest, EachRequestThatRanOutOfMemoryIsToldToOneSupervisor) {
     served.device.at_ready = served.device.serving_peak = gb / 10;
     known_.footprints.loaded(key, served);
     known_.footprints.correct(key, {.device = gb / 5, .memory = gb / 10}, 1);
-    supervise_anew();
+    supervise_again();
     be_adopted(worker);
     worker.say({{"type", "statistics"}, {"errors", 5}, {"out_of_memory", 5}});
     settle();

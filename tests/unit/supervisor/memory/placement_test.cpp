@@ -318,7 +318,7 @@ TEST_F(MemoryPlacement, AQuarantinedReplicaIsLeftOutUntilThatIsLifted) {
     EXPECT_THAT(granted(), ElementsAre("twice/1"));
 }
 
-TEST_F(MemoryPlacement, OneWhoseQuarantineIsLiftedFitsOnceItsGroupIsPlacedAnew) {
+TEST_F(MemoryPlacement, OneWhoseQuarantineIsLiftedFitsOnceItsGroupIsPlacedAgain) {
     auto movable = on("movable", 4 * gib, {"GPU-0", "GPU-1"});
     movable.group = together();
     declare({movable, model("fixed", 3 * gib, {.group = together()}), model("late", 5 * gib, {.group = together()}),

@@ -47,7 +47,7 @@ TEST_F(MemoryPolicy, LoadsArePlannedByWhatWasMeasuredOfOneThatServed) {
     EXPECT_EQ(need("chat").device, 5 * gib);
     EXPECT_EQ(need("chat").basis, Basis::measured);
     EXPECT_THAT(why("chat"), HasSubstr("5.0 GiB (measured), 4.0 GiB were declared, too little"));
-    EXPECT_THAT(why("chat"), Not(HasSubstr("receipt"))) << "which is told of an eviction alone";
+    EXPECT_THAT(why("chat"), Not(HasSubstr("receipt"))) << "only an eviction has one";
 }
 
 TEST_F(MemoryPolicy, AModelOfUnknownSizeLoadsAloneWithEverythingIdleGone) {

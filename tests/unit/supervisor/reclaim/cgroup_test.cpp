@@ -87,7 +87,7 @@ TEST_F(CgroupsTest, LeaveNothingOfOneThatCannotBeOpened) {
     EXPECT_TRUE(cgroups->remove(worker));
 }
 
-TEST_F(CgroupsTest, EndAllAtOnceThroughOneDescriptorAlsoInAFolderThatWasMadeAnew) {
+TEST_F(CgroupsTest, EndAllAtOnceThroughOneDescriptorAlsoInAFolderThatWasMadeAgain) {
     const int kill_all = cgroups->kill_all_fd();
     for (const std::uint64_t generation : {1, 2}) {
         ::rmdir(cgroups->path().c_str());  // somebody takes it for abandoned

@@ -65,7 +65,7 @@ TEST_F(ReplicaTest, ACrashedModelIsStartedAgainThoughAClientStillMapsASlab) {
         {"AnUnloadDuringALoadCancelsItAndEndsTheProcess",
          "load; loading; unload; loads 1 now; loads 1 cancelled; receipt terminated; is stopped"},
         {"AnUnloadBeforeTheProcessExistsLeavesNone", "load; unload; loads 1 cancelled; unloads 1; is stopped; reaped"},
-        {"TwoUnloadsShareOneReceiptAndALoadAfterThemStartsAnew",
+        {"TwoUnloadsShareOneReceiptAndALoadAfterThemStartsTheNext",
          "ready; unload; unload; load; got drain; says drained; exits 0; unloads 2; ready 2"},
     });
 

@@ -75,7 +75,7 @@ TEST_F(DeathWatchTest, TellsOnceThatAWordsOwnerDied) {
     EXPECT_TRUE(wait([&] { return was_dead; }));
 }
 
-TEST_F(DeathWatchTest, TellsOfAKilledProcessBeforeItsPidfdIsReadable) {
+TEST_F(DeathWatchTest, ReportsAKilledProcessBeforeItsPidfdIsReadable) {
     constexpr std::size_t resident_bytes = 512 << 20;
     WritablePage page;
     std::array<int, 2> pipe{};

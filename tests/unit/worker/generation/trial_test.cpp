@@ -12,7 +12,7 @@ using test::FakeEngine;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-TEST(Trial, StepsEachNumberOfSequencesAndLeavesEverySlotStartedAnew) {
+TEST(Trial, StepsEachNumberOfSequencesAndLeavesEverySlotReset) {
     FakeEngine engine{FakeEngine::usual()};
     ASSERT_TRUE(try_once(engine, 0));
     EXPECT_THAT(engine.calls,

@@ -204,7 +204,7 @@ TEST_F(WorkerProcess, AnIdleOneAskedFromOutsideTellsToo) {
     EXPECT_EQ(signal_that_ended_it(), SIGABRT);
 }
 
-TEST_F(WorkerProcess, ItsWordTellsOfAKillThoughAGrandchildHoldsItsDescriptors) {
+TEST_F(WorkerProcess, ItsWordShowsAKillThoughAGrandchildHoldsItsDescriptors) {
     start("setsid_child", "ok");
     expect_said("ready");
 

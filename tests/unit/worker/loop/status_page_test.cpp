@@ -73,7 +73,7 @@ bool word_tells_before_pidfd(std::size_t resident_bytes) {
     return first;
 }
 
-TEST(StatusPage, ItsWordTellsOfADeathBeforeTheProcessesMemoryIsFreed) {
+TEST(StatusPage, ItsWordShowsADeathBeforeTheProcessesMemoryIsFreed) {
     // The kernel's order is fixed; which of two events this process comes to see first is not, on
     // a busy machine.
     bool first = false;

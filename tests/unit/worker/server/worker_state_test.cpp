@@ -121,8 +121,8 @@ TEST_F(WorkerState, ServesOnWhenNobodyReadsTheLinkAndAnswersTheLastQuestionThen)
 TEST_F(WorkerState, EndsADrainThoughNobodyReadsTheLink) {
     start_ready();
     for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});
-    for (int i = 0; i < 400; ++i) introduce();  // each of them is told of: the socket is
-                                                // full to the brim
+    // The worker reports each of them: the socket is full to the brim.
+    for (int i = 0; i < 400; ++i) introduce();
 
     say({{"type", "drain"}, {"deadline_ms", 20'000}});
 

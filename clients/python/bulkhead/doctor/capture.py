@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable
 from ..recording import record
 from . import costs, findings
 from .findings import Finding
-from .source import Place, one_line, place_of, statement_at
+from .source import Location, one_line, location_of, statement_at
 
 _WARM_UP_RUNS = 3
 
@@ -59,25 +59,25 @@ _CAUSES = (
 OUT_OF_MEMORY = "out_of_memory"
 
 
-def explain(error: BaseException, target: Place | None = None) -> Finding | None:
+def explain(error: BaseException, target: Location | None = None) -> Finding | None:
     """The cause of a failed capture, at the innermost user line, else at ``target``; None if
     there is neither."""
-    place = place_of(error) or target
-    if place is None:
+    location = location_of(error) or target
+    if location is None:
         return None
     text = one_line(f"{type(error).__name__}: {error}", 300)
     meaning = next((meant for pattern, meant in ERRORS if re.search(pattern, text)), text)
-    code, remedy = _cause(place, text)
+    code, remedy = _cause(location, text)
     if re.search(_OUT_OF_MEMORY, text):
         code, remedy = OUT_OF_MEMORY, "declare fewer or smaller buckets, or choose a GPU with more free memory"
-    reason = f"`{place.text.strip()}`: {meaning}"
-    return Finding(code, findings.PREVENTS_CAPTURE, place.file, place.line, place.columns[0], place.function, reason, remedy,
-                   place.path)  # fmt: skip
+    reason = f"`{location.text.strip()}`: {meaning}"
+    return Finding(code, findings.PREVENTS_CAPTURE, location.file, location.line, location.columns[0], location.function,
+                   reason, remedy, location.path)  # fmt: skip
 
 
-def _cause(place: Place, text: str) -> tuple[str, str]:
-    statement = statement_at(place.file, place.line)
-    line = place.text
+def _cause(location: Location, text: str) -> tuple[str, str]:
+    statement = statement_at(location.file, location.line)
+    line = location.text
     # Of the target: the error came through no line.
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         line = ""
@@ -122,7 +122,7 @@ class Captured:
 
 
 def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device: str = "cuda",
-            target: Place | None = None) -> Captured:  # fmt: skip
+            target: Location | None = None) -> Captured:  # fmt: skip
     """Warms up, measures, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``.
     Keeps the graph until the process ends. ``target``: where a failure is told that came
     through no user line."""

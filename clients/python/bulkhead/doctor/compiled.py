@@ -26,14 +26,14 @@ from . import exported, findings
 from .calls import called
 from .fake.watch import stand_in
 from .findings import Findings, Note
-from .source import Place, is_users, line_place, one_line, place_of
+from .source import Location, is_users, line_location, one_line, location_of
 
 _READS = re.compile(r"data.dependent|depends on data|Tensor\.item|scalar", re.IGNORECASE)
 _SHAPES = re.compile(r"dynamic shape|dynamic output|nonzero", re.IGNORECASE)
 _MET = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
 _EXPLAINED = re.compile(r"^\s*Explanation: (.+)", re.MULTILINE)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-Said = tuple["Place | None", str]  #: None: of the whole target
+Said = tuple["Location | None", str]  #: None: of the whole target
 
 
 #: `mode="reduce-overhead"` for whole graphs: without partitions, Inductor names its reason for
@@ -47,13 +47,13 @@ _REDUCE_OVERHEAD = {
 }
 
 
-def tell(found: Findings, said: list[Said], target: Place) -> list[Note]:
+def tell(found: Findings, said: list[Said], target: Location) -> list[Note]:
     """Adds what the compiler said of a line to a finding of that line. Returns the rest, one note
     for each line."""
     notes: dict[tuple[str, int], Note] = {}
-    for place, text in said:
-        place = place or target
-        known = [one for one in found.sorted() if (one.file, one.line) == (place.file, place.line)]
+    for location, text in said:
+        location = location or target
+        known = [one for one in found.sorted() if (one.file, one.line) == (location.file, location.line)]
         code = findings.DYNAMIC_SHAPE if _SHAPES.search(text) else findings.HOST_READ if _READS.search(text) else ""
         told = f"torch.compile: {text}"
         if known:
@@ -61,10 +61,12 @@ def tell(found: Findings, said: list[Said], target: Place) -> list[Note]:
             if told not in one.reason:
                 found.change(one, reason=f"{one.reason}. {told}")
         else:
-            before = notes.get((place.file, place.line))
+            before = notes.get((location.file, location.line))
             if before is None or told not in before.reason:
                 reason = told if before is None else f"{before.reason}. {told}"
-                notes[place.file, place.line] = Note(place.file, place.line, place.columns[0], place.function, reason)
+                notes[location.file, location.line] = Note(
+                    location.file, location.line, location.columns[0], location.function, reason
+                )
     return list(notes.values())
 
 
@@ -79,7 +81,7 @@ def said_of(mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list
             warnings.simplefilter("ignore")
             called(torch.compile(step, backend=functools.partial(_compile, said)), args, kwargs)
     except Exception as error:
-        said.append((_innermost(getattr(error, "real_stack", None)) or place_of(error), _gave_up("", error)))
+        said.append((_innermost(getattr(error, "real_stack", None)) or location_of(error), _gave_up("", error)))
     finally:
         breaks = [
             (_innermost(one.user_stack), f"graph break, {_sentence(one.reason)}")
@@ -103,9 +105,9 @@ def _skipped_frames(said: list[Said]) -> Iterator[None]:
     they have none."""
 
     def skipped(error: Exception, code: CodeType, *unused: Any) -> str:
-        place = _innermost(getattr(error, "real_stack", None)) or line_place(code.co_filename, code.co_firstlineno, code.co_name)
+        location = _innermost(getattr(error, "real_stack", None)) or line_location(code.co_filename, code.co_firstlineno, code.co_name)
         part = "all" if _name(code.co_name) == code.co_name else "the rest"
-        said.append((place, f"{part} of {_name(code.co_name)} runs without a graph, {_sentence(str(error))}"))
+        said.append((location, f"{part} of {_name(code.co_name)} runs without a graph, {_sentence(str(error))}"))
         return ""
 
     with mock.patch.object(convert_frame, "format_error_msg", skipped):
@@ -165,7 +167,7 @@ def _skip(text: str) -> Said:
     """Inductor's message, and the user line that it names."""
     said = one_line(re.split(r"\.?\s*Found from", text)[0].strip())
     prefix = "skipping cudagraphs due to "
-    return exported.place_in(text), said if said.startswith(prefix) else prefix + said
+    return exported.location_in(text), said if said.startswith(prefix) else prefix + said
 
 
 def _forget_device() -> None:
@@ -198,11 +200,11 @@ def _sentence(text: str) -> str:
     return one_line(_ADDRESS.sub("", f"{first}: {explained[1].rstrip('.')}" if explained else first), 200)
 
 
-def _innermost(stack: Any) -> Place | None:
+def _innermost(stack: Any) -> Location | None:
     users = [frame for frame in stack or () if is_users(frame.filename)]
     if not users:
         return None
-    return line_place(users[-1].filename, users[-1].lineno, _name(users[-1].name))
+    return line_location(users[-1].filename, users[-1].lineno, _name(users[-1].name))
 
 
 def _name(function: str) -> str:

@@ -186,8 +186,8 @@ class _Answers(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = function._schema.name.split("::")[1]
-        place = here() if _crosses(name, args, kwargs) else None
-        if place is None or (place.file, place.line) != self._line:
+        location = here() if _crosses(name, args, kwargs) else None
+        if location is None or (location.file, location.line) != self._line:
             return function(*args, **kwargs)
         number, self._count = self._count, self._count + 1
         if self.answering and number < len(self.kept):

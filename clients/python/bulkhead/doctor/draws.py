@@ -14,7 +14,7 @@ from typing import Any, Iterator
 from . import findings
 from .coverage import traced
 from .findings import Findings
-from .source import Place, is_users, line_place, name_of
+from .source import Location, is_users, line_location, name_of
 from .state import reached
 
 _REMEDY = (
@@ -53,7 +53,7 @@ class Draws:
     def told(self, found: Findings) -> Iterator[None]:
         """Reports the lines of user code that draw meanwhile."""
         states = self._states()
-        at: Place | None = None
+        at: Location | None = None
 
         def stepped(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal states, at
@@ -64,7 +64,7 @@ class Draws:
                     found.add(findings.RNG, findings.STALE, at, reason, _REMEDY)
             running = frame.f_back if event == "return" else frame
             if running is not None and is_users(running.f_code.co_filename):
-                at = line_place(os.path.abspath(running.f_code.co_filename), running.f_lineno, name_of(running.f_code))
+                at = line_location(os.path.abspath(running.f_code.co_filename), running.f_lineno, name_of(running.f_code))
             return stepped
 
         def called(frame: FrameType, event: str, argument: Any) -> Any:

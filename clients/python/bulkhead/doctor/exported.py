@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ..errors import Error
-from .source import Place, as_if, is_users, line_place, one_line
+from .source import Location, as_if, is_users, line_location, one_line
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
@@ -53,13 +53,13 @@ class _Lines(torch.fx.Interpreter):  # type: ignore[misc]
     file = ""
 
     def run_node(self, node: Any) -> Any:
-        with as_if(place_in(node.meta.get("stack_trace") or "") or Place(self.file, 0, 0, 0, node.name)):
+        with as_if(location_in(node.meta.get("stack_trace") or "") or Location(self.file, 0, 0, 0, node.name)):
             return super().run_node(node)
 
 
-def place_in(stack: str) -> Place | None:
+def location_in(stack: str) -> Location | None:
     """The innermost user line in a stack trace's text."""
     frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack) if is_users(file)]
     if not frames:
         return None
-    return line_place(*frames[-1], tuple(f"{one}:{at} {called}" for one, at, called in frames[:-1]))
+    return line_location(*frames[-1], tuple(f"{one}:{at} {called}" for one, at, called in frames[:-1]))

@@ -7,7 +7,7 @@ import re
 import traceback
 
 from ..errors import Error
-from .source import one_line, place_of, short
+from .source import one_line, location_of, short
 
 _OF_FAKE_TENSORS = re.compile(
     r"NVIDIA driver|driver version is insufficient|FakeTensor|its data is not allocated|aten\.\w+\.\w+$|on device \"meta\""
@@ -20,8 +20,8 @@ _FOLDER = os.path.dirname(os.path.realpath(__file__)) + os.sep
 
 def described(error: BaseException, target: str) -> tuple[str, str]:
     """What failed, at which user line, and the remedy."""
-    place = place_of(error)
-    where = f" at {place}" if place else ""
+    location = location_of(error)
+    where = f" at {location}" if location else ""
     try:
         text = str(error)
     except Exception:  # the user's own class
@@ -46,8 +46,8 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
         return f"{target} ended the process{where}: SystemExit({error.code})", "let the callable return"
     if isinstance(error, (TypeError, AttributeError)):  # such as x.foo: the user's own mistake
         text = text.replace("FakeTensor", "Tensor")
-    elif place is not None and _OF_FAKE_TENSORS.search(text):
-        return (f"{target} needs a GPU{where}: `{place.text.strip()}` does what fake tensors cannot ({one_line(text, 120)})",
+    elif location is not None and _OF_FAKE_TENSORS.search(text):
+        return (f"{target} needs a GPU{where}: `{location.text.strip()}` does what fake tensors cannot ({one_line(text, 120)})",
                 "leave that line out of what the doctor is given, or run it on a machine with a GPU")  # fmt: skip
     told = f"{type(error).__name__}: {one_line(text or 'without a message', 300)}"
     if (own := _of_the_doctor(error)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from .source import Place
+from .source import Location
 
 HOST_READ, CPU_TENSOR, HOST_COPY, DYNAMIC_SHAPE = "host_read", "cpu_tensor", "host_copy", "dynamic_shape"
 PYTHON_STATE, BAKED_CONSTANT, RNG, SYNC = "python_state", "baked_constant", "rng", "sync"
@@ -47,7 +47,7 @@ def key(code: str, file: str, line: int, column: int) -> Key:
 
 @dataclass(frozen=True)
 class Finding:
-    """``line`` and ``column`` count from 1; ``path`` is the chain of calls to the place,
+    """``line`` and ``column`` count from 1; ``path`` is the chain of calls to the location,
     outermost first."""
 
     code: str
@@ -72,7 +72,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Note:
-    """What torch.compile says of a place that has no finding; ``line`` is 0 where only the
+    """What torch.compile says of a location that has no finding; ``line`` is 0 where only the
     target is known."""
 
     file: str
@@ -122,17 +122,18 @@ class Findings:
         self._found: dict[Key, Finding] = {}
         self.seen: set[Key] = set()  #: keys of all findings added since this was cleared
 
-    def add(self, code: str, severity: str, place: Place, reason: str, remedy: str, use: str = "") -> None:
-        column, end = place.columns
-        finding = Finding(code, severity, place.file, place.line, column, place.function, reason, remedy, place.path, end, use)
+    def add(self, code: str, severity: str, location: Location, reason: str, remedy: str, use: str = "") -> None:
+        column, end = location.columns
+        finding = Finding(code, severity, location.file, location.line, column, location.function, reason, remedy,
+                          location.path, end, use)  # fmt: skip
         self._found.setdefault(finding.key, finding)
         self.seen.add(finding.key)
 
     def drop(self, one: Finding) -> None:
         del self._found[one.key]
 
-    def at(self, code: str, place: Place) -> Finding | None:
-        return self._found.get(key(code, place.file, place.line, place.columns[0]))
+    def at(self, code: str, location: Location) -> Finding | None:
+        return self._found.get(key(code, location.file, location.line, location.columns[0]))
 
     def change(self, one: Finding, **changes: Any) -> None:
         self._found[one.key] = replace(one, **changes)

@@ -59,9 +59,9 @@ def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[
 def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
     # NaN equals NaN here.
     number = next((a for a, b in zip(one.scalars, other.scalars) if a != b and not (a != a and b != b)), None)
-    if number is not None and one.place is not None:
-        use = use_of(one.place)
-        found.add(findings.BAKED_CONSTANT, findings.STALE, one.place,
+    if number is not None and one.location is not None:
+        use = use_of(one.location)
+        found.add(findings.BAKED_CONSTANT, findings.STALE, one.location,
                   f"`{use.text}` takes a number ({number!r}) that {why}: the graph keeps the one of its capture",
                   _POSITION if one.name in ("slice", "select") else _VALUE, use.kind)
 

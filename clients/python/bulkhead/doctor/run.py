@@ -35,7 +35,7 @@ from .fake.operators import Operators
 from .fake.threads import Threads
 from .fake.watch import NOT_JOINED, Concatenation, CustomOperator, Watch
 from .findings import Finding, Findings, Report
-from .source import code_of, is_users, place_of, place_of_target, short, use_of
+from .source import code_of, is_users, location_of, location_of_target, short, use_of
 
 _CALLS = 3  #: the first may prepare; the second and third are compared
 #: the first operand's name
@@ -128,7 +128,7 @@ class _Run:
         self._target, self._factory, self._options, self._compiler, self._report = target, factory, options, compiler, report
         self._found = Findings()
         self._said: list[compiled.Said] = []
-        self._watch = Watch(self._found, place_of_target(target, report.target))
+        self._watch = Watch(self._found, location_of_target(target, report.target))
         #: before the calls, in the first, in the others
         self._setup, self._executed, self._again = Executed(), Executed(), Executed()
         self._stand_ins = StandIns(self._watch.refuse, self._watch.is_capturing)
@@ -181,7 +181,7 @@ class _Run:
         with self._guarded(), torch.no_grad():
             self._import()
             for step, args, kwargs in self._made():
-                target = place_of_target(step, self._report.target)
+                target = location_of_target(step, self._report.target)
                 captured = capture.capture(lambda: calls.called(step, args, kwargs), found, torch.cuda, target=target)
                 self._report.captures.append(captured.document(found))
                 failure = captured.failure
@@ -244,14 +244,14 @@ class _Run:
             return self._factory(DEVICE)
         except Exception as error:
             attempt, remedy = described(error, "the function of --inputs")
-            if isinstance(error, TypeError) and place_of(error) is None:
+            if isinstance(error, TypeError) and location_of(error) is None:
                 remedy = "it is called with the device: def inputs(device): return (torch.zeros(1, device=device),)"
             raise Error("input_invalid", attempt, remedy) from error
 
     def _call_often(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         before: Any = None
         traces: list[Any] = []
-        self._watch.target = place_of_target(step, self._report.target)
+        self._watch.target = location_of_target(step, self._report.target)
         known, of_first = {one.key for one in self._found.sorted()}, set[Any]()
         draws = Draws(roots(step, args, kwargs))
         for number in range(1, _CALLS + 1):
@@ -289,8 +289,8 @@ class _Run:
         finally:
             self._watch.step = self._watch.recording = False
         self._report.calls += 1
-        for place in self._stand_ins.streams.not_joined():
-            self._watch.add_refused(NOT_JOINED, "", place or self._watch.target)
+        for location in self._stand_ins.streams.not_joined():
+            self._watch.add_refused(NOT_JOINED, "", location or self._watch.target)
         return result
 
     def _tell_concatenations(self, result: Any, args: Any, kwargs: Any) -> None:
@@ -301,8 +301,8 @@ class _Run:
             made: Concatenation | None = getattr(leaf, "_doctor_cat", None)
             if made is None or len(set(made.operands)) == 1:  # a batch that is doubled
                 continue
-            if given & set(made.operands) and _PAST.search(use_of(made.place).text):
-                self._found.add(findings.PYTHON_STATE, findings.RECAPTURES, made.place,
+            if given & set(made.operands) and _PAST.search(use_of(made.location).text):
+                self._found.add(findings.PYTHON_STATE, findings.RECAPTURES, made.location,
                                 "an argument is returned longer than it was: as the next call's argument it has another shape",
                                 "write into a cache of a fixed length: cache.index_copy_(dim, position, new), and mask what is "
                                 "behind")  # fmt: skip

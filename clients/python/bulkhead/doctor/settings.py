@@ -21,7 +21,7 @@ from torch.utils._config_module import ConfigModule
 from . import findings
 from .coverage import Executed, nodes
 from .findings import Findings
-from .source import Place, frames, here, is_standard, node_place
+from .source import Location, frames, here, is_standard, node_location
 
 #: Settings of `torch._dynamo.config` and `torch._inductor.config`, and what each one hides.
 HIDING = {
@@ -68,7 +68,7 @@ def scan(found: Findings, executed: Executed) -> None:
         for node, function in suspects:
             if node.lineno in lines or not function:
                 for code, severity, reason, remedy in _told(node, lambda name: (function, name) in called):
-                    found.add(code, severity, node_place(file, node, function), reason, remedy)
+                    found.add(code, severity, node_location(file, node, function), reason, remedy)
 
 
 @functools.lru_cache(maxsize=None)
@@ -116,8 +116,8 @@ def _is_set_by_user() -> bool:
 
 
 def _add(found: Findings, reason: str) -> None:
-    if (place := here()) is not None:
-        found.add(findings.HIDDEN_SETTING, findings.SLOW, place, reason, _REMEDY)
+    if (location := here()) is not None:
+        found.add(findings.HIDDEN_SETTING, findings.SLOW, location, reason, _REMEDY)
 
 
 def _default(config: Any, name: str) -> Any:
@@ -128,7 +128,7 @@ def _default(config: Any, name: str) -> Any:
     return _default(sys.modules[module], aliased)
 
 
-def left(found: Findings, target: Place) -> None:
+def left(found: Findings, target: Location) -> None:
     """Reports hiding settings without a finding: code that did not run here made them
     before the run."""
     told = " ".join(one.reason for one in found.sorted() if one.code == findings.HIDDEN_SETTING)
@@ -147,8 +147,8 @@ def left(found: Findings, target: Place) -> None:
 def environment(found: Findings) -> None:
     for name, hides in VARIABLES.items():
         if os.environ.get(name, "0") not in ("0", ""):
-            place = Place("environment", 0, 0, 0, name)
-            found.add(findings.HIDDEN_SETTING, findings.SLOW, place, f"{name} is set: {hides}", f"unset {name}")
+            location = Location("environment", 0, 0, 0, name)
+            found.add(findings.HIDDEN_SETTING, findings.SLOW, location, f"{name} is set: {hides}", f"unset {name}")
 
 
 _Told = tuple[str, str, str, str]

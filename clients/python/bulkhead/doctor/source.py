@@ -51,7 +51,7 @@ def is_standard(file: str) -> bool:
     return file.startswith("<frozen") or os.path.abspath(file).startswith(sysconfig.get_path("stdlib") + os.sep)
 
 
-def place_of_target(target: Any, name: str) -> Place:
+def location_of_target(target: Any, name: str) -> Location:
     """The line that defines a target; if that is not user code, the target by its ``name``."""
     function = code_of(target)
     if function is not None and is_users(function.__code__.co_filename):
@@ -61,9 +61,9 @@ def place_of_target(target: Any, name: str) -> Place:
                 node.lineno,
                 *(one.lineno for one in node.decorator_list),
             ):
-                return Place(file, node.lineno, node.col_offset + 1, 0, name_of(function.__code__))
-        return Place(file, line, 1, 0, name_of(function.__code__))
-    return Place(name, 0, 0, 0, getattr(target, "__qualname__", type(target).__name__))
+                return Location(file, node.lineno, node.col_offset + 1, 0, name_of(function.__code__))
+        return Location(file, line, 1, 0, name_of(function.__code__))
+    return Location(name, 0, 0, 0, getattr(target, "__qualname__", type(target).__name__))
 
 
 def code_of(step: Any) -> Any:
@@ -77,8 +77,8 @@ def code_of(step: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place in user code. ``column`` counts from 1; ``end_column`` is 0 if unknown or
+class Location:
+    """A location in user code. ``column`` counts from 1; ``end_column`` is 0 if unknown or
     on another line."""
 
     file: str
@@ -103,15 +103,15 @@ class Place:
         return f"{short(self.file)}:{self.line}" if self.line else short(self.file)
 
 
-def node_place(file: str, node: Any, function: str) -> Place:
+def node_location(file: str, node: Any, function: str) -> Location:
     end = (node.end_col_offset or 0) + 1 if node.end_lineno == node.lineno else 0
-    return Place(file, node.lineno, node.col_offset + 1, end, function)
+    return Location(file, node.lineno, node.col_offset + 1, end, function)
 
 
-def line_place(file: str, line: int, function: str, path: tuple[str, ...] = ()) -> Place:
+def line_location(file: str, line: int, function: str, path: tuple[str, ...] = ()) -> Location:
     """A whole line of a file, from its first character after the indentation."""
     text = linecache.getline(file, line).rstrip()
-    return Place(file, line, len(text) - len(text.lstrip()) + 1, len(text.encode()) + 1, function, path)
+    return Location(file, line, len(text) - len(text.lstrip()) + 1, len(text.encode()) + 1, function, path)
 
 
 def short(file: str) -> str:
@@ -134,15 +134,15 @@ def _shortened(file: str, folder: str, path: tuple[str, ...]) -> str:
     return file[len(max(roots, key=len)) + 1 :] if roots else file
 
 
-_told: list[Place] = []
-#: .place: where this thread, or its work, was started; None of the step's own.
+_told: list[Location] = []
+#: .location: where this thread, or its work, was started; None of the step's own.
 _thread = threading.local()
 
 
 @contextlib.contextmanager
-def as_if(place: Place) -> Iterator[None]:
-    """Attributes what runs meanwhile to this place: a node of an exported program has no frame."""
-    _told.append(place)
+def as_if(location: Location) -> Iterator[None]:
+    """Attributes what runs meanwhile to it: a node of an exported program has no frame."""
+    _told.append(location)
     try:
         yield
     finally:
@@ -150,32 +150,32 @@ def as_if(place: Place) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def started_at(place: Place | None) -> Iterator[None]:
+def started_at(location: Location | None) -> Iterator[None]:
     """Attributes what runs meanwhile in this thread, and comes from no line of the user's, to the
-    place that started it."""
-    before, _thread.place = getattr(_thread, "place", None), place
+    location that started it."""
+    before, _thread.location = getattr(_thread, "location", None), location
     try:
         yield
     finally:
-        _thread.place = before
+        _thread.location = before
 
 
-def here(frame: FrameType | None = None) -> Place | None:
-    """The innermost place of user code on the stack, or from ``frame`` outwards; None if
+def here(frame: FrameType | None = None) -> Location | None:
+    """The innermost location of user code on the stack, or from ``frame`` outwards; None if
     there is none."""
     if _told:
         return _told[-1]
-    users, started = frames(frame), getattr(_thread, "place", None)
+    users, started = frames(frame), getattr(_thread, "location", None)
     if not users:
         return started
     inner = users[0]
     line, column, end = _asked(inner)
     outer = [f"{short(one.f_code.co_filename)}:{one.f_lineno} {name_of(one.f_code)}" for one in users[1:_PATH_LENGTH_MAX]]
     before = (*started.path, f"{started} {started.function}") if started is not None else ()
-    return Place(absolute(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), (*before, *reversed(outer)))
+    return Location(absolute(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), (*before, *reversed(outer)))
 
 
-#: By the identity of a code, whose own hash reads all of it, and the place of its instruction. The
+#: By the identity of a code, whose own hash reads all of it, and the location of its instruction. The
 #: code is kept, so that no other gets its identity.
 _known: dict[tuple[int, int], tuple[CodeType, tuple[int, int, int]]] = {}
 
@@ -210,14 +210,14 @@ def absolute(file: str) -> str:
     return file if file.startswith("<") else os.path.abspath(file)
 
 
-def place_of(error: BaseException) -> Place | None:
+def location_of(error: BaseException) -> Location | None:
     """The innermost user line that the error came through."""
     users = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     if not users:
         return None
     frame = users[-1]
-    return Place(absolute(frame.filename), frame.lineno or 0, (getattr(frame, "colno", None) or 0) + 1, 0, frame.name,
-                 tuple(f"{short(one.filename)}:{one.lineno} {one.name}" for one in users[:-1]))  # fmt: skip
+    return Location(absolute(frame.filename), frame.lineno or 0, (getattr(frame, "colno", None) or 0) + 1, 0, frame.name,
+                    tuple(f"{short(one.filename)}:{one.lineno} {one.name}" for one in users[:-1]))  # fmt: skip
 
 
 def name_of(code: CodeType) -> str:
@@ -249,12 +249,12 @@ _BETWEEN = ("CACHE", "COPY", "EXTENDED_ARG", "NOP")
 
 
 def tested(file: str, line: int, column: int, end: int) -> tuple[int, int, int]:
-    """The position of the condition, which is what is read, if the place is a whole `if`,
+    """The position of the condition, which is what is read, if the location is a whole `if`,
     `while` or `assert`."""
     for statement in parsed(file).statements.get(line, ()):
         at = statement.lineno, statement.col_offset + 1
         if isinstance(statement, (ast.If, ast.While, ast.Assert)) and at == (line, column):
-            test = node_place(file, statement.test, "")
+            test = node_location(file, statement.test, "")
             return test.line, test.column, test.end_column
     return line, column, end
 
@@ -303,19 +303,19 @@ def statement_at(file: str, line: int) -> ast.stmt | None:
     return parsed(file).statements.get(line, [None])[-1]
 
 
-def statement_of(place: Place) -> ast.stmt | None:
-    """The statement of the place's expression; for `a` in a line `if a: b`, the whole line."""
-    node: ast.AST | None = expression_at(place)
+def statement_of(location: Location) -> ast.stmt | None:
+    """The statement of the location's expression; for `a` in a line `if a: b`, the whole line."""
+    node: ast.AST | None = expression_at(location)
     while node is not None and not isinstance(node, ast.stmt):
-        node = parsed(place.file).parents.get(node)
-    return node if node is not None else statement_at(place.file, place.line)
+        node = parsed(location.file).parents.get(node)
+    return node if node is not None else statement_at(location.file, location.line)
 
 
-def tested_later(place: Place) -> tuple[str, str, int] | None:
-    """If the place's value is assigned to a name, or runs through a loop under it: that name, and
-    its later test, or the enclosing loop's, with the line. A name whose methods are asked is a
+def tested_later(location: Location) -> tuple[str, str, int] | None:
+    """If the location's value is assigned to a name, or runs through a loop under it: that name,
+    and its later test, or the enclosing loop's, with the line. A name whose methods are asked is a
     tensor, whose test is a read of its own."""
-    statement = statement_of(place)
+    statement = statement_of(location)
     target = (
         statement.targets[0]
         if isinstance(statement, ast.Assign)
@@ -325,8 +325,8 @@ def tested_later(place: Place) -> tuple[str, str, int] | None:
     )
     if not isinstance(target, ast.Name):
         return None
-    for node in ast.walk(function_around(place.file, place.line) or tree(place.file)):
-        if isinstance(node, ast.While) or isinstance(node, (ast.If, ast.IfExp, ast.Assert)) and node.lineno > place.line:
+    for node in ast.walk(function_around(location.file, location.line) or tree(location.file)):
+        if isinstance(node, ast.While) or isinstance(node, (ast.If, ast.IfExp, ast.Assert)) and node.lineno > location.line:
             if _has_plain(node.test, target.id):
                 return target.id, one_line(ast.unparse(node.test)), node.lineno
     return None
@@ -355,21 +355,21 @@ def function_around(file: str, line: int) -> ast.AST | None:
     return next((node for node in around(file, line) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
 
 
-def expression_at(place: Place) -> ast.expr | None:
-    """The outermost expression that begins at the place and, if its end is known, ends there."""
+def expression_at(location: Location) -> ast.expr | None:
+    """The outermost expression that begins at the location and, if its end is known, ends there."""
     found: list[Any] = [
-        node for node in parsed(place.file).expressions.get(place.line, ()) if node.col_offset == place.column - 1
-        and (not place.end_column or node_place(place.file, node, "").end_column == place.end_column)
+        node for node in parsed(location.file).expressions.get(location.line, ()) if node.col_offset == location.column - 1
+        and (not location.end_column or node_location(location.file, node, "").end_column == location.end_column)
     ]  # fmt: skip
     return max(found, key=lambda node: (node.end_lineno, node.end_col_offset), default=None)
 
 
-def use_of(place: Place, is_index: bool = False) -> Use:
+def use_of(location: Location, is_index: bool = False) -> Use:
     """The use of the expression's value; ``is_index`` if the expression is a subscript that
     reads its index."""
-    node = expression_at(place)
+    node = expression_at(location)
     if node is None:
-        return Use("value", place.text.strip() or place.function)
+        return Use("value", location.text.strip() or location.function)
     text = one_line(ast.unparse(node))
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "range":
         return Use("range", ", ".join(one_line(ast.unparse(argument)) for argument in node.args), text)
@@ -379,7 +379,7 @@ def use_of(place: Place, is_index: bool = False) -> Use:
         return Use("slice" if sliced else "index", one_line(", ".join(map(ast.unparse, parts))), text)
     if kind := _own_kind(node):
         return Use(kind, text, text)
-    parents = parsed(place.file).parents
+    parents = parsed(location.file).parents
     inner: ast.AST = node
     while (parent := parents.get(inner)) is not None:
         kind = _kind(parent, inner)

@@ -14,7 +14,7 @@ import torch
 from . import findings
 from .coverage import Executed, nodes
 from .findings import Findings
-from .source import Place, node_place, one_line
+from .source import Location, node_location, one_line
 
 _OBJECTS_MAX, _DEPTH_MAX, _ARRAY_MAX = 50_000, 10, 4096
 _CHANGES = frozenset(
@@ -168,21 +168,23 @@ def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -
     return found
 
 
-def tell(found: Findings, changed: list[Change], executed: Executed, target: Place) -> None:
+def tell(found: Findings, changed: list[Change], executed: Executed, target: Location) -> None:
     """Reports at the lines that write the changed name; if there is none, at the
     target's definition."""
     for change in changed:
-        places = list(_places(change, executed)) or (list(_places(change, executed, by_alias=True)) if change.is_argument else [])
-        for place, written in places or [(target, change.owned)]:
+        locations = list(_locations(change, executed))
+        if not locations and change.is_argument:
+            locations = list(_locations(change, executed, by_alias=True))
+        for location, written in locations or [(target, change.owned)]:
             remedy = (f"keep it in a tensor of the device and of a fixed shape, changed in place: {written}.copy_(new), "
                       "index_copy_ at a position that is a tensor; or change it outside the step")  # fmt: skip
             if change.is_container:
                 remedy = f"change `{written}` outside the step, after the replay"
             reason = f"`{change.name}` {change.what}; a replay runs no Python"
-            found.add(findings.PYTHON_STATE, change.severity, place, reason, remedy)
+            found.add(findings.PYTHON_STATE, change.severity, location, reason, remedy)
 
 
-def _places(change: Change, executed: Executed, by_alias: bool = False) -> Iterator[tuple[Place, str]]:
+def _locations(change: Change, executed: Executed, by_alias: bool = False) -> Iterator[tuple[Location, str]]:
     """With what each writes, in its own words. ``by_alias``: the lines that change an object under
     any name of a variable."""
     for file, lines in executed.items():
@@ -190,7 +192,7 @@ def _places(change: Change, executed: Executed, by_alias: bool = False) -> Itera
             if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call, ast.Delete)) or node.lineno not in lines:
                 continue
             if written := _written(node, change, by_alias):
-                yield node_place(file, node, function), one_line(written)
+                yield node_location(file, node, function), one_line(written)
 
 
 def _written(node: ast.AST, change: Change, by_alias: bool) -> str:

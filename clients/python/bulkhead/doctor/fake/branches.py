@@ -9,7 +9,7 @@ import inspect
 from types import FrameType
 from typing import Iterator
 
-from ..source import Place, absolute, around, expression_at, frames, function_around, parsed, statement_of
+from ..source import Location, absolute, around, expression_at, frames, function_around, parsed, statement_of
 
 _ROUNDS = 2
 #: Reads at one line in a loop, after which the value that may end it is returned: the read may be
@@ -21,10 +21,10 @@ _MEMBERS_MAX = 8  #: of a list that a number is looked for in
 _ENDING = (0, 1 << 30, -(1 << 30))  #: one of them ends a loop that compares a number
 
 
-def truth(place: Place, count: int, otherwise: bool) -> bool:
+def truth(location: Location, count: int, otherwise: bool) -> bool:
     """The truth of a tensor in a condition; ``count`` reads at its line came before in this call.
     ``otherwise`` is returned if the statement does not branch."""
-    statement = statement_of(place)
+    statement = statement_of(location)
     if isinstance(statement, ast.While):
         taken = count < _ROUNDS
     elif isinstance(statement, ast.If):
@@ -34,22 +34,22 @@ def truth(place: Place, count: int, otherwise: bool) -> bool:
     refuses = isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Raise) or isinstance(statement, ast.Assert)
     if count % _PATIENCE == _PATIENCE - 1 and not refuses and _in_loop():
         taken = not taken
-    return taken != (isinstance(statement, (ast.If, ast.While, ast.Assert)) and _is_inverted(place))
+    return taken != (isinstance(statement, (ast.If, ast.While, ast.Assert)) and _is_inverted(location))
 
 
-def _is_inverted(place: Place) -> bool:
-    """Whether the statement tests the opposite of the place's value: `not` stands before it."""
+def _is_inverted(location: Location) -> bool:
+    """Whether the statement tests the opposite of the location's value: `not` stands before it."""
     inverted = False
-    node: ast.AST | None = expression_at(place)
+    node: ast.AST | None = expression_at(location)
     while isinstance(node, ast.expr):
         inverted ^= isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-        node = parsed(place.file).parents.get(node)
+        node = parsed(location.file).parents.get(node)
     return inverted
 
 
-def number(place: Place, count: int) -> int | float:
+def number(location: Location, count: int) -> int | float:
     """As `truth`, for a number that Python compares."""
-    if isinstance(statement_of(place), ast.While):
+    if isinstance(statement_of(location), ast.While):
         return 1 if count < _ROUNDS else _ENDING[(count - _ROUNDS) % len(_ENDING)]
     return (ending(count) if is_long(count) else None) or 1
 

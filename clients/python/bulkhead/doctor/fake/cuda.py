@@ -20,10 +20,10 @@ from unittest import mock
 import torch
 from torch._subclasses import fake_tensor
 
-from ..source import Place, here
+from ..source import Location, here
 from . import values
 
-Observe = Callable[..., None]  #: (what happened, the call's name, its place if not here)
+Observe = Callable[..., None]  #: (what happened, the call's name, its location if not here)
 
 SYNCHRONIZE, SEED, STREAM_NOT_FORKED, STATE_READ, LAUNCHED = "synchronize", "seed", "stream_not_forked", "rng_state", "launched"
 OTHER_THREAD = "other_thread"
@@ -157,7 +157,7 @@ class _Work:
     is_captured: bool = False
     count: int = 0
     awaited: dict[int, int] = field(default_factory=dict)
-    entered: Place | None = None
+    entered: Location | None = None
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Streams:
         for one, count in recorded.awaited.items():
             work.awaited[one] = max(count, work.awaited.get(one, 0))
 
-    def not_joined(self) -> list[Place | None]:
+    def not_joined(self) -> list[Location | None]:
         """Where streams were used that the main stream has not waited for at the end."""
         awaited = self._of(self.main).awaited
         return [

@@ -159,9 +159,9 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             self._refuse(function, error)
 
     def _refuse(self, function: Any, error: Exception) -> None:
-        place = here() or self._watch.target
+        location = here() or self._watch.target
         raise CustomOperator(
-            f"{function.name()} at {place}: it has no fake implementation (torch.library.register_fake gives it one), so what it "
+            f"{function.name()} at {location}: it has no fake implementation (torch.library.register_fake gives it one), so what it "
             "returns is not known"
         ) from error
 
@@ -243,24 +243,24 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         if function.is_view and tensors and is_pinned(tensors[0]):
             for view in tree_leaves(result):
                 view._doctor_pinned = True
-        place = here() if watch.step or not tensors else None
+        location = here() if watch.step or not tensors else None
         origins = [one._doctor_origin for one in tensors if hasattr(one, "_doctor_origin") and one.device.type == "cpu"]
         origin = joined(origins)
         for one in tree_leaves(result):
             if isinstance(one, torch.Tensor) and one.device.type == "cpu" and not hasattr(one, "_doctor_origin"):
                 if any(tensor.device.type == "cuda" for tensor in tensors):
-                    one._doctor_origin = Origin(READ, place)
+                    one._doctor_origin = Origin(READ, location)
                 elif origin is not None:
                     one._doctor_origin = origin
                 elif not tensors:
-                    watch.born(one, place)
+                    watch.born(one, location)
         if watch.recording:
-            place = place or watch.target
+            location = location or watch.target
             scalars = _taken(name, tree_leaves((args, kwargs)))
             shapes = tuple(tuple(leaf.shape) for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
-            watch.ran(Kernel(name, scalars, shapes, place))
+            watch.ran(Kernel(name, scalars, shapes, location))
             if name == "cat":
-                result._doctor_cat = Concatenation(place, tuple(id(one) for one in tensors))
+                result._doctor_cat = Concatenation(location, tuple(id(one) for one in tensors))
 
 
 def _is_mask(one: Any) -> bool:

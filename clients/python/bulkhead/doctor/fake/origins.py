@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 import torch
 
-from ..source import Place
+from ..source import Location
 
 ARGUMENT, SETUP, STEP, LITERAL, INTERNAL, READ, FOLLOWS = "argument", "setup", "step", "literal", "internal", "read", "follows"
 
@@ -18,17 +18,17 @@ class Origin:
     for the device, made within PyTorch, read from the GPU, or made for another tensor's device."""
 
     kind: str
-    place: Place | None = None
+    location: Location | None = None
     made_by: str = ""
     is_module: bool = False
     #: of a parameter or a buffer: the modules around it, and where each is made
-    makers: tuple[tuple[Any, Place | None], ...] = ()
+    makers: tuple[tuple[Any, Location | None], ...] = ()
     #: Of the other tensors that the user made on the CPU, and that it was computed from.
     beside: tuple[Origin, ...] = ()
 
     @property
     def is_made(self) -> bool:
-        return self.place is not None and self.kind in (STEP, SETUP, FOLLOWS)
+        return self.location is not None and self.kind in (STEP, SETUP, FOLLOWS)
 
 
 def joined(origins: Sequence[Origin]) -> Origin | None:
@@ -41,10 +41,10 @@ def joined(origins: Sequence[Origin]) -> Origin | None:
     return replace(first, beside=tuple(one for one in alone if one.kind in (STEP, SETUP) and one != first))
 
 
-def read_before(tensor: Any) -> Place | None:
+def read_before(tensor: Any) -> Location | None:
     """Where a tensor of the CPU was copied from the GPU."""
     origin: Origin | None = getattr(tensor, "_doctor_origin", None)
-    return origin.place if origin is not None and origin.kind == READ else None
+    return origin.location if origin is not None and origin.kind == READ else None
 
 
 def is_of_gpu(leaf: Any) -> bool:

@@ -72,11 +72,11 @@ class Threads:
             raise failed[0]
 
     def _followed(self, function: Callable[..., Any], is_thread: bool = False) -> Callable[..., Any]:
-        place, lane, trace = here(), self._watch.new_lane(), sys.gettrace()
+        location, lane, trace = here(), self._watch.new_lane(), sys.gettrace()
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             try:
-                with started_at(place), self._watch.in_lane(lane), self._watched(trace):
+                with started_at(location), self._watch.in_lane(lane), self._watched(trace):
                     return function(*args, **kwargs)
             except (CustomOperator, Error) as error:
                 self._failed.append(error)

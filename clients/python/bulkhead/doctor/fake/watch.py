@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_buffer_registration_hook, re
 
 from .. import findings, remedies
 from ..findings import Findings
-from ..source import Place, Use, here, is_users, one_line, statement_of, tested_later, use_of
+from ..source import Location, Use, here, is_users, one_line, statement_of, tested_later, use_of
 from . import branches
 from .cuda import LAUNCHED, OTHER_THREAD, SEED, STATE_READ, STREAM_NOT_FORKED, SYNCHRONIZE, Streams
 from .origins import ARGUMENT, FOLLOWS, INTERNAL, LITERAL, SETUP, STEP, Origin
@@ -66,16 +66,16 @@ class Kernel:
     name: str
     scalars: tuple[Any, ...]
     shapes: tuple[Any, ...]
-    place: Place | None
+    location: Location | None
 
     @property
     def where(self) -> tuple[str, str, int]:
-        return self.name, self.place.file if self.place else "", self.place.line if self.place else 0
+        return self.name, self.location.file if self.location else "", self.location.line if self.location else 0
 
 
 @dataclass(frozen=True)
 class Concatenation:
-    place: Place
+    location: Location
     operands: tuple[int, ...]
 
 
@@ -88,7 +88,7 @@ class Watch:
     """What one run of a callable shows. ``step`` is false while the callable and its
     arguments are made."""
 
-    def __init__(self, found: Findings, target: Place) -> None:
+    def __init__(self, found: Findings, target: Location) -> None:
         self.found = found
         self.target = target
         self.streams: Streams  #: of the stand-ins
@@ -144,7 +144,7 @@ class Watch:
     def skip(self, told: str) -> None:
         self.skipped += [] if told in self.skipped else [told]
 
-    def _here(self) -> Place | None:
+    def _here(self) -> Location | None:
         """None outside the step. An event without a user line belongs to the target."""
         return (here() or self.target) if self.step else None
 
@@ -158,43 +158,43 @@ class Watch:
     def is_capturing(self) -> bool:
         """False in the first call, which warms up as a user's does."""
         if self.step:
-            place = here() or self.target
-            self.asks_capture.add((place.file, place.function))
+            location = here() or self.target
+            self.asks_capture.add((location.file, location.function))
         return self.step and self._call > 1
 
     def answer(self, value: Any, dtype: Any, otherwise: bool, is_assumed: bool = False) -> Any:
         """Returns what an earlier call read there, so that two calls differ only through Python.
         ``value`` is None if unknown; ``otherwise`` is then the answer if no branch asks. An assumed
         value cannot keep a loop running for ever."""
-        place = self._here()
-        if place is None:
+        location = self._here()
+        if location is None:
             return stand_in(dtype) if value is None else value
-        count = self._counts[place.file, place.line] = self._counts.get((place.file, place.line), -1) + 1
+        count = self._counts[location.file, location.line] = self._counts.get((location.file, location.line), -1) + 1
         if value is None:
             is_truth = dtype == torch.bool
-            value = branches.truth(place, count, otherwise) if is_truth else type(stand_in(dtype))(branches.number(place, count))
+            value = branches.truth(location, count, otherwise) if is_truth else type(stand_in(dtype))(branches.number(location, count))
         elif is_assumed and branches.is_long(count) and (ending := branches.ending(count)) is not None:
             value = type(stand_in(dtype))(ending)
-        return self._reads.setdefault((place.file, place.line, count), value)
+        return self._reads.setdefault((location.file, location.line, count), value)
 
-    def refuse(self, what: str, name: str = "", place: Place | None = None) -> None:
+    def refuse(self, what: str, name: str = "", location: Location | None = None) -> None:
         """Reports what a capture refuses; the stand-ins of torch.cuda call it."""
-        place = (place or self._here()) if self.step else None
-        if place is not None and what == LAUNCHED:
-            self.skip(f"Triton kernel {name} at {place}: it is not launched, and what it writes is not known")
-        elif place is not None:
-            self.add_refused(what, name, place)
+        location = (location or self._here()) if self.step else None
+        if location is not None and what == LAUNCHED:
+            self.skip(f"Triton kernel {name} at {location}: it is not launched, and what it writes is not known")
+        elif location is not None:
+            self.add_refused(what, name, location)
 
-    def add_refused(self, what: str, name: str, place: Place) -> None:
+    def add_refused(self, what: str, name: str, location: Location) -> None:
         code, reason, remedy = _REFUSED[what]
-        self.found.add(code, findings.PREVENTS_CAPTURE, place, reason.format(name=name), remedy)
+        self.found.add(code, findings.PREVENTS_CAPTURE, location, reason.format(name=name), remedy)
 
     # --- origins of CPU tensors
 
-    def born(self, tensor: Any, place: Place | None, kind: str = "") -> None:
+    def born(self, tensor: Any, location: Location | None, kind: str = "") -> None:
         function, device = self._functions[-1] if self._functions else ("", None)
         if not kind:
-            kind = (STEP if self.step else SETUP) if place is not None else INTERNAL
+            kind = (STEP if self.step else SETUP) if location is not None else INTERNAL
             if function and function not in _FACTORIES:
                 kind = INTERNAL
             elif isinstance(device, int) or str(device).split(":")[0] == "cuda":
@@ -202,7 +202,7 @@ class Watch:
             elif device is not None:
                 kind = FOLLOWS
         in_module = any(is_users(frame.f_code.co_filename) for frame in _constructors(sys._getframe(1)))
-        tensor._doctor_origin = Origin(kind, place, function, in_module)
+        tensor._doctor_origin = Origin(kind, location, function, in_module)
 
     @contextlib.contextmanager
     def registrations(self) -> Iterator[None]:
@@ -233,30 +233,30 @@ class Watch:
     # --- findings
 
     def read(self, is_copy: bool = False) -> None:
-        place = self._here()
-        if place is None:
+        location = self._here()
+        if location is None:
             return
-        use = use_of(place, not is_copy and self._function in ("__getitem__", "__setitem__"))
+        use = use_of(location, not is_copy and self._function in ("__getitem__", "__setitem__"))
         reason = f"`{use.text}` reads a value that the GPU computes; the host waits for it{remedies.purpose(use)}"
         remedy = remedies.host_read(use, self._function)
-        self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedy, use.kind)
+        self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, location, reason, remedy, use.kind)
 
-    def not_taken(self, value: Any, is_known: bool, place: Place | None = None) -> None:
-        """Reports a branch chosen by a value that was read, once per line. ``place``: where it was
-        read, if not here."""
-        place = (place or self._here()) if self.step else None
-        found = self.found.at(findings.HOST_READ, place) if place is not None else None
-        if place is None or found is None or _CHOSEN in found.reason:
+    def not_taken(self, value: Any, is_known: bool, location: Location | None = None) -> None:
+        """Reports a branch chosen by a value that was read, once per line. ``location``: where it
+        was read, if not here."""
+        location = (location or self._here()) if self.step else None
+        found = self.found.at(findings.HOST_READ, location) if location is not None else None
+        if location is None or found is None or _CHOSEN in found.reason:
             return
-        use = use_of(place)
+        use = use_of(location)
         read = f"{value:.4g}" if isinstance(value, float) else one_line(str(value), 40)
         told = f"{read} with these inputs" if is_known else f"taken as {read}, as its value is not known"
         if use.kind in ("if", "while", "assert", "match"):
             after = {"if": "; the other branch was not run", "while": " at first", "match": "; the other cases were not run"}
             chosen = f"`{use.text.removeprefix('not ')}` is {told}{after.get(use.kind, '')}"
-        elif use.kind in ("value", "argument", "loop") and (later := tested_later(place)) is not None:
+        elif use.kind in ("value", "argument", "loop") and (later := tested_later(location)) is not None:
             name, test, line = later
-            statement = statement_of(place)
+            statement = statement_of(location)
             is_all = isinstance(statement, ast.Assign) and one_line(ast.unparse(statement.value)) == use.text
             itself = is_all and _READ.search(use.text)
             decides = f"`{name}` is {told}; it decides" if itself else f"it is {told}; `{name}` follows from it, and decides"
@@ -268,22 +268,24 @@ class Watch:
     def copied(self, tensor: Any, pinned: bool, waits: bool) -> None:
         """Reports a copy of a CPU tensor to the GPU. The host waits for it unless it is
         ``non_blocking``."""
-        place = self._here()
+        location = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
         if origin.kind == INTERNAL and tensor.dim() == 0 and self._function == "__setitem__":
             self.written("to one element", "x[i : i + 1] = value fills a slice with the number as it is")
             return
-        if place is None or self._is_own(origin, tensor) or (origin.kind == LITERAL and tensor.numel() == 0):
+        if location is None or self._is_own(origin, tensor) or (origin.kind == LITERAL and tensor.numel() == 0):
             return
-        use = use_of(place)
-        made = [one.place for one in (origin, *origin.beside) if one.is_made and one.place is not None]
-        same = [(one.file, one.line) == (place.file, place.line) for one in made]
-        self._born_on_cpu(origin, lambda one: f"and is copied to the GPU {'there' if one == str(place) else f'in {place}'}", place)
+        use = use_of(location)
+        made = [one.location for one in (origin, *origin.beside) if one.is_made and one.location is not None]
+        same = [(one.file, one.line) == (location.file, location.line) for one in made]
+        self._born_on_cpu(
+            origin, lambda one: f"and is copied to the GPU {'there' if one == str(location) else f'in {location}'}", location
+        )
         if origin.is_made:
-            lazy = _lazily_moved(use, place) if origin.kind == SETUP else ""
+            lazy = _lazily_moved(use, location) if origin.kind == SETUP else ""
             if lazy:
-                self.found.add(findings.CPU_TENSOR, findings.SLOW, place,
-                               f"`{use.text}` moves the tensor made in {origin.place} at the first call: a "
+                self.found.add(findings.CPU_TENSOR, findings.SLOW, location,
+                               f"`{use.text}` moves the tensor made in {origin.location} at the first call: a "
                                "capture without a call before it fails, and the address changes",
                                f"in __init__, {remedies.buffer(lazy, 'value')}")  # fmt: skip
                 return
@@ -306,14 +308,14 @@ class Watch:
         elif origin.kind == INTERNAL:
             remedy = ("make the index once, before the step, on the device: torch.tensor([0, 2], device=x.device); neighbours "
                       "are a slice, which copies nothing")  # fmt: skip
-        self.found.add(findings.HOST_COPY, severity, place, reason, remedy, use.kind)
+        self.found.add(findings.HOST_COPY, severity, location, reason, remedy, use.kind)
 
     def written(self, where: str, remedy: str) -> None:
         """Reports a number that is written through a tensor of indices, or to one element."""
-        place = self._here()
-        if place is not None:
-            use = use_of(place)
-            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place,
+        location = self._here()
+        if location is not None:
+            use = use_of(location)
+            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, location,
                            f"`{use.text}` writes a number {where}: the number "
                            "becomes a tensor in host memory, which is copied to the GPU in the step (pageable memory)",
                            f"{remedy}; or write a tensor of the device: torch.full((), value, device=x.device)",
@@ -322,32 +324,34 @@ class Watch:
     def met(self, tensor: Any, function: str, is_number: bool) -> None:
         """Reports a CPU tensor among GPU tensors as arguments. ``is_number``: a kernel takes its
         value, or values, as it is."""
-        place = self._here()
+        location = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
-        if place is None or self._is_own(origin, tensor):
+        if location is None or self._is_own(origin, tensor):
             return
         kept, severity = "", findings.PREVENTS_CAPTURE
         if is_number:
             kept = ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps "
             kept += "this value" if tensor.dim() == 0 else "these values"
             severity = findings.STALE
-        self._born_on_cpu(origin, lambda _: f"and meets a tensor of the GPU in {place} ({function}){kept}", place, severity)
+        self._born_on_cpu(
+            origin, lambda _: f"and meets a tensor of the GPU in {location} ({function}){kept}", location, severity
+        )
         if not origin.is_made:
             what = "an argument" if origin.kind == ARGUMENT else "a tensor"
-            self.found.add(findings.HOST_COPY, severity, place,
-                           f"`{use_of(place).text}` ({function}) takes {what} in host memory "
+            self.found.add(findings.HOST_COPY, severity, location,
+                           f"`{use_of(location).text}` ({function}) takes {what} in host memory "
                            f"beside tensors of the GPU{kept}",
                            "move it to the device before the step; --inputs is given the device")  # fmt: skip
 
-    def _born_on_cpu(self, origin: Origin, then: Callable[[str], str], place: Place,
+    def _born_on_cpu(self, origin: Origin, then: Callable[[str], str], location: Location,
                      severity: str = findings.PREVENTS_CAPTURE) -> None:  # fmt: skip
-        """``then`` is given the place of each."""
+        """``then`` is given the location of each."""
         for other in origin.beside:
-            self._born_on_cpu(other, then, place, severity)
-        if not origin.is_made or origin.place is None:
+            self._born_on_cpu(other, then, location, severity)
+        if not origin.is_made or origin.location is None:
             return
-        made, use = origin.place, use_of(origin.place)
-        moved_by = use_of(place).text if place.function == made.function else ""
+        made, use = origin.location, use_of(origin.location)
+        moved_by = use_of(location).text if location.function == made.function else ""
         remedy = remedies.cpu_tensor(use, origin.made_by, origin.kind == SETUP, origin.is_module, moved_by)
         # The greatest module that it moves with.
         for around, (module, where) in enumerate(reversed(origin.makers)):
@@ -356,14 +360,15 @@ class Watch:
                 remedy = remedies.module(use, is_kept=around > 0)
                 break
         when = "is made on the CPU, before the step," if origin.kind == SETUP else "is made on the CPU"
-        self.found.add(findings.CPU_TENSOR, severity, made, f"`{use.text}` {when} {then(str(origin.place))}", remedy, use.kind)
+        reason = f"`{use.text}` {when} {then(str(origin.location))}"
+        self.found.add(findings.CPU_TENSOR, severity, made, reason, remedy, use.kind)
 
     def dynamic(self, name: str, *tensors: Any) -> None:
         """Reports a shape that depends on values of these, if they lie on the GPU."""
-        place = self._here()
-        if place is not None and any(tensor.device.type == "cuda" for tensor in tensors):
-            use = use_of(place)
-            self.found.add(findings.DYNAMIC_SHAPE, findings.PREVENTS_CAPTURE, place,
+        location = self._here()
+        if location is not None and any(tensor.device.type == "cuda" for tensor in tensors):
+            use = use_of(location)
+            self.found.add(findings.DYNAMIC_SHAPE, findings.PREVENTS_CAPTURE, location,
                            f"`{use.text}` ({name}) has a shape that depends on values of the GPU: the host waits for the count",
                            remedies.dynamic(name), use.kind)  # fmt: skip
 
@@ -376,7 +381,7 @@ def _constructors(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _makers(module: Any) -> tuple[tuple[Any, Place | None], ...]:
+def _makers(module: Any) -> tuple[tuple[Any, Location | None], ...]:
     """The modules whose `__init__` runs, and where each is made, if the innermost is ``module``."""
     outermost = {id(frame.f_locals["self"]): frame for frame in _constructors(sys._getframe(2))}
     if next(iter(outermost), None) != id(module):
@@ -384,10 +389,10 @@ def _makers(module: Any) -> tuple[tuple[Any, Place | None], ...]:
     return tuple((frame.f_locals["self"], here(frame.f_back)) for frame in outermost.values())
 
 
-def _lazily_moved(use: Use, place: Place) -> str:
+def _lazily_moved(use: Use, location: Location) -> str:
     """The attribute that an assignment such as `self.x = self.x.to(device)` moves;
     empty for others."""
-    statement = statement_of(place)
+    statement = statement_of(location)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return next((target.attr for target in targets if isinstance(target, ast.Attribute) and ast.unparse(target) in use.text), "")
 

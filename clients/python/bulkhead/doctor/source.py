@@ -175,7 +175,7 @@ def here(frame: FrameType | None = None) -> Location | None:
     return Location(absolute(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), (*before, *reversed(outer)))
 
 
-#: By the identity of a code, whose own hash reads all of it, and the location of its instruction. The
+#: By the identity of a code, whose own hash reads all of it, and the offset of its instruction. The
 #: code is kept, so that no other gets its identity.
 _known: dict[tuple[int, int], tuple[CodeType, tuple[int, int, int]]] = {}
 

@@ -223,7 +223,7 @@ void Replica::start(std::string cause) {
         fmt::format("loading {}: looking at {}", machine_.name().label(), spec_.file.string()),
         [spec = spec_] { return fingerprint(spec); },
         [this, process = std::weak_ptr{process_}](Result<std::string> declaration) {
-            if (!is_present(process)) return;
+            if (!is_present(process, this)) return;
             on_file_seen(std::move(declaration));
         });
     auto known = restarts_.take_device();
@@ -268,7 +268,7 @@ void Replica::on_placed(const Result<Device>& device, bool is_restart) {
     auto request = context_.launch.request(machine_.name(), spec_, device->uuid);
     if (!request) return without_process(request.error());
     const auto exited = [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
-        if (is_present(process)) on_exited(exit);
+        if (is_present(process, this)) on_exited(exit);
     };
     if (auto blank = context_.take_blank ? context_.take_blank(*request) : std::nullopt) {
         spdlog::info("worker={} pid={} was blank {}", machine_.name().text(), blank->process.pid, blank->name.text());
@@ -343,7 +343,7 @@ void Replica::become_ready(worker_link::Ready& ready) {
     // If the process is asked to end, they wait for the next one.
     if (!process_->end.is_asked()) load_waiters_.answer({machine_.name(), state(), process_->pid, 0});
     sample_memory([this, process = std::weak_ptr{process_}] {
-        if (is_present(process)) context_.gate->measured(*this);
+        if (is_present(process, this)) context_.gate->measured(*this);
     });
 }
 

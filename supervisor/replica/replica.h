@@ -144,11 +144,11 @@ private:
     void on_given_up(const Error& why) override;
     void tell_gate(void (MemoryGate::*what)(Replica&)) override { (context_.gate->*what)(*this); }
 
-    /// `process` is the present one; its successor has not started.
-    [[nodiscard]] bool is_present(const std::weak_ptr<WorkerProcess>& process) const {
-        const auto one = process.lock();  // lock first: without the process this replica may
-                                          // be destroyed too
-        return one && one == process_;
+    /// `process` is the present one of `replica`; its successor has not started. Without the
+    /// process, the replica may be destroyed too.
+    [[nodiscard]] static bool is_present(const std::weak_ptr<WorkerProcess>& process, const Replica* replica) {
+        const auto one = process.lock();
+        return one && one == replica->process_;
     }
 
     // replica.cpp

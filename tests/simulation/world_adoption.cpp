@@ -61,11 +61,14 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
     const auto of = std::exchange(request_of_, {});
     refused_at_once.clear();
     for (const auto& [ticket, model] : waiting) {
-        if (const auto request_id = of.find(ticket); request_id != of.end())
-            ask(request_id->second);
-        else if (!model.empty())
+        if (const auto request = of.find(ticket); request != of.end()) {
+            ask(request->second);
+            const Ticket again = requests.at(request->second).ticket;  // 0: served
+            if (again != 0 && !tickets.contains(again)) refused_at_once.try_emplace(model, again);
+        } else if (!model.empty()) {
             if (const Ticket again = load(model, asked.at(ticket), Millis{60'000}); !tickets.contains(again))
                 refused_at_once.try_emplace(model, again);
+        }
     }
 }
 

@@ -60,12 +60,10 @@ void Invariants::watch(OurPolicy& ours) {
     asked_.clear();
     lent_.clear();
     note_who_waits(event::Tick{});  // they have asked again
-    for (auto& [model, first] : since_) {
-        const auto unit = unit_of(model);
-        if (!is_loading(unit)) continue;
-        for (const std::string& member : unit)
-            if (const auto one = world_.refused_at_once.find(member); one != world_.refused_at_once.end())
-                first.ticket = std::min(first.ticket, one->second);
+    for (const auto& [model, ticket] : world_.refused_at_once) {
+        if (!world_.declared.contains(model) || !is_loading(unit_of(model))) continue;
+        Since& first = since_.try_emplace(model, Since{ticket, world_.now}).first->second;
+        first.ticket = std::min(first.ticket, ticket);
     }
 }
 

@@ -60,13 +60,13 @@ quietly() {
     fi
 }
 
-# beside NAME COMMAND...: as `quietly`, in the background; `rejoin` waits for it and tells of it. A
-# script that ends before ends it too.
+# beside COMMAND...: in the background; `rejoin` waits for its end and prints what it printed. If the
+# script ends first, the command is ended.
 beside() {
     mkdir -p "$build/log"
     beside_log=$build/log/beside-$BASHPID.log
     set -m  # a process group of its own, which can be ended as a whole
-    (dim='' quietly "$@") >"$beside_log" 2>&1 &
+    (dim='' "$@") >"$beside_log" 2>&1 &
     beside=$!
     set +m
     trap 'kill -- -$beside 2>/dev/null || true; rm -f "$beside_log"' EXIT
@@ -86,20 +86,23 @@ both() {
     local first=() status=0
     while [ "$1" != -- ]; do first+=("$1") && shift; done
     shift
-    beside "$@"
+    beside quietly "$@"
     (quietly "${first[@]}") || status=$?
     rejoin || status=$?
     return $status
 }
 
-configure() { cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBULKHEAD_WORKER="$1"; }
-is_configured() { [ -f "$build/build.ninja" ] && ! grep -qs '^BULKHEAD_WORKER:BOOL=OFF' "$build/CMakeCache.txt"; }
+# configure ON|OFF: with the models of worker/ and with tests, or without.
+configure() {
+    cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DBULKHEAD_WORKER=$1" "-DBULKHEAD_TESTS=$1"
+}
+is_configured() { [ -f "$build/build.ninja" ] && grep -qs '^BULKHEAD_WORKER:BOOL=ON' "$build/CMakeCache.txt"; }
 # Of a first build most is new: looked up without a run of the preprocessor.
 compile_first() { CCACHE_DEPEND=1 cmake --build "$build" -j "$jobs" "$@"; }
 compile_without_libtorch() { configure OFF && compile_first --target bulkhead bulkheadd bulkhead-supervisor; }
 
-# install_and_configure: `install_options` are those of scripts/install. While pip brings LibTorch, a
-# first build compiles what needs none.
+# install_and_configure: `install_options` are those of scripts/install. While pip brings LibTorch,
+# what needs none of it is compiled, if nothing has been built yet.
 install_options=()
 compiling=("compiling (${jobs} jobs)" cmake --build "$build" -j "$jobs")
 install_and_configure() {
@@ -108,8 +111,8 @@ install_and_configure() {
         return
     fi
     "$root/scripts/install" --debian
-    beside "compiling what needs no LibTorch" compile_without_libtorch
-    "$root/scripts/install" --python ${install_options[@]+"${install_options[@]}"}
+    beside "$root/scripts/install" --python ${install_options[@]+"${install_options[@]}"}
+    quietly "compiling what needs no LibTorch" compile_without_libtorch
     rejoin
     rm -f "$build/build.ninja"  # a failure leaves nothing that looks configured
     quietly "configuring" configure ON
@@ -123,7 +126,8 @@ install_and_compile() {
     quietly "${compiling[@]}" ${1:+--target "$@"}
 }
 
-# The same beside the preparation of models, which uses one CPU if OpenMP's threads wait asleep.
+# The same beside the preparation of models, which leaves a part of two CPUs idle if OpenMP's threads
+# wait asleep.
 prepare_models=("preparing the models" "$python" "$root/scripts/models/prepare.py" "$build/models")
 install_and_build() {
     install_and_configure

@@ -67,7 +67,8 @@ inline constexpr auto near_look_every = 10s;         ///< interval of looks at t
 inline constexpr auto near_look_while_reading = 1s;  ///< while a look cannot request
                                                      ///< all reads at once
 inline constexpr std::uint64_t near_read_max = 256 << 20;
-inline constexpr auto near_end_patience = 200ms;     ///< for a running look at the end
+/// Of a supervisor that ends, for a running look.
+inline constexpr auto near_end_patience = 200ms;
 inline constexpr auto sample_loading_every = 100ms;  ///< memory of a loading process
 inline constexpr auto sample_busy_every = 1s;        ///< memory of a serving process, while
                                                      ///< a request runs
@@ -114,7 +115,8 @@ inline constexpr auto abort_grace = 2s;        ///< from SIGABRT, for a backtrac
 // --- crashes
 /// From the report of a fatal signal to the end; then SIGKILL.
 inline constexpr auto dying_deadline = 2s;
-inline constexpr auto core_dump_deadline = 60s;                ///< instead, if it may write a core
+/// The same, if the kernel may write a core file.
+inline constexpr auto core_dump_deadline = 60s;
 inline constexpr std::int64_t gpu_evidence_window_ms = 5'000;  ///< before the first sign of a death
 /// Files kept; the oldest are removed.
 inline constexpr std::size_t crash_reports_max = 64;

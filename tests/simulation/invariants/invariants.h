@@ -132,8 +132,8 @@ private:
     std::map<Ticket, Bound> bounds_;  ///< of those who gave a deadline
     std::vector<DeviceLedger> ledger_;  ///< after the present event
     std::vector<Holding> holdings_;     ///< after the event before
-    bool measured_more_ = false;        ///< in the present event, more than a process
-                                        ///< was held to have
+    /// The present event reports more memory than its process was held to have.
+    bool measured_more_ = false;
     std::set<ReplicaId> places_;        ///< that got one since somebody waits for them
     std::set<ReplicaId> went_;          ///< for others, and their process has not ended yet
     std::string broken_;

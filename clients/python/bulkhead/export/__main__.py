@@ -73,7 +73,8 @@ def _export(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # load the model only from the folder
     os.environ.setdefault("TQDM_DISABLE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about itself
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns of no GPU
+    # It warns that there is no GPU.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     import torch
     import transformers
 

@@ -14,7 +14,8 @@ from unittest import mock
 def parsed_once() -> Iterator[None]:
     """While active, returns the earlier result when transformers asks `gguf` again."""
     with ExitStack() as changed:
-        if importlib.util.find_spec("gguf") is not None:  # else transformers reports it
+        # Where it is missing, transformers says so.
+        if importlib.util.find_spec("gguf") is not None:
             import gguf
 
             for name in ("GGUFReader", "get_tensor_name_map"):

@@ -78,7 +78,8 @@ def _run(task: Task, held: set[tuple[Any, ...]], pipe: Connection) -> None:
     itself; or with an error."""
     import torch._inductor.config
 
-    torch._inductor.config.cpp.threads = torch.get_num_threads()  # kernels are written for it
+    # Kernels are written for this number.
+    torch._inductor.config.cpp.threads = torch.get_num_threads()
     # OpenMP's threads were not forked: a parallel region would wait for them.
     torch.set_num_threads(1)
     gc.disable()  # it would repeatedly walk all traced objects and find almost nothing

@@ -206,6 +206,22 @@ TEST(Reader, ReadsEveryKey) {
     EXPECT_EQ(forward.warmup.at("x"), (std::vector<std::int64_t>{1, 512}));
 }
 
+TEST(Reader, AModelOfStartupIsPreloadedAndADeviceOfAModelReplacesAllOfTheDefaults) {
+    const ReadFleet read = read_fleet_text(
+        "version: 1\nstartup: [a]\ndefaults: {device: [cuda:0, cuda:1]}\nmodels:\n"
+        "  a: {runtime: torchscript, file: ../models/a.pt}\n"
+        "  b: {runtime: torchscript, file: ../models/a.pt, device: cuda:2}\n",
+        examples / "good/inline.yaml");
+    ASSERT_THAT(texts(read), IsEmpty());
+    const ModelSpec& a = read.fleet.models.at(0);
+    const ModelSpec& b = read.fleet.models.at(1);
+    EXPECT_TRUE(a.preload);
+    EXPECT_FALSE(b.preload);
+    EXPECT_THAT(a.other_devices, ElementsAre("cuda:1"));
+    EXPECT_EQ(b.device, "cuda:2");
+    EXPECT_THAT(b.other_devices, IsEmpty());
+}
+
 TEST(Reader, WarnsOfAKeyThatHasNoEffectAnyMoreAndReadsTheFile) {
     const ReadFleet read = read_fleet(examples / "good/no_effect_any_more.yaml");
     ASSERT_THAT(texts(read), IsEmpty());

@@ -115,5 +115,20 @@ TEST(DLPack, EveryTypeGoesOutAndComesBackWithoutACopy) {
     EXPECT_EQ(code_of(wire::DType::complex128), kDLComplex);
 }
 
+TEST(DLPack, AViewOfAnInputThatComesBackIsWhatTheViewSays) {
+    FakeWorker worker{greet_only};
+    Channel channel = adopt(worker).value();
+    const Input input = channel.allocate(wire::DType::float32, std::array<std::int64_t, 2>{2, 3}).value();
+
+    DLPackTensor reshaped = to_dlpack(input);
+    std::ranges::copy(std::array{3, 2}, reshaped->dl_tensor.shape);
+    std::ranges::copy(std::array{2, 1}, reshaped->dl_tensor.strides);
+    EXPECT_THAT(from_dlpack(channel, std::move(reshaped)).value().input.dims(), ElementsAre(3, 2));
+
+    DLPackTensor reinterpreted = to_dlpack(input);
+    reinterpreted->dl_tensor.dtype.code = kDLInt;
+    EXPECT_EQ(from_dlpack(channel, std::move(reinterpreted)).value().input.dtype(), wire::DType::int32);
+}
+
 }  // namespace
 }  // namespace bulkhead

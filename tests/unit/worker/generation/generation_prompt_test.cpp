@@ -81,6 +81,26 @@ TEST_F(GenerationPrompt, WithAPictureSharesNothingWithEqualTokensAndEndsBehindIt
                 HasSubstr("the last position in \"rope\" is 2, the largest 4; end the prompt with text"));
 }
 
+TEST(GenerationPromptRoom, TheLastTokenTakesNoPosition) {
+    Shape shape;
+    shape.length = 8;
+    shape.vocabulary = 100;
+    shape.inputs = {{"tokens", wire::DType::int64, {along}}};
+    Prompting model{shape};
+    Given<std::int64_t> tokens{"tokens", wire::DType::int64, {0}, {}};
+    for (const std::uint32_t length : {1U, 7U, 8U}) {
+        tokens.values.assign(length, 1);
+        tokens.dims = {length};
+        const Result<> read = model.read({tokens.view()});
+        ASSERT_TRUE(read) << read.error().text();
+        ASSERT_TRUE(read_parameters(shape, {}, model.ask));
+        EXPECT_EQ(model.ask.new_max, 9 - length);
+    }
+    tokens.values.assign(9, 1);
+    tokens.dims = {9};
+    EXPECT_THAT(model.read({tokens.view()}).error().text(), HasSubstr("the prompt has 9 positions"));
+}
+
 TEST(GenerationPromptIds, AreThoseOfThePromptNotOfWhatIsGenerated) {
     Shape speaking;
     speaking.length = 32;

@@ -122,6 +122,14 @@ TEST_F(ChannelTest, KeepsTheSlabsOfAClientThatIsGoneUntilItsRequestHasEnded) {
     EXPECT_EQ(log->unregistered, 2);
 }
 
+TEST(TokenStreams, PartsCountStepsNotTokens) {
+    TokenStreams streams;
+    for (const std::uint64_t before : {0, 2, 4}) {
+        streams.add(1, 2, std::array{10, 11, 20, 21});
+        EXPECT_EQ(streams.take_part()->values.at("index").to_number<std::uint64_t>(), before);
+    }
+}
+
 TEST(TokenStreams, APartThatIsTakenStartsTheWaitOfTheRestAgain) {
     TokenStreams streams;
     streams.add(1, 1, std::vector<std::int32_t>(generation::limits::part_tokens_max + 1));

@@ -295,7 +295,8 @@ class Manifest(unittest.TestCase):
         self.assertIn("no decode function takes 2", lie(lambda said: said["decode"].pop()))
         self.assertIn("not there", lie(lambda said: said["prefill"].update(file="other.pt2")))
         self.assertIn("folder itself", lie(lambda said: said["prefill"].update(file="../tiny_generate/prefill.pt2")))
-        self.assertIn("bytes", lie(lambda said: said["weights"].update(bytes=1)))
+        for size in (1, 1 << 40):
+            self.assertIn("bytes", lie(lambda said: said["weights"].update(bytes=size)))
         self.assertIn("'functions' names", lie(lambda said: said["functions"].pop("prefill.pt2")))
         self.assertIn("'functions' names", lie(lambda said: said["functions"].update({"other.pt2": ""})))
         self.assertIn("unknown", lie(lambda said: said.update(other=1)))
@@ -344,6 +345,12 @@ class Compiled(unittest.TestCase):
         for size in (1, 2, 3, 4, 17, 100, 200):
             verdict = check.compare(self.package, self.family, self.prompt(size, size), 40)
             self.assertTrue(verdict.good(check.NEAR_TIE), f"{size}: {verdict}")
+
+    def test_one_that_ends_earlier_or_later_than_the_original_is_not_good(self) -> None:
+        logits = [torch.zeros(1, 1, 8), torch.zeros(1, 1, 8)]
+        for ours, theirs in (([[3]], [[3], [4]]), ([[3], [4]], [[3]])):
+            verdict = check.judge(ours, logits[: len(ours)], theirs)
+            self.assertFalse(verdict.good(check.NEAR_TIE), str(verdict))
 
     def test_chunks_of_a_prompt_are_as_good_as_the_whole(self) -> None:
         prompt, whole, parts = self.prompt(60, 5), self.package.buffers(1, 80), self.package.buffers(1, 80)

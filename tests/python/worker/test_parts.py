@@ -7,7 +7,7 @@ import asyncio
 import socket
 import unittest
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Callable
 from unittest import mock
 
 from bulkhead import layout
@@ -15,7 +15,7 @@ from bulkhead.engine import Method
 from bulkhead.errors import Error
 from bulkhead.worker import messages
 from bulkhead.worker.messages import Output
-from bulkhead.worker.requests import Request
+from bulkhead.worker.requests import Dispatcher, Request
 from bulkhead.worker.session import OPEN, ChannelLimits, ChannelSession
 from bulkhead.worker.slabs import OUTPUT, Budget
 
@@ -38,10 +38,13 @@ class Parts(unittest.TestCase):
         self.session._in_flight.append(self.request)
         self.posted = 0
 
+    def output(self) -> Output:
+        lease, _ = self.session.slabs.allocate(64)
+        return Output("y", "float32", (16,), lease)
+
     def post(self) -> Output:
         """One more part, which tells its number."""
-        lease, _ = self.session.slabs.allocate(64)
-        output = Output("y", "float32", (16,), lease)
+        output = self.output()
         self.session.post_part(self.request, [output], b"%d" % self.posted)
         self.posted += 1
         return output
@@ -119,6 +122,19 @@ class Parts(unittest.TestCase):
     def test_of_a_channel_that_is_closed_its_memory_is_free(self) -> None:
         self.session.close("its client has gone")
         self.assertTrue(self.is_free(self.post()))
+
+    def test_of_the_answer_of_a_cancelled_request_its_memory_is_free(self) -> None:
+        ends: list[Callable[[], None]] = []
+        nothing = mock.Mock()
+        dispatcher = Dispatcher(self.loop, run=lambda _, end: ends.append(end), activity=nothing, settled=nothing, ran_out=nothing, overrun=nothing)
+        dispatcher.bound = 1
+        dispatcher.submit(self.request)
+        dispatcher.cancel(1, 1)
+        self.request.outputs = [late := self.output()]
+        (end,) = ends
+        end()
+        self.assertTrue(self.is_free(late))
+        self.assertEqual(self.came(), ["cancelled"])
 
     def test_one_whose_client_has_gone_ends_the_channel(self) -> None:
         self.peer.close()

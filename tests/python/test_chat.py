@@ -9,16 +9,32 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
 
 import bulkhead
+import tokenizers
 from bulkhead.text import Text
 from daemon import BUILD, Daemon
 
 SMOLLM2 = BUILD / "models" / "smollm2"
 REFERENCES = Path(__file__).resolve().parent / "smollm2_greedy.json"
+
+
+class Prompts(unittest.TestCase):
+    def test_a_conversation_has_the_special_tokens_of_its_template_alone(self) -> None:
+        words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "hello": 1}, unk_token="<s>"))
+        words.add_special_tokens(["<s>"])
+        words.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        with tempfile.TemporaryDirectory(prefix="bh-text-") as folder:
+            words.save(f"{folder}/tokenizer.json")
+            Path(folder, "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+            Path(folder, "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+            text = Text(folder)
+            self.assertEqual(text.encode("hello"), [0, 1])
+            self.assertEqual(text.prompt([{"role": "user", "content": "hello"}]), [0, 1])
 
 
 class Chat(unittest.TestCase):

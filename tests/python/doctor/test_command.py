@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import types
 import unittest
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,12 @@ class Library(unittest.TestCase):
         self.assertNotIn("TORCHDYNAMO_SUPPRESS_ERRORS", os.environ)
         self.assertEqual((torch.cuda.is_available(), torch.cuda.is_available), (available, name))
         self.assertEqual(torch.zeros(2).sum().item(), 0.0)
+
+    def test_a_number_that_was_varied_is_what_the_caller_gave(self) -> None:
+        sampling = types.SimpleNamespace(temperature=0.7)
+        report = diagnose(lambda x, sampling: x / sampling.temperature, lambda device: (torch.ones(2, 8, device=device), sampling))
+        self.assertEqual([finding.code for finding in report.findings], ["baked_constant"])
+        self.assertEqual(sampling.temperature, 0.7)
 
     def test_remedies_name_the_device_and_the_buffer_that_the_line_has(self) -> None:
         first, typed, _, read = (finding.remedy for finding in diagnose(steps.moves, steps.inputs).findings)

@@ -61,7 +61,11 @@ TEST_F(AdmissionEndsTest, TheRestartOfOneReplicaLeavesAnotherInItsQuarantineUnti
     settle();
     ASSERT_EQ(count, 1 + limits::restart_unforgiven_max);
     keeper_.exit(first, {true, SIGSEGV, true});
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::backoff; }));
+    auto& opened = open("a");
     EXPECT_EQ(ready(count + 1).name.replica, 0U);
+    ASSERT_TRUE(wait([&] { return opened.has_value(); }));
+    EXPECT_TRUE(*opened) << "refused by the one in quarantine: " << opened->error().text();
     EXPECT_EQ(replica("a", 1).state(), WorkerState::quarantined) << replica("a", 1).sentence();
     EXPECT_EQ(keeper_.workers.size(), count + 1);
     load("a");
@@ -273,6 +277,22 @@ TEST_F(AdmissionEndsTest, AGroupThatLoadsTogetherIsLoadedAndUnloadedAsOne) {
     answer_drain(first);
     answer_drain(second);
     EXPECT_EQ(spawned(3).name.model, "large");
+}
+
+TEST_F(AdmissionEndsTest, AChannelToAModelThatAReloadReplacesWaitsForTheNextProcess) {
+    begin({on("cuda:0", "a", gb)});
+    load("a");
+    FakeWorker& former = ready(1);
+    declared_.models[0].environment["CHANGED"] = "yes";
+    supervise_anew();
+    ASSERT_TRUE(wait([&] { return former.got("hello_asked"); }));
+    answer(former, true, true, 0);
+    ASSERT_TRUE(wait([&] { return replica("a").is_being_replaced(); }));
+    auto& opened = open("a");
+    answer_drain(former);
+    (void)ready(2);
+    ASSERT_TRUE(wait([&] { return opened.has_value(); }));
+    EXPECT_TRUE(*opened) << opened->error().text();
 }
 
 TEST_F(AdmissionEndsTest, AGroupThatAReloadMakesIsCompletedAndOneThatStaysIsNot) {

@@ -258,7 +258,11 @@ class Library(unittest.TestCase):
 
     def test_a_number_that_was_varied_is_what_the_caller_gave(self) -> None:
         sampling = types.SimpleNamespace(temperature=0.7)
-        report = diagnose(lambda x, sampling: x / sampling.temperature, lambda device: (torch.ones(2, 8, device=device), sampling))
+
+        def given(device: Any) -> Any:
+            return torch.ones(2, 8, device=device), sampling
+
+        report = diagnose(lambda x, sampling: x / sampling.temperature, given)
         self.assertEqual([finding.code for finding in report.findings], ["baked_constant"])
         self.assertEqual(sampling.temperature, 0.7)
 

@@ -126,7 +126,8 @@ class Parts(unittest.TestCase):
     def test_of_the_answer_of_a_cancelled_request_its_memory_is_free(self) -> None:
         ends: list[Callable[[], None]] = []
         nothing = mock.Mock()
-        dispatcher = Dispatcher(self.loop, run=lambda _, end: ends.append(end), activity=nothing, settled=nothing, ran_out=nothing, overrun=nothing)
+        dispatcher = Dispatcher(self.loop, run=lambda _, end: ends.append(end), activity=nothing, settled=nothing,
+                                ran_out=nothing, overrun=nothing)  # fmt: skip
         dispatcher.bound = 1
         dispatcher.submit(self.request)
         dispatcher.cancel(1, 1)

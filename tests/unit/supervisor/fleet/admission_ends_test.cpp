@@ -284,7 +284,7 @@ TEST_F(AdmissionEndsTest, AChannelToAModelThatAReloadReplacesWaitsForTheNextProc
     load("a");
     FakeWorker& former = ready(1);
     declared_.models[0].environment["CHANGED"] = "yes";
-    supervise_anew();
+    supervise_again();
     ASSERT_TRUE(wait([&] { return former.got("hello_asked"); }));
     answer(former, true, true, 0);
     ASSERT_TRUE(wait([&] { return replica("a").is_being_replaced(); }));

@@ -10,6 +10,7 @@ lists, methods and engines by the constants in `key::`.
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 STRUCTS = {"deadlines": "Deadlines", "channel": "ChannelLimits", "generate": "GenerateSpec", "defaults": "ModelSettings"}
@@ -75,18 +76,24 @@ class Schema:
         return "\n".join([f"struct {name} {{", *members, "    static void keys(auto& self, auto&& visit) {", *visits, *whole, "    }",
                           f"    friend bool operator==(const {name}&, const {name}&) = default;", "};", ""])  # fmt: skip
 
-    def enums(self, entry: object) -> list[str]:
-        if isinstance(entry, list):
-            return [line for one in entry for line in self.enums(one)]
-        if not isinstance(entry, dict):
-            return []
+    def parts(self, entry: object) -> Iterator[dict]:
+        """Each object of the schema, before those in it."""
+        below = entry if isinstance(entry, list) else []
+        if isinstance(entry, dict):
+            yield entry
+            below = entry.values()
+        for one in below:
+            yield from self.parts(one)
+
+    def enums(self) -> list[str]:
         found = []
-        if "enum" in entry and "cpp" in entry:
-            name, words = entry["cpp"], entry["enum"]
-            found = [f"enum class {name} : std::uint8_t {{ {', '.join(words)} }};", "template <>",
-                     f"inline constexpr std::array<Word<{name}>, {len(words)}> words<{name}>{{{{"
-                     + ", ".join(f'{{"{word}", {name}::{word}}}' for word in words) + "}};", ""]  # fmt: skip
-        return found + [line for one in entry.values() for line in self.enums(one)]
+        for entry in self.parts(self.spec):
+            if "enum" in entry and "cpp" in entry:
+                name, words = entry["cpp"], entry["enum"]
+                found += [f"enum class {name} : std::uint8_t {{ {', '.join(words)} }};", "template <>",
+                          f"inline constexpr std::array<Word<{name}>, {len(words)}> words<{name}>{{{{"
+                          + ", ".join(f'{{"{word}", {name}::{word}}}' for word in words) + "}};", ""]  # fmt: skip
+        return found
 
     def supervisor_keys(self) -> list[tuple[str, str]]:
         """Each with the key that it stands under; "" for the model itself."""
@@ -94,25 +101,18 @@ class Schema:
         return [(under, key) for under, group in groups.items() for key, entry in self.defs[group]["properties"].items()
                 if self.resolved(entry).get("supervisor")]  # fmt: skip
 
-    def names(self, entry: object) -> set[str]:
-        """Every key, wherever it stands."""
-        if isinstance(entry, list):
-            return set().union(*map(self.names, entry))
-        if not isinstance(entry, dict):
-            return set()
-        return set(entry.get("properties", {})).union(*map(self.names, entry.values()))
-
     def header(self) -> str:
         supervisor = self.supervisor_keys()
         pairs = "".join(f'    {{"{under}", "{key}"}},\n' for under, key in supervisor)
-        names = [f'inline constexpr std::string_view {CPP.get(name, name)}{{"{name}"}};' for name in sorted(self.names(self.spec))]
+        names = sorted({name for entry in self.parts(self.spec) for name in entry.get("properties", ())})
         methods = ", ".join(json.dumps(key) for key in self.defs["method"]["properties"])
         return "\n".join([
             "#pragma once", "", "/// Made from config/fleet.schema.json by config/fleet_keys.py: change those.", "",
             "#include <array>", "#include <chrono>", "#include <cstdint>", "#include <optional>", "#include <string>",
             "#include <string_view>", "#include <utility>", "#include <vector>", "", '#include "config/key_rules.h"', "", "namespace bulkhead::config {", "",
-            *self.enums(self.spec), *(self.struct(group) for group in STRUCTS),
-            "/// The spelling of each key.", "namespace key {", *names, "}  // namespace key", "",
+            *self.enums(), *(self.struct(group) for group in STRUCTS),
+            "/// The spelling of each key.", "namespace key {",
+            *(f'inline constexpr std::string_view {CPP.get(name, name)}{{"{name}"}};' for name in names), "}  // namespace key", "",
             "/// Of a method, under its name or directly under the model.",
             f"inline constexpr std::array<std::string_view, {methods.count(',') + 1}> method_keys{{{methods}}};", "",
             "/// What the supervisor alone acts upon, each with the key that it stands under, if any.",

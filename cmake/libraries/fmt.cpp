@@ -10,5 +10,6 @@ template locale_ref::locale_ref(const std::locale&);
 template std::locale locale_ref::get<std::locale>() const;
 template thousands_sep_result<char> thousands_sep_impl(locale_ref);
 template char decimal_point_impl(locale_ref);
+template void vformat_to(buffer<char>&, string_view, basic_format_args<buffer_context<char>>, locale_ref);
 }  // namespace detail
 FMT_END_NAMESPACE

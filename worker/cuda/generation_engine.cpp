@@ -8,7 +8,7 @@
 #include <numeric>
 #include <optional>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/allclose.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>

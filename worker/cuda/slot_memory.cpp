@@ -1,6 +1,8 @@
 #include "worker/cuda/slot_memory.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAException.h>
 
 #include "ipc/channel/dtype.h"

@@ -1,6 +1,7 @@
 #include <limits>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/version.h>
 

@@ -1,6 +1,6 @@
 #include "worker/torch/outputs.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "ipc/channel/dtype.h"

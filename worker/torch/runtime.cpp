@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>

@@ -1,7 +1,7 @@
 /// Captured steps of a generating model: what is captured and replayed, and what is waited for, in
 /// the order in which the runtime is asked for it.
 
-#include <ATen/Functions.h>
+#include <ATen/ops/full.h>
 
 #include "tests/gpu/order/on_fake_runtime.h"
 #include "worker/cuda/limits.h"

@@ -4,7 +4,9 @@
 #include <array>
 #include <functional>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/randn_like.h>
 
 #include "tests/gpu/order/on_fake_runtime.h"
 #include "worker/cuda/limits.h"

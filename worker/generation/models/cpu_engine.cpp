@@ -3,7 +3,9 @@
 #include <map>
 #include <mutex>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include "worker/generation/host_sampler.h"

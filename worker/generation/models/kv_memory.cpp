@@ -4,7 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include "ipc/channel/dtype.h"

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include <ATen/Functions.h>
 #include <fmt/format.h>
 
 #include "worker/generation/engine.h"

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <bit>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
 
 #include "worker/torch/runtime.h"
 

@@ -1,7 +1,7 @@
 #include <cmath>
 #include <limits>
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 
 #include "tests/unit/worker/generation_fixture.h"

@@ -3,7 +3,10 @@
 
 #include <array>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 
 #include "tests/unit/worker/generation_fixture.h"

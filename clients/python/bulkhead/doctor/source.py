@@ -311,6 +311,7 @@ def statement_of(location: Location) -> ast.stmt | None:
     return node if node is not None else statement_at(location.file, location.line)
 
 
+@functools.lru_cache(maxsize=None)
 def tested_later(location: Location) -> tuple[str, str, int] | None:
     """If the location's value is assigned to a name, or runs through a loop under it: that name,
     and its later test, or the enclosing loop's, with the line. A name whose methods are asked is a
@@ -364,6 +365,7 @@ def expression_at(location: Location) -> ast.expr | None:
     return max(found, key=lambda node: (node.end_lineno, node.end_col_offset), default=None)
 
 
+@functools.lru_cache(maxsize=None)
 def use_of(location: Location, is_index: bool = False) -> Use:
     """The use of the expression's value; ``is_index`` if the expression is a subscript that
     reads its index."""

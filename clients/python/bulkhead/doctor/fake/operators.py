@@ -233,21 +233,22 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _after(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
         watch = self._watch
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if watch.step:
-            made = {leaf.device.type for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
+            made = {leaf.device.type for leaf in results}
             devices = {leaf.device.type for leaf in tensors} | made
             watch.devices |= devices
             if "cuda" in devices and not function.is_view:  # which runs nothing
                 watch.streams.work(is_read="cuda" not in made)
         values.follow(function, args, kwargs, result)
         if function.is_view and tensors and is_pinned(tensors[0]):
-            for view in tree_leaves(result):
+            for view in results:
                 view._doctor_pinned = True
         location = here() if watch.step or not tensors else None
         origins = [one._doctor_origin for one in tensors if hasattr(one, "_doctor_origin") and one.device.type == "cpu"]
         origin = joined(origins)
-        for one in tree_leaves(result):
-            if isinstance(one, torch.Tensor) and one.device.type == "cpu" and not hasattr(one, "_doctor_origin"):
+        for one in results:
+            if one.device.type == "cpu" and not hasattr(one, "_doctor_origin"):
                 if any(tensor.device.type == "cuda" for tensor in tensors):
                     one._doctor_origin = Origin(READ, location)
                 elif origin is not None:
@@ -257,7 +258,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         if watch.recording:
             location = location or watch.target
             scalars = _taken(name, tree_leaves((args, kwargs)))
-            shapes = tuple(tuple(leaf.shape) for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
+            shapes = tuple(tuple(leaf.shape) for leaf in [*tensors, *results])
             watch.ran(Kernel(name, scalars, shapes, location))
             if name == "cat":
                 result._doctor_cat = Concatenation(location, tuple(id(one) for one in tensors))

@@ -1,81 +1,62 @@
-# Completion of `bulkhead` for bash: commands, options, and the names of the daemon's models.
+# Completion of `bulkhead` for bash: commands, options, and the names of the daemon's models. What
+# commands and options there are, it reads in `--help`.
 #
 #   source scripts/completion/bulkhead.bash
 
+# $where: the options that say which daemon to ask.
 _bulkhead_models() {
-    # The options that say which daemon to ask are passed on.
-    bulkhead "$@" --json ps 2>/dev/null | grep -o '"model":"[^"]*"' | cut -d'"' -f4 | sort -u
+    bulkhead "${where[@]}" --json ps 2>/dev/null | grep -o '"model":"[^"]*"' | cut -d'"' -f4 | sort -u
 }
 
-_bulkhead_gpus() {
-    bulkhead "$@" --json gpus 2>/dev/null | grep -o '"uuid":"[^"]*"' | cut -d'"' -f4
+_bulkhead_gpus() { bulkhead "${where[@]}" --json gpus 2>/dev/null | grep -o '"uuid":"[^"]*"' | cut -d'"' -f4; }
+
+# The type of an option's value, as $help has it after the option's names: "  -n,--lines INT:…".
+# Empty for a flag.
+_bulkhead_value() {
+    [[ ! $1 =~ ^--?[a-z_-]+$ ]] || sed -nE "s/^  ([^ ]+,)?$1(,[^ ]+)? ([A-Z]+)([ :=.].*)?\$/\3/p" <<<"$help"
+}
+
+# Prints the completions of $word, one a line.
+_bulkhead_completions() {
+    case $(_bulkhead_value "$previous"):$previous in
+    PATH:* | FILE:* | *:--output | *:-o) compgen -f -- "$word" ;;
+    *:--lift) compgen -W "$(_bulkhead_gpus)" -- "$word" ;;
+    *:--do-sample) compgen -W 'true false' -- "$word" ;;
+    [A-Z]*:*) ;;
+    *)
+        if [[ $word == -* ]]; then
+            compgen -W "$(grep -oE '^  (-[a-z],)?--[a-z-]+' <<<"$help" | grep -o -- '--.*')" -- "$word"
+        elif [ -z "$command" ]; then
+            compgen -W "$(sed -n '/^Subcommands:/,/^$/s/^  \([a-z]*\) .*/\1/p' <<<"$help")" -- "$word"
+        else
+            case $(sed -n '/^Positionals:/{n;p}' <<<"$help"):$named in
+            '  NAME TEXT ...'* | '  '[NT]*:0) compgen -W "$(_bulkhead_models)" -- "$word" ;;
+            '  F'*) compgen -f -X '!*.y?(a)ml' -- "$word"; compgen -d -S / -- "$word" ;;
+            esac
+        fi
+        ;;
+    esac
 }
 
 _bulkhead() {
     local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='up down ps top load unload restart infer generate logs events why plan pin crashes gpus info reload upgrade validate doctor'
-    local command='' named=0 where=() i
+    local command='' named=0 where=() help i
+    help=$(bulkhead --help 2>/dev/null)
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --socket) where=(--socket "${COMP_WORDS[++i]}") ;;
-        --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --output | --limit | --lift | --model | --inputs | --python | --fleet | --baseline | --write-baseline) ((++i)) ;;
-        --tokens | --temperature | --top-k | --top-p | --min-p | --repetition-penalty | --seed | --max-new-tokens) ((++i)) ;;
-        --guidance | --stop | --stop-also | --banned | --forced | --do-sample) ((++i)) ;;
-        -*) ;;
-        *) if [ -z "$command" ]; then command=${COMP_WORDS[i]}; else ((++named)); fi ;;
+        -*) [ -z "$(_bulkhead_value "${COMP_WORDS[i]}")" ] || ((++i)) ;;
+        *)
+            if [ -n "$command" ]; then
+                ((++named))
+            else
+                command=${COMP_WORDS[i]}
+                help+=$'\n'$(bulkhead "$command" --help 2>/dev/null)
+            fi
+            ;;
         esac
     done
-
-    case $previous in
-    --socket | --output | -o)
-        mapfile -t COMPREPLY < <(compgen -f -- "$word")
-        return
-        ;;
-    --lift)
-        mapfile -t COMPREPLY < <(compgen -W "$(_bulkhead_gpus "${where[@]}")" -- "$word")
-        return
-        ;;
-    --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --limit | -n | -m | -i | -p | -t) return ;;
-    --tokens | --temperature | --top-k | --top-p | --min-p | --repetition-penalty | --seed | --max-new-tokens) return ;;
-    --guidance | --stop | --stop-also | --banned | --forced) return ;;
-    --do-sample)
-        mapfile -t COMPREPLY < <(compgen -W 'true false' -- "$word")
-        return
-        ;;
-    esac
-
-    local options='--socket --json --help' names=''
-    case $command in
-    '') names=$commands options+=' --version' ;;
-    ps) options+=' --watch' ;;
-    top) options+=' --once' ;;
-    load) options+=' --all --deadline' names=many ;;
-    unload | restart) options+=' --all' names=many ;;
-    infer) options+=' --input --param --output --method --repeat --deadline --client --retry-safe' names=one ;;
-    generate)
-        options+=' --tokens --input --param --method --deadline --client --temperature --top-k --top-p --min-p --seed'
-        options+=' --repetition-penalty --max-new-tokens --guidance --do-sample --stop --stop-also --banned --forced --ignore-stop'
-        names=one
-        ;;
-    logs) options+=' --lines --follow' names=one ;;
-    events) options+=' --count --follow' names=many ;;
-    crashes) options+=' --limit --full' names=one ;;
-    gpus) options+=' --lift' ;;
-    upgrade) options+=' --supervisor-only' ;;
-    why | plan) names=one ;;
-    pin) options+=' --off' names=one ;;
-    doctor) options+=' --inputs --python --fleet --baseline --write-baseline --deadline --sarif --compile --gpu' names=one ;;
-    up | validate)
-        [[ $word == -* ]] || mapfile -t COMPREPLY < <(compgen -f -X '!*.y?(a)ml' -- "$word"; compgen -d -S / -- "$word")
-        ;;
-    esac
-    if [[ $word == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
-        return
-    fi
-    [ "$names" = one ] && [ "$named" -gt 0 ] && names=''
-    [ "$names" = one ] || [ "$names" = many ] && names=$(_bulkhead_models "${where[@]}")
-    [ -z "$names" ] || mapfile -t COMPREPLY < <(compgen -W "$names" -- "$word")
+    mapfile -t COMPREPLY < <(_bulkhead_completions)
 }
 
 complete -F _bulkhead bulkhead

@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# Completes as a shell would, with a `bulkhead` that knows two models.
+# Completes as a shell would, with a `bulkhead` that knows two models: SOURCE_FOLDER PROGRAM.
 set -euo pipefail
 source "$1/scripts/completion/bulkhead.bash"
+program=$2
 
 bulkhead() {
-    [ "$*" = "--json gpus" ] && echo '{"gpus":[{"index":0,"uuid":"GPU-1"},{"index":1,"uuid":"GPU-2"}]}'
-    [ "$*" = "--json ps" ] && echo '[{"model":"minilm","replica":0},{"model":"silero-vad","replica":0},{"model":"minilm","replica":1}]'
+    case "$*" in
+    '--json gpus') echo '{"gpus":[{"index":0,"uuid":"GPU-1"},{"index":1,"uuid":"GPU-2"}]}' ;;
+    '--json ps') echo '[{"model":"minilm","replica":0},{"model":"silero-vad","replica":0},{"model":"minilm","replica":1}]' ;;
+    *) "$program" "$@" ;;
+    esac
 }
 
 failed=0
@@ -43,5 +47,7 @@ expect 'bulkhead crashes --limit 3 m|' 'minilm'
 expect 'bulkhead upgrade --s|' '--socket --supervisor-only'
 expect 'bulkhead re|' 'reload restart'
 expect 'bulkhead gpus --lift |' 'GPU-1 GPU-2'
+expect 'bulkhead load --deadline |' ''
+expect 'bulkhead doctor step.py:decode |' ''
 expect 'bulkhead --socket /tmp/x.sock in|' 'infer info'
 exit $failed

@@ -63,13 +63,9 @@ std::optional<std::uint64_t> Value::size(std::uint64_t min, std::uint64_t max) c
 }
 
 std::optional<std::vector<DimRange>> Value::shape() const {
-    if (node_->kind != Node::Kind::sequence) {
-        refuse("write a list of dimensions, such as [1, 1..256]");
-        return std::nullopt;
-    }
-    bool ok = true;
+    bool ok = node_->kind == Node::Kind::sequence;
     std::vector<DimRange> ranges;
-    for (const Value& dim : items(wire::rank_max)) {
+    for (const Value& dim : items(wire::rank_max, "write a list of dimensions, such as [1, 1..256]")) {
         const auto range = dim.node().kind == Node::Kind::scalar ? parse_dim(dim.node().text) : std::nullopt;
         if (!range)
             dim.refuse("write a dimension as 512 or as a range 1..256, from 0 up; with a name, n=1..256");
@@ -83,28 +79,22 @@ std::optional<std::vector<DimRange>> Value::shape() const {
 }
 
 std::optional<std::vector<std::int64_t>> Value::dims() const {
-    if (node_->kind != Node::Kind::sequence) {
-        refuse("write a list of dimensions, such as [1, 512]");
-        return std::nullopt;
-    }
     std::vector<std::int64_t> values;
-    for (const Value& dim : items(wire::rank_max))
+    for (const Value& dim : items(wire::rank_max, "write a list of dimensions, such as [1, 512]"))
         if (const auto value = dim.integer(0, limits::dim_max)) values.push_back(*value);
-    return values.size() == node_->items.size() ? std::optional{std::move(values)} : std::nullopt;
+    const bool ok = node_->kind == Node::Kind::sequence && values.size() == node_->items.size();
+    return ok ? std::optional{std::move(values)} : std::nullopt;
 }
 
-std::vector<Value> Value::items(std::size_t max) const {
+std::vector<Value> Value::items(std::size_t max, std::string remedy) const {
     std::vector<Value> values;
-    if (node_->kind != Node::Kind::sequence) {
-        refuse("write a list");
-        return values;
-    }
-    if (node_->items.size() > max) {
+    if (node_->kind != Node::Kind::sequence)
+        refuse(std::move(remedy));
+    else if (node_->items.size() > max)
         refuse(fmt::format("{} has {} items", what_, node_->items.size()), fmt::format("at most {}", max));
-        return values;
-    }
-    for (std::size_t i = 0; i < node_->items.size(); ++i)
-        values.emplace_back(node_->items[i], fmt::format("{}[{}]", what_, i), *report_);
+    else
+        for (std::size_t i = 0; i < node_->items.size(); ++i)
+            values.emplace_back(node_->items[i], fmt::format("{}[{}]", what_, i), *report_);
     return values;
 }
 

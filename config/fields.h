@@ -15,6 +15,12 @@
 
 namespace bulkhead::config {
 
+/// Leaves `to` as it is if there is no value.
+template <typename T>
+void assign(std::optional<T> value, auto& to) {
+    if (value) to = std::move(*value);
+}
+
 /// One value of the tree with its name for messages, such as `model "minilm": replicas`.
 ///
 /// Each reading function reports an invalid value and returns nothing. Reading goes on, so that all
@@ -49,8 +55,8 @@ public:
         return false;
     }
 
-    /// Returns the items of a list, at most `max`.
-    [[nodiscard]] std::vector<Value> items(std::size_t max) const;
+    /// Returns the items of a list, at most `max`. `remedy` is for a value that is not a list.
+    [[nodiscard]] std::vector<Value> items(std::size_t max, std::string remedy = "write a list") const;
 
     /// Was reported during parsing: `refuse` adds nothing.
     [[nodiscard]] bool is_invalid() const noexcept { return node_->kind == Node::Kind::invalid; }

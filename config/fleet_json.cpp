@@ -60,13 +60,6 @@ struct KeyWriter {
     json::object& to;
 
     void operator()(std::string_view /*key*/, rule::Ignored) const {}
-    void operator()(std::string_view key, const std::optional<std::uint32_t>& from, rule::Integer) const {
-        if (from) to[key] = *from;
-    }
-    void operator()(std::string_view key, const std::optional<std::uint64_t>& from, rule::Size) const {
-        if (from) to[key] = *from;
-    }
-    void operator()(std::string_view key, std::uint64_t from, rule::Size) const { to[key] = from; }
     void operator()(std::string_view key, const std::optional<std::chrono::milliseconds>& from, rule::KeepAlive) const {
         if (from) to[key] = from->count() == 0 ? std::string{"0"} : duration_text(*from);
     }
@@ -78,6 +71,10 @@ struct KeyWriter {
     }
     void operator()(std::string_view key, auto from, rule::Enumeration) const { to[key] = word_of(from); }
     void operator()(std::string_view key, const auto& from, rule::Group) const { to[key] = keys_to_json(from); }
+    template <typename T>
+    void operator()(std::string_view key, const std::optional<T>& from, auto /*rule*/) const {
+        if (from) to[key] = *from;
+    }
     void operator()(std::string_view key, const auto& from, auto /*rule*/) const { to[key] = from; }
 
     void operator()(std::string_view key, const ModelSpec& from, rule::Device) const {

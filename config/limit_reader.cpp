@@ -12,8 +12,7 @@ constexpr std::uint64_t share_bytes_min = 1u << 20;
 void read_share(const Value& value, DeviceLimit& limit) {
     const std::string& text = value.node().text;
     if (value.node().kind != Node::Kind::scalar || !text.ends_with('%')) {
-        if (const auto bytes = value.size(share_bytes_min, limits::memory_bytes_max)) limit.share_bytes = *bytes;
-        return;
+        return assign(value.size(share_bytes_min, limits::memory_bytes_max), limit.share_bytes);
     }
     const auto percent = parse_integer(std::string_view{text}.substr(0, text.size() - 1));
     if (percent && *percent >= 1 && *percent <= 100)
@@ -26,7 +25,7 @@ void read_limit(const Value& map, DeviceLimit& limit) {
     Fields fields{map, map.what() + "."};
     if (const auto value = fields.take(key::share)) read_share(*value, limit);
     if (const auto value = fields.take(key::margin))
-        if (const auto bytes = value->size(0, limits::memory_bytes_max)) limit.margin_bytes = *bytes;
+        assign(value->size(0, limits::memory_bytes_max), limit.margin_bytes);
     fields.finish();
 }
 
@@ -88,8 +87,7 @@ void read_fleet_settings(Fields& fields, Fleet& fleet) {
         read_devices(*value, [&](const Fields::Member& member) { read_limit(member.value, fleet.limits[member.key]); });
     if (const auto value = fields.take(key::startup)) read_startup(*value, fleet);
     if (const auto value = fields.take(key::blanks)) read_blanks(*value, fleet);
-    if (const auto value = fields.take(key::near))
-        if (const auto bytes = value->size(0, limits::memory_bytes_max)) fleet.near_bytes = *bytes;
+    if (const auto value = fields.take(key::near)) assign(value->size(0, limits::memory_bytes_max), fleet.near_bytes);
     const auto kept = std::ranges::find(fleet.models, true, &ModelSpec::near);
     if (kept != fleet.models.end() && fleet.near_bytes == 0)
         fields.report().add(fields.location_of(key::models).value_or(fields.location()),

@@ -8,8 +8,6 @@
 namespace bulkhead::config {
 namespace {
 
-constexpr auto tensor_name_rule = "a name has 1 to 55 printable ASCII characters";
-
 std::optional<wire::DType> read_dtype(const Value& value) {
     const auto dtype = value.node().kind == Node::Kind::scalar ? dtype_from(value.node().text) : std::nullopt;
     if (!dtype) {
@@ -20,11 +18,10 @@ std::optional<wire::DType> read_dtype(const Value& value) {
     return dtype;
 }
 
-bool check_name(const Fields::Member& member) {
-    if (is_tensor_name(member.key)) return true;
-    member.value.report().add(member.location, fmt::format("{}: not a usable name", in_quotes(member.key)),
-                              tensor_name_rule);
-    return false;
+void check_name(const Fields::Member& member) {
+    if (!is_tensor_name(member.key))
+        member.value.report().add(member.location, fmt::format("{}: not a usable name", in_quotes(member.key)),
+                                  "a name has 1 to 55 printable ASCII characters");
 }
 
 bool check_count(const Value& map, std::size_t max) {
@@ -136,19 +133,10 @@ std::vector<std::vector<std::int64_t>> warmup_shapes(const MethodSpec& method) {
 std::optional<ParameterValue> read_default(const Value& value, ParameterType type) {
     switch (type) {
     case ParameterType::integer:
-        if (const auto v =
-                value.integer(std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()))
-            return *v;
-        break;
-    case ParameterType::number:
-        if (const auto v = value.number()) return *v;
-        break;
-    case ParameterType::boolean:
-        if (const auto v = value.boolean()) return *v;
-        break;
-    case ParameterType::string:
-        if (const auto v = value.text()) return *v;
-        break;
+        return value.integer(std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
+    case ParameterType::number: return value.number();
+    case ParameterType::boolean: return value.boolean();
+    case ParameterType::string: return value.text();
     }
     return std::nullopt;
 }
@@ -171,17 +159,13 @@ std::vector<ParameterSpec> read_parameters(const Value& map) {
     return parameters;
 }
 
-std::vector<std::string_view> names_of(const std::vector<TensorSpec>& tensors) {
-    std::vector<std::string_view> names;
-    for (const TensorSpec& tensor : tensors) names.push_back(tensor.name);
-    return names;
-}
-
 /// Finds the declared input that a bucket, padding or warm-up names.
 const TensorSpec* find_input(const MethodSpec& method, const Fields::Member& member) {
-    for (const TensorSpec& input : method.inputs)
+    std::vector<std::string_view> names;
+    for (const TensorSpec& input : method.inputs) {
         if (input.name == member.key) return &input;
-    const auto names = names_of(method.inputs);
+        names.push_back(input.name);
+    }
     member.value.report().add(member.location, fmt::format("{}: no such input", member.value.what()),
                               names.empty() ? "declare it under inputs" : suggestion(member.key, names));
     return nullptr;

@@ -10,11 +10,6 @@
 namespace bulkhead::config {
 namespace {
 
-template <typename T>
-void assign(std::optional<T> value, auto& to) {
-    if (value) to = std::move(*value);
-}
-
 void check_channel(const Value& map, const ChannelLimits& channel) {
     for (const auto& [key, bound] :
          {std::pair{key::max, channel.bytes_max}, std::pair{key::worker_max, channel.worker_bytes_max}})
@@ -106,7 +101,7 @@ std::optional<std::string> read_device_name(const Value& value, bool may_be_auto
 void read(const Value& value, ModelSpec& model, rule::Device) {
     model.other_devices.clear();  // inherited from the defaults
     if (value.node().kind != Node::Kind::sequence) {
-        if (auto device = read_device_name(value, true)) model.device = std::move(*device);
+        assign(read_device_name(value, true), model.device);
         return;
     }
     std::vector<std::string> devices;
@@ -235,7 +230,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
                                                        : "TorchScript file"));
     const auto text = wanted ? wanted->text() : std::nullopt;
     if (text && text->empty()) return wanted->refuse("write the path of the model file");
-    if (const auto path = text ? read_path(*wanted, *text, folder, check, is_folder) : std::nullopt) model.file = *path;
+    if (text) assign(read_path(*wanted, *text, folder, check, is_folder), model.file);
 }
 
 void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSpec& model) {
@@ -327,7 +322,7 @@ void read_interpreter(const Value& value, const std::filesystem::path& folder, F
     const auto text = value.text();
     if (!text) return;
     if (text->empty()) return value.refuse("write the path of a Python, such as ../venv/bin/python");
-    if (auto path = read_path(value, *text, folder, check)) model.python.interpreter = std::move(*path);
+    assign(read_path(value, *text, folder, check), model.python.interpreter);
 }
 
 void read_options(const Value& value, ModelSpec& model) {

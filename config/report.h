@@ -1,7 +1,6 @@
 #pragma once
 
 #include <filesystem>
-#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,7 +32,8 @@ public:
     [[nodiscard]] std::vector<Diagnostic> take_warnings() &&;
 
 private:
-    [[nodiscard]] Diagnostic diagnostic(SourceLocation location, std::string_view attempt, std::string_view remedy) const;
+    [[nodiscard]] Diagnostic diagnostic(SourceLocation location, std::string_view attempt,
+                                        std::string_view remedy) const;
     [[nodiscard]] int column_in_characters(SourceLocation location) const;
 
     std::filesystem::path file_;

@@ -68,22 +68,19 @@ public:
         count(1, location);
         if (skipped_levels_ > 0) return;
         const auto found = anchors_.find(anchor);
-        if (found == anchors_.end()) {
+        const Node* const target = found == anchors_.end() ? nullptr : found->second.get();
+        if (target == nullptr) {
             report_.add(location, "an alias stands inside its own anchor: a cycle",
                         "write the value out instead of the alias");
-            return attach(invalid(location), location);
-        }
-        const Node& target = *found->second;
-        if (open_.size() + target.height > limits::nesting_max) {
+        } else if (open_.size() + target->height > limits::nesting_max) {
             report_too_deep(location);
-            return attach(invalid(location), location);
-        }
-        if (nodes_ + aliased_ + target.nodes - 1 > limits::nodes_max) {
+        } else if (nodes_ + aliased_ + target->nodes - 1 > limits::nodes_max) {
             report_too_many(location);
-            return attach(invalid(location), location);
+        } else {
+            aliased_ += target->nodes - 1;
+            return attach(found->second, location);
         }
-        aliased_ += target.nodes - 1;
-        attach(found->second, location);
+        attach(node_at(location), location);
     }
 
 private:
@@ -97,9 +94,9 @@ private:
         std::unordered_map<std::string, SourceLocation> keys_seen{};  ///< of a map
     };
 
-    static std::shared_ptr<Node> invalid(SourceLocation location) {
+    static std::shared_ptr<Node> node_at(SourceLocation location, Node::Kind kind = Node::Kind::invalid) {
         auto node = std::make_shared<Node>();
-        node->kind = Node::Kind::invalid;
+        node->kind = kind;
         node->location = location;
         return node;
     }
@@ -148,13 +145,8 @@ private:
         const SourceLocation location = location_of(mark);
         count(1, location);
         const bool skips = skipped_levels_ > 0;
-        if (!skips && open_.size() < limits::nesting_max) {
-            auto node = std::make_shared<Node>();
-            node->kind = kind;
-            node->location = location;
-            return node;
-        }
-        const auto node = invalid(location);
+        if (!skips && open_.size() < limits::nesting_max) return node_at(location, kind);
+        const auto node = node_at(location);
         if (anchor != YAML::NullAnchor) anchors_[anchor] = node;
         if (!skips) {
             report_too_deep(location);

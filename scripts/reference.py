@@ -75,8 +75,7 @@ fleet.yaml:9:44: error: model "minilm": inputs.input_ids: shape[1] = 256..1
 """
 
 SECTIONS = ["limit", "defaults", "model", "group", "deadlines", "channel", "state", "generate", "method", "tensor", "parameter"]
-TITLES = {"limit": "A limit", "defaults": "defaults", "model": "A model", "group": "group", "deadlines": "deadlines",
-          "channel": "channel", "state": "state", "generate": "generate", "method": "A method", "tensor": "A tensor", "parameter": "A parameter"}
+TITLES = {name: f"A {name}" if name in ("limit", "model", "method", "tensor", "parameter") else name for name in SECTIONS}
 
 
 def resolve(schema, entry):
@@ -92,11 +91,7 @@ def kind(entry):
     title = entry.get("title", "")
     if title in SECTIONS and entry.get("type") == "object":
         return f"[{title}](#{TITLES[title].lower().replace(' ', '-')})"
-    for plural, single in [("map of tensors", "tensor"), ("map of parameters", "parameter"), ("map of methods", "method"),
-                           ("map of models", "model"), ("map of limits", "limit")]:
-        if title == plural:
-            return f"map of [{single}s](#a-{single})"
-    return title
+    return re.sub(r"^map of (tensor|parameter|method|model|limit)s$", r"map of [\1s](#a-\1)", title)
 
 
 def table(schema, entry):

@@ -70,7 +70,7 @@ int up(const Session& session, const std::filesystem::path& fleet) {
                               fmt::format("starting a daemon on {}: one answers there{}", socket.string(), who),
                               "use that one, or end it first with `bulkhead down`"}};
     }
-    const json::value info = start_daemon({program_folder() / "bulkheadd", read.fleet.source, socket}).value();
+    const json::value info = start_daemon(program_folder() / "bulkheadd", read.fleet.source, socket).value();
     return session.json ? print_json(info) : print(render_info(info, Style::of(stdout)));
 }
 

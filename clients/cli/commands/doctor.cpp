@@ -13,10 +13,8 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include <boost/json.hpp>
 #include <fmt/format.h>
 
-#include "clients/cli/commands/command.h"
 #include "clients/cli/commands/start_daemon.h"
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/limits.h"

@@ -46,10 +46,7 @@ struct Generation {
     std::string tokens;
     std::vector<std::string> inputs;
     std::vector<std::string> parameters;
-    std::array<std::string, number_options.size()> numbers;
-    std::array<std::string, list_options.size()> lists;
-    std::string do_sample;
-    bool ignore_stop = false;
+    json::object sampling;  ///< parameters with an option of their own
     std::string deadline;
     std::string client = "bulkhead generate";
 };
@@ -85,16 +82,10 @@ std::optional<json::value> parse_number(const std::string& text) {
 
 json::object parameters_of(const Generation& generation, const json::value& method) {
     json::object parameters = parse_parameters(generation.parameters, method).value();
-    const auto set = [&](std::string_view name, json::value value) {
-        if (!parameters.emplace(name, std::move(value)).second)
-            throw ErrorException{{ErrorCode::input_invalid, fmt::format("{} twice", name), "give each parameter once"}};
-    };
-    for (std::size_t i = 0; i < number_options.size(); ++i)
-        if (!generation.numbers[i].empty()) set(number_options[i].first, *parse_number(generation.numbers[i]));
-    for (std::size_t i = 0; i < list_options.size(); ++i)
-        if (!generation.lists[i].empty()) set(list_options[i].first, *parse_ids(generation.lists[i]));
-    if (!generation.do_sample.empty()) set("do_sample", generation.do_sample == "true");
-    if (generation.ignore_stop) set("ignore_stop", true);
+    for (const auto& [name, value] : generation.sampling)
+        if (!parameters.emplace(name, value).second)
+            throw ErrorException{{ErrorCode::input_invalid, fmt::format("{} twice", std::string_view{name}),
+                                  "give each parameter once"}};
     return parameters;
 }
 
@@ -208,19 +199,22 @@ void add_generate(CLI::App& app, Session& session) {
             if (text.empty()) return std::string{"it is empty: write token ids, such as 1,2,3"};
             return text.starts_with('@') ? std::string{} : check_ids(text);
         });
-    for (std::size_t i = 0; i < number_options.size(); ++i)
-        command->add_option(names(number_options[i].first), generation->numbers[i], number_options[i].second)
-            ->type_name("NUMBER")
-            ->check([](const std::string& text) {
-                return parse_number(text) ? std::string{} : fmt::format("\"{}\": write a finite number", text);
-            });
-    command->add_option(names("do_sample"), generation->do_sample, "Draw (true), or take the likeliest (false)")
+    const auto add = [&](const char* parameter, auto parse, const char* help) {
+        return command->add_option_function<std::string>(
+            names(parameter), [=](const std::string& text) { generation->sampling[parameter] = *parse(text); }, help);
+    };
+    for (const auto& [parameter, help] : number_options)
+        add(parameter, parse_number, help)->type_name("NUMBER")->check([](const std::string& text) {
+            return parse_number(text) ? std::string{} : fmt::format("\"{}\": write a finite number", text);
+        });
+    const auto parse_choice = [](const std::string& text) { return std::optional<json::value>{text == "true"}; };
+    add("do_sample", parse_choice, "Draw (true), or take the likeliest (false)")
         ->check(CLI::IsMember({"true", "false"}));
-    for (std::size_t i = 0; i < list_options.size(); ++i)
-        command->add_option(names(list_options[i].first), generation->lists[i], list_options[i].second)
-            ->type_name("IDS")
-            ->check(check_ids);
-    command->add_flag(names("ignore_stop"), generation->ignore_stop, "Do not end at stop tokens");
+    for (const auto& [parameter, help] : list_options)
+        add(parameter, parse_ids, help)->type_name("IDS")->check(check_ids);
+    command->add_flag_callback(
+        names("ignore_stop"), [generation] { generation->sampling["ignore_stop"] = true; },
+        "Do not end at stop tokens");
     take_assignments(command->add_option("--input,-i", generation->inputs,
                                          "A further input, such as embeddings=@FILE.npy in place of --tokens"),
                      "NAME=DATA");

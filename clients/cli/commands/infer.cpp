@@ -34,18 +34,6 @@ struct Inference {
     bool retry_safe = false;
 };
 
-struct Timing {
-    double min = 0;
-    double median = 0;
-    double max = 0;
-};
-
-Timing timing_of(std::vector<double>& ms) {
-    std::sort(ms.begin(), ms.end());
-    const std::size_t half = ms.size() / 2;
-    return {ms.front(), ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2, ms.back()};
-}
-
 /// "embedding  float32 [1, 384]  min -0.131  mean 0.0012  max 0.142  0.0131, -0.0442, …"
 std::string summary(const Output& output) {
     constexpr std::size_t shown_max = 6;
@@ -89,9 +77,10 @@ void save_outputs(const Reply& reply, const std::vector<Assignment>& wanted) {
 }
 
 int print_reply(const Session& session, const Reply& reply, const std::vector<Assignment>& saved,
-                std::vector<double>& ms, std::uint64_t replays) {
+                std::vector<double> ms, std::uint64_t replays) {
+    std::ranges::sort(ms);
     const std::size_t count = ms.size();
-    const Timing timing = timing_of(ms);
+    const double median = (ms[(count - 1) / 2] + ms[count / 2]) / 2;
     const auto is_saved = [&](std::string_view name) {
         return std::any_of(saved.begin(), saved.end(), [&](const Assignment& output) { return output.name == name; });
     };
@@ -102,11 +91,11 @@ int print_reply(const Session& session, const Reply& reply, const std::vector<As
             if (!is_saved(output.name())) one["data"] = to_json(output.dtype(), output.dims(), output.bytes());
             outputs[output.name()] = std::move(one);
         }
-        json::object document{{"outputs", std::move(outputs)}, {"ms", timing.median}};
+        json::object document{{"outputs", std::move(outputs)}, {"ms", median}};
         if (!reply.values.empty()) document["values"] = reply.values;
         if (count > 1)
             document["repeat"] = {
-                {"count", count}, {"min_ms", timing.min}, {"median_ms", timing.median}, {"max_ms", timing.max}};
+                {"count", count}, {"min_ms", ms.front()}, {"median_ms", median}, {"max_ms", ms.back()}};
         if (replays > 0) document["replays"] = replays;
         return print_json(document);
     }
@@ -115,11 +104,11 @@ int print_reply(const Session& session, const Reply& reply, const std::vector<As
     for (const Assignment& output : saved)
         text += fmt::format("{} -> {}\n", one_line(output.name), one_line(output.value));
     if (!reply.values.empty()) text += one_line(json_text(reply.values)) + "\n";
-    text += count == 1 ? fmt::format("{} (queued {}, in the model {})\n", ms_text(timing.median),
+    text += count == 1 ? fmt::format("{} (queued {}, in the model {})\n", ms_text(median),
                                      ms_text(static_cast<double>(reply.queued.count()) / 1000),
                                      ms_text(static_cast<double>(reply.run.count()) / 1000))
-                       : fmt::format("{} requests: min {}, median {}, max {}\n", count, ms_text(timing.min),
-                                     ms_text(timing.median), ms_text(timing.max));
+                       : fmt::format("{} requests: min {}, median {}, max {}\n", count, ms_text(ms.front()),
+                                     ms_text(median), ms_text(ms.back()));
     if (replays > 0) text += fmt::format("{} of them sent once more, because the worker had died\n", replays);
     return print(text);
 }
@@ -131,8 +120,7 @@ int infer(const Session& session, const Inference& inference) {
     for (const std::string& text : inference.outputs) saved.push_back(split(text));
 
     ControlClient control = session.connect();
-    Channel channel =
-        Channel::open(control, inference.model, {.client = inference.client, .deadline = {}}).value();
+    Channel channel = Channel::open(control, inference.model, {.client = inference.client, .deadline = {}}).value();
     const json::value& method = *find_method(channel, inference.method).value();
     json::object parameters = parse_parameters(inference.parameters, method).value();
     const Inputs inputs = fill_inputs(channel, method, sources).value();
@@ -152,7 +140,7 @@ int infer(const Session& session, const Inference& inference) {
         last = std::move(reply).value();
     }
     save_outputs(*last, saved);
-    return print_reply(session, *last, saved, ms, channel.replays());
+    return print_reply(session, *last, saved, std::move(ms), channel.replays());
 }
 
 }  // namespace

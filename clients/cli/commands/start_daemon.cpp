@@ -85,15 +85,15 @@ std::filesystem::path program_folder() {
     return std::filesystem::read_symlink("/proc/self/exe", failure).parent_path();
 }
 
-Result<json::value> start_daemon(const StartOptions& options) {
+Result<json::value> start_daemon(const std::filesystem::path& program, const std::filesystem::path& fleet,
+                                 const std::filesystem::path& socket) {
     const Clock::time_point until = Clock::now() + limits::start;
     const auto left = [&] { return std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()); };
-    const auto output = open_output(options.socket);
+    const auto output = open_output(socket);
     if (!output) return output.error();
     const off_t output_start = ::lseek(output->get(), 0, SEEK_END);
-    const std::string program = options.program.string();
-    const auto pid = start({program,
-                            {program, "--socket", options.socket.string(), options.fleet.string()},
+    const auto pid = start({program.string(),
+                            {program.string(), "--socket", socket.string(), fleet.string()},
                             output->get(),
                             output->get(),
                             true});
@@ -106,7 +106,7 @@ Result<json::value> start_daemon(const StartOptions& options) {
 
     while (left() > limits::start_probe) {
         if (ends_within(pidfd, limits::start_probe)) return why_it_ended(*pid, output->get(), output_start);
-        Result<ControlClient> control = ControlClient::connect(options.socket);
+        Result<ControlClient> control = ControlClient::connect(socket);
         if (!control) continue;  // it does not listen yet
         Result<Answer> info = control->call("daemon.info", {}, left());
         if (!info) continue;  // it has gone, or is about to; or time is up
@@ -114,13 +114,13 @@ Result<json::value> start_daemon(const StartOptions& options) {
         // Another daemon answers: two were started at once, and ours lost the race.
         if (ends_within(pidfd, limits::start_loser)) return why_it_ended(*pid, output->get(), output_start);
         return Error{ErrorCode::already_running,
-                     fmt::format("starting a daemon on {}: another one answers", options.socket.string()),
+                     fmt::format("starting a daemon on {}: another one answers", socket.string()),
                      fmt::format("use that one; ours, pid {}, did not end by itself", *pid)};
     }
     return Error{ErrorCode::deadline_exceeded,
                  fmt::format("starting the daemon: no answer within {} s, pid {} still runs",
                              limits::start.count() / 1000, *pid),
-                 fmt::format("see {}", (options.socket.parent_path() / "logs").string())};
+                 fmt::format("see {}", (socket.parent_path() / "logs").string())};
 }
 
 }  // namespace bulkhead::cli

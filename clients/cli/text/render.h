@@ -4,7 +4,6 @@
 /// peers printable.
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include <fmt/format.h>
+
 #include "clients/cli/text/limits.h"
 #include "ipc/base/text.h"
 
@@ -21,16 +23,7 @@ Style Style::of(std::FILE* stream) {
 
 std::string Style::paint(std::string_view text, Colour colour) const {
     if (!colours || colour == Colour::plain) return std::string{text};
-    const char* code = "";
-    switch (colour) {
-    case Colour::plain: break;
-    case Colour::bold: code = "\x1b[1m"; break;
-    case Colour::dim: code = "\x1b[2m"; break;
-    case Colour::red: code = "\x1b[31m"; break;
-    case Colour::green: code = "\x1b[32m"; break;
-    case Colour::yellow: code = "\x1b[33m"; break;
-    }
-    return code + std::string{text} + "\x1b[0m";
+    return fmt::format("\x1b[{}m{}\x1b[0m", static_cast<int>(colour), text);
 }
 
 bool is_terminal(std::FILE* stream) { return ::isatty(::fileno(stream)) == 1; }

@@ -7,7 +7,8 @@
 
 namespace bulkhead::cli {
 
-enum class Colour { plain, bold, dim, red, green, yellow };
+/// By their numbers in an escape sequence.
+enum class Colour { plain = 0, bold = 1, dim = 2, red = 31, green = 32, yellow = 33 };
 
 /// Whether a stream's text may have colours: only on a terminal, and not with NO_COLOR set.
 struct Style {

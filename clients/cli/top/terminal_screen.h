@@ -3,7 +3,6 @@
 #include <termios.h>
 
 #include <optional>
-#include <string>
 
 #include "clients/cli/top/canvas.h"
 #include "ipc/base/error.h"

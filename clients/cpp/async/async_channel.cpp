@@ -47,13 +47,13 @@ AsyncChannel::~AsyncChannel() {
 }
 
 const boost::json::object& AsyncChannel::methods() const noexcept {
-    return state_->channel().connection().welcome().methods;
+    return state_->channel().connection()->welcome().methods;
 }
-std::string_view AsyncChannel::model() const noexcept { return state_->channel().connection().welcome().model; }
-std::uint64_t AsyncChannel::generation() const noexcept { return state_->channel().connection().welcome().generation; }
-std::uint32_t AsyncChannel::replica() const noexcept { return state_->channel().connection().welcome().replica; }
+std::string_view AsyncChannel::model() const noexcept { return state_->channel().connection()->welcome().model; }
+std::uint64_t AsyncChannel::generation() const noexcept { return state_->channel().connection()->welcome().generation; }
+std::uint32_t AsyncChannel::replica() const noexcept { return state_->channel().connection()->welcome().replica; }
 std::uint64_t AsyncChannel::replays() const noexcept { return state_->channel().replays(); }
-std::optional<Error> AsyncChannel::why_no_gpu() const { return state_->channel().connection().why_no_gpu(); }
+std::optional<Error> AsyncChannel::why_no_gpu() const { return state_->channel().connection()->why_no_gpu(); }
 asio::any_io_executor AsyncChannel::get_executor() const noexcept { return state_->executor(); }
 
 void AsyncChannel::start_open(Completion<AsyncChannel> handler, ControlState control, std::string model,

@@ -92,46 +92,43 @@ void AsyncChannelState::abandon(std::uint64_t number) {
 }
 
 template <typename T>
-void AsyncChannelState::add_slab_wait(std::function<Result<bool>(bool& asked)> attempt,
-                                      std::function<Result<T>()> result, Completing<T> completing) {
+void AsyncChannelState::add_slab_wait(std::function<std::optional<Result<T>>(bool& asked)> attempt,
+                                      Completing<T> completing) {
     const asio::cancellation_slot slot = completing.slot();
     // A std::function must be copyable.
     const auto shared = std::make_shared<Completing<T>>(std::move(completing));
-    add({SlabWait{std::move(attempt),
-                  [this, shared, result = std::move(result)](const Result<>& done) {
-                      complete<T>(std::move(*shared), done ? result() : Result<T>{done.error()});
-                  }},
+    add({SlabWait{[this, shared, attempt = std::move(attempt)](bool& asked, const Error* reason) {
+             std::optional<Result<T>> outcome = reason != nullptr ? Result<T>{*reason} : attempt(asked);
+             if (outcome) complete<T>(std::move(*shared), std::move(*outcome));
+             return outcome.has_value();
+         }},
          deadline_in(limits::slab)},
         slot);
 }
 
 void AsyncChannelState::allocate(wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu,
                                  Completing<Input> completing) {
-    const auto input = std::make_shared<std::optional<Input>>();
-    add_slab_wait<Input>(
-        [this, dtype, dims = std::move(dims), on_gpu, input](bool& asked) -> Result<bool> {
-            Result<std::optional<Input>> allocated = channel_->allocate_or_ask(dtype, dims, on_gpu, asked);
-            if (!allocated) return std::move(allocated).error();
-            *input = std::move(*allocated);
-            return input->has_value();
-        },
-        [input]() -> Result<Input> { return std::move(**input); }, std::move(completing));
+    add_slab_wait<Input>([this, dtype, dims = std::move(dims),
+                          on_gpu](bool& asked) { return channel_->allocate_or_ask(dtype, dims, on_gpu, asked); },
+                         std::move(completing));
 }
 
 void AsyncChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes, Completing<void> completing) {
     add_slab_wait<void>(
-        [this, size_bytes](bool& asked) {
-            return channel_->connection().keep_outputs_on_gpu_or_ask(size_bytes, asked);
+        [this, size_bytes](bool& asked) -> std::optional<Result<>> {
+            const Result<bool> kept = channel_->connection()->keep_outputs_on_gpu_or_ask(size_bytes, asked);
+            if (!kept) return kept.error();
+            return *kept ? std::optional{Result<>{}} : std::nullopt;
         },
-        [] { return Result<>{}; }, std::move(completing));
+        std::move(completing));
 }
 
 void AsyncChannelState::reopen(std::optional<milliseconds> deadline, Completing<void> completing) {
     // Notices an end that is still unread.
-    static_cast<void>(channel_->connection().receive_available());
+    static_cast<void>(channel_->connection()->receive_available());
     pump_soon();
     if (phase_ == Phase::serving) {
-        if (!channel_->connection().ended() && !channel_->connection().closing())
+        if (!channel_->connection()->ended() && !channel_->connection()->closing())
             return complete<void>(std::move(completing), {});
         // Returns why not.
         if (!control_) return complete<void>(std::move(completing), channel_->reopen(deadline));
@@ -229,14 +226,10 @@ bool AsyncChannelState::advance(Operations::iterator operation, Inference& infer
 }
 
 void AsyncChannelState::advance(Operations::iterator operation, SlabWait& wait) {
-    const Result<bool> done = wait.attempt(wait.asked);
-    if (!done) return end(operation, done.error());
-    if (*done) {
-        wait.complete({});
+    if (wait.advance(wait.asked, nullptr))
         operations_.erase(operation);
-    } else if (Clock::now() >= operation->second.until) {
+    else if (Clock::now() >= operation->second.until)
         end(operation, {ErrorCode::deadline_exceeded, "waiting for one more slab", "allow more time"});
-    }
 }
 
 void AsyncChannelState::finish(Operations::iterator operation, Inference& inference, Result<Reply> outcome) {
@@ -253,7 +246,7 @@ void AsyncChannelState::finish(Operations::iterator operation, Inference& infere
 void AsyncChannelState::end(Operations::iterator operation, const Error& reason) {
     if (auto* inference = std::get_if<Inference>(&operation->second.kind)) return finish(operation, *inference, reason);
     if (auto* wait = std::get_if<SlabWait>(&operation->second.kind))
-        wait->complete(reason);
+        wait->advance(wait->asked, &reason);
     else
         complete<void>(std::move(std::get<Reopening>(operation->second.kind).completing), reason);
     operations_.erase(operation);
@@ -311,13 +304,13 @@ void AsyncChannelState::watch() {
             const auto* flight = inference->in_flight();
             if (flight != nullptr && inference->completing) watch(channel_->connection_of(flight->request_id));
         } else if (std::holds_alternative<SlabWait>(operation.kind)) {
-            watch(channel_->present_connection());
+            watch(channel_->connection());
         }
     }
     std::erase_if(watches_, [this](const auto& watched) {
         if (watched->is_needed) return false;
         watched->io.cancel();  // an idle channel must not keep a loop running
-        return watched->connection->ended() || watched->connection != channel_->present_connection();
+        return watched->connection->ended() || watched->connection != channel_->connection();
     });
 }
 
@@ -358,18 +351,18 @@ void AsyncChannelState::set_alarm() {
 /// unused slabs. A stream with untaken parts is not at rest: reading ahead would collect them here.
 void AsyncChannelState::poll_idle() {
     if (phase_ != Phase::serving) return;
-    WorkerConnection& connection = channel_->connection();
+    const std::shared_ptr<WorkerConnection>& connection = channel_->connection();
     rests_ = std::exchange(last_operation_polled_, last_operation_) == last_operation_ &&
              std::ranges::all_of(operations_, [](const auto& each) {
                  const auto* inference = std::get_if<Inference>(&each.second.kind);
                  return inference != nullptr && inference->in_flight() == nullptr;
              });
-    if (rests_) static_cast<void>(connection.receive_available());
-    const Clock::time_point next = connection.settle();
-    if (connection.ended())
+    if (rests_) static_cast<void>(connection->receive_available());
+    const Clock::time_point next = connection->settle();
+    if (connection->ended())
         idle_poller_->leave();
     else
-        idle_poller_->wait(rests_ ? connection.fd() : -1, rests_ ? next : Clock::now() + limits::rest);
+        idle_poller_->wait(rests_ ? connection->fd() : -1, rests_ ? next : Clock::now() + limits::rest);
 }
 
 void AsyncChannelState::close() {

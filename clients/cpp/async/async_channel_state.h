@@ -63,8 +63,9 @@ private:
     };
     /// Needs room in a slab, or on the GPU, and may wait for one more slab.
     struct SlabWait {
-        std::function<Result<bool>(bool& asked)> attempt;  ///< true when done
-        std::function<void(const Result<>& done)> complete;
+        /// Completes the wait, at once with `reason` if that is not null. False while there is no
+        /// room.
+        std::function<bool(bool& asked, const Error* reason)> advance;
         bool asked = false;  ///< the slab or refusal on its way is for this one
     };
     struct Reopening {
@@ -93,8 +94,7 @@ private:
     std::uint64_t add(Operation operation, boost::asio::cancellation_slot slot);
     std::uint64_t add_inference(Request request, std::optional<Completing<Reply>> completing);
     template <typename T>
-    void add_slab_wait(std::function<Result<bool>(bool& asked)> attempt, std::function<Result<T>()> result,
-                       Completing<T> completing);
+    void add_slab_wait(std::function<std::optional<Result<T>>(bool& asked)> attempt, Completing<T> completing);
     void cancel_by(boost::asio::cancellation_slot slot, std::uint64_t number);
     void cancel(std::uint64_t number);
 

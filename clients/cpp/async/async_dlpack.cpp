@@ -16,8 +16,8 @@ boost::asio::awaitable<Result<ImportedInput>> imported(std::shared_ptr<AsyncChan
     if (!import) co_return std::move(import).error();
     if (std::optional<Input> ours = import->exported(); ours && channel->channel().owns(*ours))
         co_return ImportedInput{std::move(*ours), false};
-    const std::shared_ptr<const cuda::Gpu> gpu = channel->channel().connection().gpu();
-    if (Result<> possible = import->can_be_copied(gpu.get(), channel->channel().connection().why_no_gpu()); !possible)
+    const std::shared_ptr<const cuda::Gpu> gpu = channel->channel().connection()->gpu();
+    if (Result<> possible = import->can_be_copied(gpu.get(), channel->channel().connection()->why_no_gpu()); !possible)
         co_return std::move(possible).error();
     // Named: GCC 12 destroys a closure twice if it is a temporary of a co_await (PR 99576).
     const auto allocate = [&](Completion<Input> handler) {
@@ -27,7 +27,7 @@ boost::asio::awaitable<Result<ImportedInput>> imported(std::shared_ptr<AsyncChan
     Result<Input> room =
         co_await boost::asio::async_initiate<const boost::asio::use_awaitable_t<>&, void(Result<Input>)>(
             allocate, boost::asio::use_awaitable);
-    co_return std::move(*import).copied_into(std::move(room), gpu.get(), channel->channel().connection().why_no_gpu());
+    co_return std::move(*import).copied_into(std::move(room), gpu.get(), channel->channel().connection()->why_no_gpu());
 }
 
 }  // namespace

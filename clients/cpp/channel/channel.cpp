@@ -51,15 +51,15 @@ Result<Channel> Channel::adopt(UniqueFd socket, const ChannelOptions& options) {
 
 Result<> Channel::reopen(std::optional<std::chrono::milliseconds> deadline) { return channel_->reopen(deadline); }
 
-const boost::json::object& Channel::methods() const noexcept { return channel_->connection().welcome().methods; }
-std::string_view Channel::model() const noexcept { return channel_->connection().welcome().model; }
-std::uint64_t Channel::generation() const noexcept { return channel_->connection().welcome().generation; }
-std::uint32_t Channel::replica() const noexcept { return channel_->connection().welcome().replica; }
+const boost::json::object& Channel::methods() const noexcept { return channel_->connection()->welcome().methods; }
+std::string_view Channel::model() const noexcept { return channel_->connection()->welcome().model; }
+std::uint64_t Channel::generation() const noexcept { return channel_->connection()->welcome().generation; }
+std::uint32_t Channel::replica() const noexcept { return channel_->connection()->welcome().replica; }
 std::uint64_t Channel::replays() const noexcept { return channel_->replays(); }
-int Channel::fd() { return channel_->connection().fd(); }
+int Channel::fd() { return channel_->connection()->fd(); }
 Result<> Channel::receive() {
-    Result<> heard = channel_->connection().receive_available();
-    channel_->connection().settle();
+    Result<> heard = channel_->connection()->receive_available();
+    channel_->connection()->settle();
     return heard;
 }
 
@@ -70,11 +70,11 @@ Result<Input> Channel::allocate_on_gpu(wire::DType dtype, std::span<const std::i
     return channel_->allocate(dtype, dims, true);
 }
 Result<> Channel::keep_outputs_on_gpu(std::uint64_t size_bytes) {
-    return channel_->connection().keep_outputs_on_gpu(size_bytes);
+    return channel_->connection()->keep_outputs_on_gpu(size_bytes);
 }
 
-std::optional<Error> Channel::why_no_gpu() const { return channel_->connection().why_no_gpu(); }
-std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return channel_->connection().gpu(); }
+std::optional<Error> Channel::why_no_gpu() const { return channel_->connection()->why_no_gpu(); }
+std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return channel_->connection()->gpu(); }
 bool Channel::owns(const Input& input) const noexcept { return channel_->owns(input); }
 
 Result<Reply> Channel::infer(const Request& request) {
@@ -84,8 +84,8 @@ Result<Reply> Channel::infer(const Request& request) {
 }
 
 Result<std::uint64_t> Channel::submit(const Request& request) { return channel_->submit(request); }
-Result<Reply> Channel::wait(std::uint64_t request_id) { return channel_->wait(request_id); }
-Result<Reply> Channel::next(std::uint64_t request_id) { return channel_->next(request_id); }
+Result<Reply> Channel::wait(std::uint64_t request_id) { return channel_->take(request_id, false); }
+Result<Reply> Channel::next(std::uint64_t request_id) { return channel_->take(request_id, true); }
 Result<> Channel::cancel(std::uint64_t request_id) { return channel_->cancel(request_id); }
 void Channel::abandon(std::uint64_t request_id) { channel_->abandon(request_id); }
 

@@ -110,11 +110,9 @@ void ReconnectingChannel::send_again(InFlight& flight, WorkerConnection::Sending
         if (flight.until && Clock::now() >= *flight.until)
             return Error{ErrorCode::deadline_exceeded, "its deadline passed meanwhile", "allow more time"};
         if (flight.until) request.deadline = left_until(*flight.until);
-        for (auto& input : request.inputs) {
-            Result<WorkerConnection::Sending::Tensor> moved = here(input, request.stream);
-            if (!moved) return Error{moved.error()}.during(fmt::format("input \"{}\"", input.name));
-            input = std::move(*moved);
-        }
+        for (Tensor& input : request.inputs)
+            if (const Result<> placed = place(input, request.stream); !placed)
+                return Error{placed.error()}.during(fmt::format("input \"{}\"", input.name));
         return connection_->submit(std::move(request));
     }();
     if (sent)
@@ -123,51 +121,49 @@ void ReconnectingChannel::send_again(InFlight& flight, WorkerConnection::Sending
         flight.refused = sent.error();
 }
 
-/// Returns the same bytes in a slab of the present connection. Copies an input from an earlier
+/// Makes the tensor readable for the present connection's worker. Copies an input from an earlier
 /// worker's slab at each use, because the caller may still write to it.
-Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::placed(std::shared_ptr<const Input::Lease> lease) {
-    if (connection_->owns(*lease)) return lease;
-    if (lease->slab->gpu())
+Result<> ReconnectingChannel::place(Tensor& tensor, void* stream) {
+    if (tensor.forwarded) return forward(tensor, stream);
+    if (connection_->owns(*tensor.lease)) return {};
+    if (tensor.lease->slab->gpu())
         return Error{ErrorCode::input_invalid, "an input that lies in the GPU memory of a worker that has ended",
                      "allocate it again: only the GPU could copy it"};
-    return copied(lease->dtype, lease->dims, lease->bytes());
+    return copy(tensor, tensor.lease->dtype, tensor.lease->dims, tensor.lease->bytes());
 }
 
-Result<std::shared_ptr<const Input::Lease>>
-ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dims, std::span<const std::byte> bytes) {
-    Result<std::shared_ptr<Input::Lease>> copy = connection_->allocate(dtype, dims);
-    if (!copy) return std::move(copy).error();
-    std::ranges::copy(bytes, (*copy)->bytes().begin());
-    return std::move(*copy);
+Result<> ReconnectingChannel::copy(Tensor& tensor, wire::DType dtype, std::span<const std::int64_t> dims,
+                                   std::span<const std::byte> bytes) {
+    Result<std::shared_ptr<Input::Lease>> room = connection_->allocate(dtype, dims);
+    if (!room) return std::move(room).error();
+    std::ranges::copy(bytes, (*room)->bytes().begin());
+    tensor.lease = std::move(*room);
+    return {};
 }
 
 /// Forwards an output in place, as a loan. Forwards a copy if the worker takes no loans or has no
 /// room for one more, and always for a GPU output.
-Result<WorkerConnection::Sending::Tensor>
-ReconnectingChannel::forwarded(const std::string& name, std::shared_ptr<Output::Lease> lease, void* stream) {
-    if (lease->slab->gpu()) {
-        Result<std::shared_ptr<const Input::Lease>> copy = connection_->copy_on_gpu(*lease, stream);
-        if (!copy) return std::move(copy).error();
-        return WorkerConnection::Sending::Tensor{name, std::move(*copy)};
+Result<> ReconnectingChannel::forward(Tensor& tensor, void* stream) {
+    Output::Lease& output = *tensor.forwarded;
+    tensor.lease.reset();
+    tensor.loan.reset();
+    if (output.slab->gpu()) {
+        Result<std::shared_ptr<const Input::Lease>> on_gpu = connection_->copy_on_gpu(output, stream);
+        if (!on_gpu) return std::move(on_gpu).error();
+        tensor.lease = std::move(*on_gpu);
+        tensor.forwarded.reset();
+        return {};
     }
     if (connection_->lends()) {
-        Result<std::shared_ptr<const Loan>> loan = connection_->borrow(lease->slab);
-        if (loan) return WorkerConnection::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
+        Result<std::shared_ptr<const Loan>> loan = connection_->borrow(output.slab);
+        if (loan) {
+            tensor.loan = std::move(*loan);
+            return {};
+        }
         if (loan.error().code != ErrorCode::resources_exhausted) return std::move(loan).error();
     }
-    Result<std::shared_ptr<const Input::Lease>> copy = copied(lease->tensor.dtype, lease->tensor.dims, lease->bytes());
-    if (!copy) return std::move(copy).error();
     // Keeps the output: if the request is sent again, the next worker may take loans.
-    return WorkerConnection::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
-}
-
-/// Returns the same tensor for the present connection.
-Result<WorkerConnection::Sending::Tensor> ReconnectingChannel::here(WorkerConnection::Sending::Tensor tensor,
-                                                                    void* stream) {
-    if (tensor.forwarded) return forwarded(tensor.name, std::move(tensor.forwarded), stream);
-    Result<std::shared_ptr<const Input::Lease>> lease = placed(std::move(tensor.lease));
-    if (!lease) return std::move(lease).error();
-    return WorkerConnection::Sending::Tensor{tensor.name, std::move(*lease)};
+    return copy(tensor, output.tensor.dtype, output.tensor.dims, output.bytes());
 }
 
 Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::optional<Clock::time_point> until,
@@ -195,13 +191,11 @@ Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::opt
             return not_sent({ErrorCode::input_invalid,
                              fmt::format("input \"{}\" was not allocated on this channel", named.name),
                              "allocate inputs on the channel they are sent on, or forward an output"});
-        Result<WorkerConnection::Sending::Tensor> tensor =
-            here({std::string{named.name}, is_own ? named.input->lease_ : nullptr,
-                  is_own ? nullptr : named.output->lease_, nullptr},
-                 request.stream);
-        if (!tensor) return not_sent(Error{tensor.error()}.during(fmt::format("input \"{}\"", named.name)));
-        copied = copied || (is_output && tensor->lease && tensor->lease->slab->gpu());
-        sending.inputs.push_back(std::move(*tensor));
+        Tensor& tensor = sending.inputs.emplace_back(Tensor{
+            std::string{named.name}, is_own ? named.input->lease_ : nullptr, is_own ? nullptr : named.output->lease_});
+        if (const Result<> placed = place(tensor, request.stream); !placed)
+            return not_sent(Error{placed.error()}.during(fmt::format("input \"{}\"", named.name)));
+        copied = copied || (is_output && tensor.lease && tensor.lease->slab->gpu());
     }
     if (until) sending.deadline = left_until(*until);
     Result<std::uint64_t> sent = connection_->submit(std::move(sending));
@@ -309,12 +303,12 @@ Result<Input> ReconnectingChannel::allocate(wire::DType dtype, std::span<const s
     return Input{std::move(*lease)};
 }
 
-Result<std::optional<Input>> ReconnectingChannel::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
+std::optional<Result<Input>> ReconnectingChannel::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
                                                                   bool on_gpu, bool& asked) {
     Result<std::shared_ptr<Input::Lease>> lease = connection_->allocate_or_ask(dtype, dims, on_gpu, asked);
     if (!lease) return std::move(lease).error();
-    if (*lease == nullptr) return std::optional<Input>{};
-    return std::optional<Input>{Input{std::move(*lease)}};
+    if (*lease == nullptr) return std::nullopt;
+    return Input{std::move(*lease)};
 }
 
 Result<> ReconnectingChannel::cancel(std::uint64_t request_id) {

@@ -21,16 +21,16 @@ public:
     /// `socket` is the daemon's.
     ReconnectingChannel(std::filesystem::path socket, std::string model, const ChannelOptions& options);
 
-    [[nodiscard]] WorkerConnection& connection() const noexcept { return *connection_; }
+    [[nodiscard]] const std::shared_ptr<WorkerConnection>& connection() const noexcept { return connection_; }
     [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
     [[nodiscard]] bool owns(const Input& input) const noexcept { return owns(*input.lease_); }
 
     /// In a slab of the present connection.
     Result<Input> allocate(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu);
-    /// `awaited`: the caller calls `wait` next.
+    /// `awaited`: the caller calls `take` next.
     Result<std::uint64_t> submit(const Request& request, bool awaited = false);
-    Result<Reply> wait(std::uint64_t request_id) { return take(request_id, false); }
-    Result<Reply> next(std::uint64_t request_id) { return take(request_id, true); }
+    /// As `Channel::next` if `in_parts`, else as `Channel::wait`.
+    Result<Reply> take(std::uint64_t request_id, bool in_parts);
     Result<> cancel(std::uint64_t request_id);
     void abandon(std::uint64_t request_id);
     /// Does nothing while the worker serves.
@@ -57,7 +57,7 @@ public:
     void replace_connection(std::shared_ptr<WorkerConnection> connection);
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
     /// Empty while a slab is on its way; see WorkerConnection.
-    Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu,
+    std::optional<Result<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu,
                                                  bool& asked);
 
     /// `submit` on the present connection, even if that has ended. `asked`: the deadline's start.
@@ -77,7 +77,6 @@ public:
     [[nodiscard]] const std::shared_ptr<WorkerConnection>& connection_of(std::uint64_t request_id) const {
         return in_flight_.at(request_id).connection;
     }
-    [[nodiscard]] const std::shared_ptr<WorkerConnection>& present_connection() const noexcept { return connection_; }
     /// `wait`, or `next` of a request `in_parts`, without blocking: cancels the request if
     /// nothing has arrived.
     /// Errors  also deadline_exceeded
@@ -106,24 +105,22 @@ private:
     };
 
     using Requests = std::map<std::uint64_t, InFlight>;
+    using Tensor = WorkerConnection::Sending::Tensor;
 
     static void limit(Introduction& asked);
     /// Whether the channel may reopen by itself, for a request that may be sent again.
     [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && connection_->died(); }
     [[nodiscard]] bool is_lost(const InFlight& flight) const;
-    Result<Reply> take(std::uint64_t request_id, bool in_parts);
     static Result<Reply> outcome_of(InFlight& flight, bool in_parts = false,
                                     Clock::time_point until = Clock::time_point::max());
     static Error not_sent_again(const Error& loss, const Error& reason);
     Result<Reply> completed(Requests::iterator found, Result<Reply> outcome);
     void send_again(InFlight& flight, WorkerConnection::Sending request);
     Result<std::uint64_t> send(const Request& request, std::optional<Clock::time_point> until, bool awaited);
-    Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
-    Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
-                                                       std::span<const std::byte> bytes);
-    Result<WorkerConnection::Sending::Tensor> forwarded(const std::string& name, std::shared_ptr<Output::Lease> lease,
-                                                        void* stream);
-    Result<WorkerConnection::Sending::Tensor> here(WorkerConnection::Sending::Tensor tensor, void* stream);
+    Result<> place(Tensor& tensor, void* stream);
+    Result<> copy(Tensor& tensor, wire::DType dtype, std::span<const std::int64_t> dims,
+                  std::span<const std::byte> bytes);
+    Result<> forward(Tensor& tensor, void* stream);
 
     std::uint64_t number_;          ///< marks our slabs
     std::optional<Origin> origin_;  ///< empty for an adopted channel

@@ -20,7 +20,7 @@ struct StartDaemon : testing::Test {
     std::filesystem::path socket = folder.path() / "run/control.sock";
 
     Result<boost::json::value> start(const std::string& what) {
-        return start_daemon({BULKHEAD_FAKE_DAEMON, folder.path() / what, socket});
+        return start_daemon(BULKHEAD_FAKE_DAEMON, folder.path() / what, socket);
     }
 };
 
@@ -46,7 +46,7 @@ TEST_F(StartDaemon, TellsHowADaemonDiedAtOnceInItsOwnWordsIfItHadAny) {
     EXPECT_EQ(start("running").error().code, ErrorCode::already_running);
     EXPECT_THAT(start("mute").error().attempt, HasSubstr("exit status 5"));
     EXPECT_THAT(start("crash").error().attempt, HasSubstr("signal 6"));
-    const Error missing = start_daemon({"/nowhere/bulkheadd", "f", socket}).error();
+    const Error missing = start_daemon("/nowhere/bulkheadd", "f", socket).error();
     EXPECT_THAT(missing.attempt, HasSubstr("/nowhere/bulkheadd"));
     EXPECT_FALSE(missing.remedy.empty());
 }

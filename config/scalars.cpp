@@ -1,9 +1,9 @@
 #include "config/scalars.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <utility>
 
@@ -26,11 +26,15 @@ std::optional<T> whole_number(std::string_view text, int base = 10) {
 
 bool only_digits(std::string_view text) { return !text.empty() && std::ranges::all_of(text, is_digit); }
 
-/// "30s" is 30 and "s". Empty without digits in front.
-std::optional<std::pair<std::uint64_t, std::string_view>> count_and_unit(std::string_view text) {
+using Units = std::initializer_list<std::pair<std::string_view, std::uint64_t>>;
+
+/// "30s" is 30 times the unit's factor. Empty beyond `max`.
+std::optional<std::uint64_t> parse_amount(std::string_view text, Units units, std::uint64_t max) {
     const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
     const auto count = whole_number<std::uint64_t>(text.substr(0, digits));
-    return count ? std::optional{std::pair{*count, text.substr(digits)}} : std::nullopt;
+    for (const auto& [unit, factor] : units)
+        if (count && text.substr(digits) == unit && *count <= max / factor) return *count * factor;
+    return std::nullopt;
 }
 
 bool matches_name(std::string_view text, std::string_view first_also, std::string_view rest_also, bool digit_first) {
@@ -82,23 +86,15 @@ bool is_plain_text(std::string_view text) {
 }
 
 std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
-    constexpr std::array<std::pair<std::string_view, std::uint64_t>, 4> units{
-        {{"ms", 1}, {"s", 1'000}, {"m", 60'000}, {"h", 3'600'000}}};
-    const auto parts = count_and_unit(text);
-    for (const auto& [unit, factor] : units)
-        if (parts && parts->second == unit && parts->first >= 1 &&
-            parts->first <= static_cast<std::uint64_t>(limits::duration_max.count()) / factor)
-            return std::chrono::milliseconds{parts->first * factor};
-    return std::nullopt;
+    const auto ms =
+        parse_amount(text, {{"ms", 1}, {"s", 1'000}, {"m", 60'000}, {"h", 3'600'000}}, limits::duration_max.count());
+    return ms && *ms > 0 ? std::optional{std::chrono::milliseconds{*ms}} : std::nullopt;
 }
 
 std::optional<std::uint64_t> parse_size(std::string_view text) {
-    constexpr std::array<std::pair<std::string_view, int>, 4> units{{{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}}};
-    const auto parts = count_and_unit(text);
-    for (const auto& [unit, shift] : units)
-        if (parts && parts->second == unit && parts->first <= (std::numeric_limits<std::uint64_t>::max() >> shift))
-            return parts->first << shift;
-    return std::nullopt;
+    constexpr std::uint64_t kib = 1024;
+    return parse_amount(text, {{"", 1}, {"KiB", kib}, {"MiB", kib * kib}, {"GiB", kib * kib * kib}},
+                        std::numeric_limits<std::uint64_t>::max());
 }
 
 std::optional<DimRange> parse_dim(std::string_view text) {

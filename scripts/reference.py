@@ -15,6 +15,9 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "config"))
+from fleet_keys import Schema  # noqa: E402
 SCHEMA = ROOT / "config/fleet.schema.json"
 PAGE = ROOT / "docs/configuration.md"
 CONTROL_PAGE = ROOT / "docs/control.md"
@@ -78,14 +81,6 @@ SECTIONS = ["limit", "defaults", "model", "group", "deadlines", "channel", "stat
 TITLES = {name: f"A {name}" if name in ("limit", "model", "method", "tensor", "parameter") else name for name in SECTIONS}
 
 
-def resolve(schema, entry):
-    """The entry with what it refers to; its own members win."""
-    while "$ref" in entry:
-        name = entry["$ref"].removeprefix("#/$defs/")
-        entry = {**schema["$defs"][name], **{key: value for key, value in entry.items() if key != "$ref"}}
-    return entry
-
-
 def kind(entry):
     """What stands in the column `value`: a link where the value has a section of its own."""
     title = entry.get("title", "")
@@ -97,7 +92,7 @@ def kind(entry):
 def table(schema, entry):
     rows = ["| key | value | default | |", "| --- | --- | --- | --- |"]
     for key, value in entry["properties"].items():
-        value = resolve(schema, value)
+        value = schema.resolved(value)
         default = value.get("default")
         shown = "required" if key in entry.get("required", []) else "" if default is None else f"`{json.dumps(default)}`"
         rows.append(f"| `{key}` | {kind(value)} | {shown.replace(chr(34), '')} | {value['description']} |")
@@ -106,9 +101,9 @@ def table(schema, entry):
 
 def page(schema):
     text = INTRODUCTION.replace("{example}", (ROOT / "config/fleets/demo.yaml").read_text())
-    text += f"## The file\n\n{table(schema, schema)}\n"
+    text += f"## The file\n\n{table(schema, schema.spec)}\n"
     for name in SECTIONS:
-        entry = schema["$defs"][name]
+        entry = schema.defs[name]
         text += f"## {TITLES[name]}\n\n{textwrap.fill(entry['description'], 100)}\n\n"
         if name != "defaults":
             text += table(schema, entry) + "\n"
@@ -117,8 +112,7 @@ def page(schema):
 
 def supervisor_keys(schema):
     """What only the supervisor acts upon."""
-    keys = [f"`{prefix}{key}`" for group, prefix in (("defaults", ""), ("deadlines", "deadlines."))
-            for key, entry in schema["$defs"][group]["properties"].items() if resolve(schema, entry).get("supervisor")]
+    keys = [f"`{under}.{key}`" if under else f"`{key}`" for under, key in schema.supervisor_keys()]
     return textwrap.fill(", ".join(keys) + ".", 100)
 
 
@@ -192,7 +186,7 @@ def main():
     lifecycle = LIFECYCLE.read_text()
     link = {name: messages(link[name]) for name in ("to_daemon", "to_worker", "objects")} | {"page": page_members(link["page"])}
     link["message_answers"] = message_answers(ANSWERS.read_text(), names_of("state", lifecycle))
-    schema = json.loads(SCHEMA.read_text())
+    schema = Schema(json.loads(SCHEMA.read_text()))
     pages = {PAGE: page(schema), CONTROL_PAGE: page_with({"supervisor_keys": supervisor_keys(schema)}, CONTROL_PAGE), LINK_PAGE: page_with(link, LINK_PAGE),
              LIFECYCLE_PAGE: page_with({"transitions": transitions(lifecycle), "request_answers": request_answers(REQUESTS.read_text())}, LIFECYCLE_PAGE)}  # fmt: skip
     outdated = [path for path, made in pages.items() if not path.exists() or path.read_text() != made]

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 
@@ -40,9 +41,7 @@ int tell(const Error& error, bool json) {
 
 /// Whether --json is given, even on a command line that could not be parsed.
 bool asks_for_json(int argc, const char* const* argv) {
-    for (int i = 1; i < argc; ++i)
-        if (std::string_view{argv[i]} == "--json") return true;
-    return false;
+    return std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
 }
 
 }  // namespace

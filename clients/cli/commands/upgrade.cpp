@@ -37,11 +37,6 @@ bool is_over(ControlClient& control, Clock::time_point until) {
     return true;
 }
 
-bool is_worker(const json::value& row, const json::value& other) {
-    return text_member(row, "model") == text_member(other, "model") &&
-           text_member(row, "replica") == text_member(other, "replica");
-}
-
 /// Waits until a supervisor with another pid answers. Returns its `daemon.info`.
 json::value successor(ControlClient& control, std::int64_t before) {
     const Clock::time_point until = Clock::now() + limits::renewal;
@@ -79,7 +74,7 @@ enum class Outcome { kept, lost, ended };
 
 /// Without a process, a worker was unloaded on request, unless its state says that it crashed.
 Outcome outcome_of(const json::value& worker, const json::array& now) {
-    const auto row = std::ranges::find_if(now, [&](const auto& other) { return is_worker(other, worker); });
+    const auto row = std::ranges::find(now, worker_name(worker), worker_name);
     if (row == now.end()) return Outcome::ended;
     const auto pid = integer_member(*row, "pid");
     if (pid && pid == integer_member(worker, "pid")) return Outcome::kept;

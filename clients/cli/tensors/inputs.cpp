@@ -11,23 +11,20 @@
 namespace bulkhead::cli {
 namespace {
 
-/// Whether the text is "name=value" with a non-empty name.
-bool is_assignment(const std::string& text) { return text.find('=', 1) != std::string::npos; }
+std::string step(std::string_view name) { return fmt::format("input \"{}\"", name); }
 
-Result<Source> open_source(const std::string& text) {
-    const Assignment input = split(text);
-    const std::string step = fmt::format("input \"{}\"", input.name);
+Result<Source> open_source(Assignment input) {
     if (input.value.starts_with('@')) {
         Result<NpyFile> file = NpyFile::open(input.value.substr(1));
-        if (!file) return std::move(file).error().during(step);
-        return Source{input.name, std::move(*file)};
+        if (!file) return std::move(file).error();
+        return Source{std::move(input.name), std::move(*file)};
     }
     boost::system::error_code failure;
     json::value value = json::parse(input.value, failure);
     if (failure)
-        return Error{ErrorCode::input_invalid, fmt::format("{}: not JSON: {}", step, failure.message()),
+        return Error{ErrorCode::input_invalid, fmt::format("not JSON: {}", failure.message()),
                      "write nested lists of numbers such as [[1, 2]], or @FILE.npy"};
-    return Source{input.name, std::move(value)};
+    return Source{std::move(input.name), std::move(value)};
 }
 
 /// Finds the entry of that name in a method's inputs, parameters or outputs.
@@ -45,25 +42,23 @@ std::string names_in(const json::value& method, std::string_view kind) {
 
 /// Leases room for one input and fills it.
 Result<Input> fill_input(Channel& channel, const json::value& method, const Source& source) {
-    const std::string step = fmt::format("input \"{}\"", source.name);
-    const auto in_step = [&](const Error& error) { return Error{error}.during(step); };
     if (const auto* file = std::get_if<NpyFile>(&source.data)) {
         Result<Input> input = channel.allocate(file->dtype(), file->dims());
-        if (!input) return in_step(input.error());
-        if (const Result<> read = file->read(input->bytes()); !read) return in_step(read.error());
+        if (!input) return input;
+        if (const Result<> read = file->read(input->bytes()); !read) return read.error();
         return input;
     }
     const json::value& data = std::get<json::value>(source.data);
     const json::value* described = find_named(method, "inputs", source.name);
     const auto dtype = described != nullptr ? dtype_from(text_member(*described, "dtype")) : std::nullopt;
     if (!dtype)
-        return Error{ErrorCode::input_invalid, fmt::format("{}: the model describes no such input", step),
+        return Error{ErrorCode::input_invalid, "the model describes no such input",
                      names_in(method, "inputs") + "; an input that is not described is given as @FILE.npy"};
     const auto dims = dims_of(data);
-    if (!dims) return in_step(dims.error());
+    if (!dims) return dims.error();
     Result<Input> input = channel.allocate(*dtype, *dims);
-    if (!input) return in_step(input.error());
-    if (const Result<> filled = fill(data, *dtype, input->bytes()); !filled) return in_step(filled.error());
+    if (!input) return input;
+    if (const Result<> filled = fill(data, *dtype, input->bytes()); !filled) return filled.error();
     return input;
 }
 
@@ -72,7 +67,8 @@ Result<Input> fill_input(Channel& channel, const json::value& method, const Sour
 void take_assignments(CLI::Option* option, const char* type) {
     option->type_name(type)->allow_extra_args(false);  // one value each: the next word may be NAME
     option->check([type](const std::string& text) {
-        return is_assignment(text) ? std::string{} : fmt::format("\"{}\": write {}", text, type);
+        const bool is_named = text.find('=', 1) != std::string::npos;
+        return is_named ? std::string{} : fmt::format("\"{}\": write {}", text, type);
     });
 }
 
@@ -90,8 +86,8 @@ Assignment split(const std::string& text) {
 Result<std::vector<Source>> open_sources(const std::vector<std::string>& texts) {
     std::vector<Source> sources;
     for (const std::string& text : texts) {
-        Result<Source> source = open_source(text);
-        if (!source) return std::move(source).error();
+        Result<Source> source = open_source(split(text));
+        if (!source) return std::move(source).error().during(step(split(text).name));
         sources.push_back(std::move(*source));
     }
     return sources;
@@ -110,7 +106,7 @@ Result<Inputs> fill_inputs(Channel& channel, const json::value& method, const st
     inputs.leased.reserve(sources.size());  // `named` points into it
     for (const Source& source : sources) {
         Result<Input> input = fill_input(channel, method, source);
-        if (!input) return input.error();
+        if (!input) return std::move(input).error().during(step(source.name));
         inputs.leased.push_back(std::move(*input));
         inputs.named.emplace_back(source.name, &inputs.leased.back());
     }

@@ -8,14 +8,13 @@
 #include <fmt/format.h>
 
 #include "clients/cli/tensors/half.h"
-#include "clients/cli/text/json_text.h"
+#include "clients/cli/text/json_access.h"
 #include "clients/cli/text/terminal.h"
 #include "ipc/channel/dtype.h"
 
 namespace bulkhead::cli {
 namespace {
 
-namespace json = boost::json;
 using wire::DType;
 
 template <typename T>

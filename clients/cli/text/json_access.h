@@ -7,7 +7,6 @@
 
 #include <boost/json.hpp>
 
-#include "clients/cli/text/json_text.h"
 #include "ipc/base/json_codec.h"
 
 /// Reads members of an answer without trusting it: a missing, null or wrongly typed member
@@ -15,6 +14,9 @@
 namespace bulkhead::cli {
 
 namespace json = boost::json;
+
+/// As `boost::json::serialize`, but 140.0 and 0.7 instead of 1.4E2 and 7E-1.
+[[nodiscard]] std::string json_text(const json::value& value);
 
 /// Null if it is absent.
 [[nodiscard]] inline const json::value& member(const json::value& value, std::string_view key) {

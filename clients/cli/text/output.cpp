@@ -3,7 +3,7 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "clients/cli/text/json_text.h"
+#include "clients/cli/text/json_access.h"
 #include "ipc/base/error.h"
 
 namespace bulkhead::cli {

@@ -18,7 +18,6 @@
 
 #include "bulkhead/control.h"
 #include "clients/cli/text/json_access.h"
-#include "clients/cli/text/limits.h"
 #include "clients/cli/text/output.h"
 #include "clients/cli/text/terminal.h"
 #include "clients/cli/top/feed.h"

@@ -16,7 +16,8 @@ asio::awaitable<Result<AsyncChannel>> open(std::shared_ptr<AsyncControlState> co
                                            ChannelOptions options) {
     auto channel = std::make_unique<ReconnectingChannel>(control->path(), std::move(model), options);
     ReconnectingChannel::Introduction asked = channel->introduction(options.deadline, 1);
-    Result<std::shared_ptr<WorkerConnection>> connection = co_await connect_connection(control, *channel, asked);
+    Result<std::shared_ptr<WorkerConnection>> connection =
+        co_await connect_connection(control, *channel, std::move(asked));
     if (!connection) co_return std::move(connection).error();
     channel->replace_connection(std::move(*connection));
     co_return AsyncChannelState::make(control->executor(), control, std::move(channel));

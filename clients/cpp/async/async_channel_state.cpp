@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 
 #include "clients/cpp/async/async_connect.h"
 #include "clients/cpp/async/spawn.h"
@@ -255,16 +254,13 @@ void AsyncChannelState::end(Operations::iterator operation, const Error& reason)
 void AsyncChannelState::start_reopening(std::optional<milliseconds> deadline, std::uint64_t hasty) {
     if (phase_ != Phase::serving) return;
     phase_ = Phase::reopening;
-    asio::co_spawn(executor_, reopen_connection(shared_from_this(), deadline, hasty), asio::detached);
-}
-
-AsyncChannelState::Awaitable<void> AsyncChannelState::reopen_connection(std::shared_ptr<AsyncChannelState> self,
-                                                                        std::optional<milliseconds> deadline,
-                                                                        std::uint64_t hasty) {
-    ReconnectingChannel::Introduction asked = self->channel_->introduction(deadline, limits::reopen_tries);
-    Result<std::shared_ptr<WorkerConnection>> connection =
-        co_await connect_connection(self->control_, *self->channel_, asked);
-    self->reopened(std::move(connection), deadline ? hasty : 0);
+    asio::co_spawn(executor_,
+                   connect_connection(control_, *channel_, channel_->introduction(deadline, limits::reopen_tries)),
+                   [self = shared_from_this(), hasty = deadline ? hasty : 0](
+                       std::exception_ptr failure, Result<std::shared_ptr<WorkerConnection>> connection) {
+                       if (failure) std::rethrow_exception(failure);  // out of memory
+                       self->reopened(std::move(connection), hasty);
+                   });
 }
 
 void AsyncChannelState::reopened(Result<std::shared_ptr<WorkerConnection>> connection, std::uint64_t hasty) {

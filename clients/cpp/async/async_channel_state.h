@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
-#include <boost/asio/awaitable.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
@@ -24,9 +23,6 @@ namespace bulkhead {
 /// The operations of an `AsyncChannel`, and the pump that advances them, all on one executor.
 class AsyncChannelState : public std::enable_shared_from_this<AsyncChannelState> {
 public:
-    template <typename T>
-    using Awaitable = boost::asio::awaitable<T>;
-
     /// `control` is null for an adopted channel; `channel` already has its first connection.
     static Result<AsyncChannel> make(boost::asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
                                      std::unique_ptr<ReconnectingChannel> channel);
@@ -114,8 +110,6 @@ private:
 
     /// `deadline` belongs to operation `hasty`, the only one that ends when it passes.
     void start_reopening(std::optional<std::chrono::milliseconds> deadline, std::uint64_t hasty = 0);
-    static Awaitable<void> reopen_connection(std::shared_ptr<AsyncChannelState> self,
-                                             std::optional<std::chrono::milliseconds> deadline, std::uint64_t hasty);
     void reopened(Result<std::shared_ptr<WorkerConnection>> connection, std::uint64_t hasty);
 
     /// Waits for workers' messages while an operation needs them.

@@ -42,7 +42,7 @@ asio::awaitable<Result<std::shared_ptr<WorkerConnection>>> open_connection(Uniqu
 
 asio::awaitable<Result<std::shared_ptr<WorkerConnection>>>
 connect_connection(std::shared_ptr<AsyncControlState> control, ReconnectingChannel& channel,
-                   ReconnectingChannel::Introduction& asked) {
+                   ReconnectingChannel::Introduction asked) {
     for (;;) {
         Result<Answer> answer =
             co_await control->call("channel.open", asked.params, deadline_in(asked.patience.value_or(limits::call)));

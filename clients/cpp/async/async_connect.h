@@ -20,6 +20,6 @@ open_connection(UniqueFd& socket, std::uint64_t channel, const ChannelOptions& o
 /// daemon introduces.
 boost::asio::awaitable<Result<std::shared_ptr<WorkerConnection>>>
 connect_connection(std::shared_ptr<AsyncControlState> control, ReconnectingChannel& channel,
-                   ReconnectingChannel::Introduction& asked);
+                   ReconnectingChannel::Introduction asked);
 
 }  // namespace bulkhead

@@ -321,15 +321,6 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::resume_events() {
     }
 }
 
-/// Runs in its own coroutine, because the caller's may be cancelled, and half a subscription could
-/// not be undone.
-AsyncControlState::Awaitable<void> AsyncControlState::resume(std::shared_ptr<AsyncControlState> self) {
-    const Result<> resumed = co_await self->resume_events();
-    self->resume_ = std::monostate{};
-    if (!resumed) self->resume_ = resumed.error();
-    self->changed_.notify();
-}
-
 AsyncControlState::Awaitable<Result<json::object>> AsyncControlState::next_event(std::vector<std::string> models) {
     co_await wait_through_cancellation();
     const asio::cancellation_state caller = co_await asio::this_coro::cancellation_state;
@@ -354,7 +345,14 @@ AsyncControlState::Awaitable<Result<json::object>> AsyncControlState::next_event
         }
         if (!std::holds_alternative<Running>(resume_) && (!subscribed_on_ || queue_.has_gap())) {
             resume_ = Running{};
-            asio::co_spawn(executor_, resume(shared_from_this()), asio::detached);
+            // In a coroutine of its own, because this one may be cancelled, and half a subscription
+            // could not be undone.
+            asio::co_spawn(executor_, resume_events(),
+                           [self = shared_from_this()](std::exception_ptr, Result<> resumed) {
+                               self->resume_ = std::monostate{};
+                               if (!resumed) self->resume_ = resumed.error();
+                               self->changed_.notify();
+                           });
             continue;  // it may already have run and ended
         }
         co_await changed_.wait(deadline_in(limits::call));

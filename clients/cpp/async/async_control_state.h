@@ -54,7 +54,6 @@ private:
     Awaitable<Result<>> connect_and_ping(Clock::time_point until);
     Awaitable<std::optional<Error>> hang();
     Awaitable<Result<>> resume_events();
-    static Awaitable<void> resume(std::shared_ptr<AsyncControlState> self);
     /// Reads while an operation waits: an idle client must not keep a loop running.
     void keep_reading(const std::shared_ptr<Connection>& connection);
     [[nodiscard]] bool is_read(const Connection& connection) const noexcept;

@@ -11,7 +11,7 @@ std::span<std::byte> Input::bytes() noexcept { return lease_->bytes(); }
 wire::DType Input::dtype() const noexcept { return lease_->dtype; }
 std::span<const std::int64_t> Input::dims() const noexcept { return {lease_->dims.data(), lease_->dims.size()}; }
 
-std::optional<int> Input::gpu() const noexcept { return lease_->slab->gpu(); }
+std::optional<int> Input::gpu() const noexcept { return lease_->slab->memory().gpu; }
 
 std::string_view Output::name() const noexcept { return lease_->tensor.name; }
 wire::DType Output::dtype() const noexcept { return lease_->tensor.dtype; }
@@ -20,7 +20,7 @@ std::span<const std::int64_t> Output::dims() const noexcept {
 }
 std::span<const std::byte> Output::bytes() const noexcept { return lease_->bytes(); }
 
-std::optional<int> Output::gpu() const noexcept { return lease_->slab->gpu(); }
+std::optional<int> Output::gpu() const noexcept { return lease_->slab->memory().gpu; }
 Result<> Output::read_on(void* stream) { return gpu() ? lease_->read_on(stream) : Result<>{}; }
 
 const Output* Reply::find(std::string_view name) const noexcept {
@@ -35,8 +35,8 @@ Channel::~Channel() = default;
 
 Result<Channel> Channel::open(ControlClient& control, std::string_view model, const ChannelOptions& options) {
     auto channel = std::make_unique<ReconnectingChannel>(control.path(), std::string{model}, options);
-    const Result<> connected = channel->connect(control, channel->introduction(options.deadline, 1));
-    if (!connected) return connected.error();
+    if (const Result<> connected = channel->connect(control, channel->introduction(options.deadline, 1)); !connected)
+        return connected.error();
     return Channel{std::move(channel)};
 }
 

@@ -98,7 +98,7 @@ bool ClientSlabs::owns(const InputSlab& slab) const noexcept {
 std::shared_ptr<Input::Lease> ClientSlabs::allocate(std::uint64_t size_bytes, wire::DType dtype,
                                                     std::span<const std::int64_t> dims, bool on_gpu) {
     for (const std::shared_ptr<InputSlab>& slab : inputs_) {
-        if (slab->gpu().has_value() != on_gpu) continue;
+        if (slab->memory().gpu.has_value() != on_gpu) continue;
         if (const auto block = slab->allocator.allocate(size_bytes))
             return std::make_shared<Input::Lease>(slab, *block, dtype, dims);
     }
@@ -113,7 +113,7 @@ Result<std::uint64_t> ClientSlabs::growth(std::uint64_t size_bytes) const {
                                  count_, bytes_, bytes_max_),
                      "drop inputs and outputs that are no longer needed, or raise the model's `channel.max`"};
     std::uint64_t have = 0;
-    for (const std::shared_ptr<InputSlab>& slab : inputs_) have += slab->size_bytes();
+    for (const std::shared_ptr<InputSlab>& slab : inputs_) have += slab->memory().size_bytes;
     // One unit more than asked for: the allocator rounds up.
     return std::max(size_bytes + wire::tensor_alignment, std::min(have, left / 2));
 }

@@ -36,12 +36,7 @@ public:
     ClientSlab& operator=(const ClientSlab&) = delete;
 
     [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
-    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_.bytes; }
-    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return memory_.size_bytes; }
-    [[nodiscard]] int fd() const noexcept { return memory_.fd; }
-    [[nodiscard]] std::optional<int> gpu() const noexcept { return memory_.gpu; }
-    /// Nothing if its bytes are usable.
-    [[nodiscard]] const std::optional<Error>& why_unusable() const noexcept { return memory_.why_unusable; }
+    [[nodiscard]] const SlabMemory& memory() const noexcept { return memory_; }
 
     void return_at_end() noexcept { returned_at_end_ = true; }
 
@@ -55,7 +50,7 @@ private:
 /// Shared by the channel and the leases in it.
 struct InputSlab : ClientSlab {
     std::uint64_t channel;  ///< number of the channel, the same under every worker
-    SlabAllocator allocator{size_bytes()};
+    SlabAllocator allocator{memory().size_bytes};
     bool is_first;                                ///< kept until the channel ends
     Clock::time_point idle_since = Clock::now();  ///< of an added slab without leases
 
@@ -103,7 +98,7 @@ struct Input::Lease {
     ~Lease();
 
     [[nodiscard]] std::span<std::byte> bytes() const noexcept {
-        return slab->bytes().subspan(block.offset_bytes, block.size_bytes);
+        return slab->memory().bytes.subspan(block.offset_bytes, block.size_bytes);
     }
 };
 
@@ -126,7 +121,7 @@ struct Output::Lease {
     /// See Output::read_on; for GPU outputs.
     Result<> read_on(void* stream);
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
-        return slab->bytes().subspan(tensor.lease.offset_bytes, tensor.lease.size_bytes);
+        return slab->memory().bytes.subspan(tensor.lease.offset_bytes, tensor.lease.size_bytes);
     }
 };
 

@@ -40,8 +40,8 @@ Result<std::uint32_t> GpuEvents::record(std::span<void* const> streams) {
     const auto& [id, event] = own_[turn_++ % own_.size()];
     auto* const last = static_cast<cuda::CUstream>(streams.back());
     for (void* const stream : streams) {
-        const Result<> recorded = event.record(static_cast<cuda::CUstream>(stream));
-        if (!recorded) return recorded.error();
+        if (const Result<> recorded = event.record(static_cast<cuda::CUstream>(stream)); !recorded)
+            return recorded.error();
         if (stream == last) break;
         if (const Result<> waits = event.make_wait(last); !waits) return waits.error();
     }

@@ -126,7 +126,7 @@ void ReconnectingChannel::send_again(InFlight& flight, WorkerConnection::Sending
 Result<> ReconnectingChannel::place(Tensor& tensor, void* stream) {
     if (tensor.forwarded) return forward(tensor, stream);
     if (connection_->owns(*tensor.lease)) return {};
-    if (tensor.lease->slab->gpu())
+    if (tensor.lease->slab->memory().gpu)
         return Error{ErrorCode::input_invalid, "an input that lies in the GPU memory of a worker that has ended",
                      "allocate it again: only the GPU could copy it"};
     return copy(tensor, tensor.lease->dtype, tensor.lease->dims, tensor.lease->bytes());
@@ -147,7 +147,7 @@ Result<> ReconnectingChannel::forward(Tensor& tensor, void* stream) {
     Output::Lease& output = *tensor.forwarded;
     tensor.lease.reset();
     tensor.loan.reset();
-    if (output.slab->gpu()) {
+    if (output.slab->memory().gpu) {
         Result<std::shared_ptr<const Input::Lease>> on_gpu = connection_->copy_on_gpu(output, stream);
         if (!on_gpu) return std::move(on_gpu).error();
         tensor.lease = std::move(*on_gpu);
@@ -195,7 +195,7 @@ Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::opt
             std::string{named.name}, is_own ? named.input->lease_ : nullptr, is_own ? nullptr : named.output->lease_});
         if (const Result<> placed = place(tensor, request.stream); !placed)
             return not_sent(Error{placed.error()}.during(fmt::format("input \"{}\"", named.name)));
-        copied = copied || (is_output && tensor.lease && tensor.lease->slab->gpu());
+        copied = copied || (is_output && tensor.lease && tensor.lease->slab->memory().gpu);
     }
     if (until) sending.deadline = left_until(*until);
     Result<std::uint64_t> sent = connection_->submit(std::move(sending));

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/base/limits.h"
-#include "ipc/channel/tensor_layout.h"
 #include "ipc/cuda/gpu.h"
 
 namespace bulkhead {
@@ -101,9 +100,10 @@ Result<std::shared_ptr<const Loan>> WorkerConnection::borrow(const std::shared_p
         return Error{ErrorCode::resources_exhausted,
                      fmt::format("lending a slab to {}, whose channel has {}", welcome_->model, slabs_.count()),
                      "drop inputs and outputs that are no longer needed"};
-    const std::array<int, 1> fds{slab->fd()};
+    const std::array<int, 1> fds{slab->memory().fd};
     const Lending& lent = lending_.emplace<Lending>(Lending{++last_request_id_, slabs_.make_loan(slab)});
-    const channel::SlabLend message{lent.request_id, lent.loan->id, wire::SlabKind::host_memfd, slab->size_bytes()};
+    const channel::SlabLend message{lent.request_id, lent.loan->id, wire::SlabKind::host_memfd,
+                                    slab->memory().size_bytes};
     if (const Result<> sent = send(channel::encode(message), fds); !sent) {
         if (std::holds_alternative<Lending>(lending_)) slabs_.refused();
         lending_ = std::monostate{};
@@ -122,18 +122,15 @@ Result<> WorkerConnection::await_loan() {
 
 void WorkerConnection::unmap(SlabMemory memory, std::optional<std::uint32_t> returned) {
     auto then = [connection = weak_from_this(), returned, size_bytes = memory.size_bytes] {
-        if (const auto self = connection.lock(); self && returned) self->return_slab(*returned, size_bytes);
+        const auto self = connection.lock();
+        if (!self || !returned || self->ended_) return;
+        self->slabs_.returned(size_bytes);
+        self->returns_.push_back(*returned);
+        self->flush_releases();
     };
     if (unmapping_ && memory.gpu) return unmapping_(std::move(memory), std::move(then));
     { const SlabMemory gone{std::move(memory)}; }
     then();
-}
-
-void WorkerConnection::return_slab(std::uint32_t id, std::uint64_t size_bytes) {
-    if (ended_) return;
-    slabs_.returned(size_bytes);
-    returns_.push_back(id);
-    flush_releases();
 }
 
 void WorkerConnection::return_loans(bool only_retired) {

@@ -150,8 +150,6 @@ private:
     Result<> refuse_slab(const channel::SlabOffer& offer, const Error& reason);
     void lose_result(Requests::iterator request, const channel::InferResult& result, Error reason);
     Result<> order_inputs(const Sending& request, channel::Infer& message);
-    [[nodiscard]] static bool lies_on_gpu(const Sending& request);
-    void return_slab(std::uint32_t id, std::uint64_t size_bytes);
     /// Waits until each request for a slab, or loan, is answered. A refusal stays where `handle`
     /// stored it: it concerns the caller only if the caller asked.
     Result<> await_slab();
@@ -214,9 +212,8 @@ private:
     std::vector<std::uint32_t> returns_;  ///< slabs to be named in slab_return
     bool rests_ = false;                  ///< no operation since `settle`
     std::uint64_t last_request_id_ = 0;
-    using Growth = std::variant<std::monostate, channel::SlabRequest, Error>;
-    Growth growth_;                      ///< asked for and not yet answered; or refused, until
-                                         ///< somebody who asked looks
+    /// Asked for and not yet answered; or refused, until somebody who asked looks.
+    std::variant<std::monostate, channel::SlabRequest, Error> growth_;
     std::shared_ptr<GpuEvents> events_;  ///< set if the caller named a GPU
     wire::SlabKind gpu_kind_ = wire::SlabKind::cuda_vmm;
     std::optional<Error> gpu_refused_;  ///< why nothing is shared on the GPU although it was agreed

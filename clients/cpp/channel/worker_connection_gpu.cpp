@@ -1,6 +1,5 @@
 // Tensors in memory of the GPU that client and worker share.
 
-#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -52,7 +51,7 @@ WorkerConnection::allocate_or_ask(wire::DType dtype, std::span<const std::int64_
 }
 
 Result<std::shared_ptr<const Input::Lease>> WorkerConnection::copy_on_gpu(Output::Lease& output, void* stream) {
-    const int device = output.slab->gpu().value();
+    const int device = output.slab->memory().gpu.value();
     const auto not_shared = [&](const std::string& why, std::string remedy) {
         return Error{ErrorCode::input_invalid,
                      fmt::format("forwarding \"{}\", which lies on GPU {}; {}", output.tensor.name, device, why),
@@ -63,7 +62,7 @@ Result<std::shared_ptr<const Input::Lease>> WorkerConnection::copy_on_gpu(Output
         return not_shared(fmt::format("the channel shares GPU {}", gpu()->device()), "place both models on one GPU");
     Result<std::shared_ptr<Input::Lease>> copy = allocate(output.tensor.dtype, output.tensor.dims, true);
     if (!copy) return std::move(copy).error();
-    if (!(*copy)->slab->gpu()) return not_shared(gpu_refused_->attempt, gpu_refused_->remedy);
+    if (!(*copy)->slab->memory().gpu) return not_shared(gpu_refused_->attempt, gpu_refused_->remedy);
     // The room may hold the input of a request whose result arrived before the GPU had read it.
     if (const Result<> free = events_->make_wait_for_answers(stream); !free) return free.error();
     if (const Result<> there = output.read_on(stream); !there) return there.error();
@@ -147,7 +146,7 @@ Result<> WorkerConnection::order_inputs(const Sending& request, channel::Infer& 
     std::uint32_t event = 0;
     for (std::size_t i = 0; i < request.inputs.size(); ++i) {
         const auto& lease = request.inputs[i].lease;
-        if (!lease || !lease->slab->gpu()) continue;
+        if (!lease || !lease->slab->memory().gpu) continue;
         if (event == 0) {
             const Result<std::uint32_t> recorded = events_->record(request.stream);
             if (!recorded) return recorded.error();
@@ -156,11 +155,6 @@ Result<> WorkerConnection::order_inputs(const Sending& request, channel::Infer& 
         message.tensors[i].event_id = event;
     }
     return {};
-}
-
-bool WorkerConnection::lies_on_gpu(const Sending& request) {
-    return std::ranges::any_of(request.inputs,
-                               [](const auto& input) { return input.lease && input.lease->slab->gpu(); });
 }
 
 }  // namespace bulkhead

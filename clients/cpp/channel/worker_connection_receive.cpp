@@ -8,7 +8,6 @@
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/base/protocol_violation.h"
 #include "clients/cpp/channel/worker_connection.h"
-#include "clients/cpp/control/control_rules.h"
 #include "ipc/channel/tensor_layout.h"
 
 namespace bulkhead {
@@ -18,6 +17,10 @@ namespace {
 std::string came(std::uint64_t parts, std::uint64_t tokens) {
     const std::uint64_t count = tokens > 0 ? tokens : parts;
     return fmt::format("{} {}{}", count, tokens > 0 ? "token" : "part", count == 1 ? "" : "s");
+}
+
+bool lies_on_gpu(const WorkerConnection::Sending::Tensor& input) {
+    return input.lease && input.lease->slab->memory().gpu;
 }
 
 }  // namespace
@@ -143,13 +146,13 @@ Result<> WorkerConnection::handle(channel::InferResult&& result, std::vector<Uni
         if (!slab)
             return protocol_violation(fmt::format("output \"{}\" lies in slab {}, which is not an output slab",
                                                   tensor.name, tensor.lease.slab_id));
-        if (const Result<> placed = check_placement(tensor.lease, slab->size_bytes()); !placed)
+        if (const Result<> placed = check_placement(tensor.lease, slab->memory().size_bytes); !placed)
             return Error{placed.error()}.during(fmt::format("output \"{}\"", tensor.name));
-        if (const auto& unusable = slab->why_unusable()) {
+        if (const auto& unusable = slab->memory().why_unusable) {
             lost = Error{*unusable}.during(fmt::format("reading output \"{}\"", tensor.name));
             continue;
         }
-        if (tensor.event_id != 0 && !(slab->gpu() && events_->is_workers(tensor.event_id)))
+        if (tensor.event_id != 0 && !(slab->memory().gpu && events_->is_workers(tensor.event_id)))
             return protocol_violation(fmt::format("output \"{}\" names event {}, which is none of the worker's",
                                                   tensor.name, tensor.event_id));
     }
@@ -194,7 +197,7 @@ Result<> WorkerConnection::handle(channel::Failure&& failure, std::vector<Unique
     // Work that writes its GPU inputs may still be queued, into room that is free for
     // others from now on.
     const auto ends_here = [](const Sending::Tensor& input) {
-        return input.lease && input.lease.use_count() == 1 && input.lease->slab->gpu();
+        return lies_on_gpu(input) && input.lease.use_count() == 1;
     };
     if (std::ranges::any_of(request->second.request.inputs, ends_here)) gpu()->synchronize();
     answer(request, std::move(failure.error));
@@ -266,7 +269,7 @@ Error WorkerConnection::end(Error reason, bool died) {
         if (parts > 0)
             error.attempt += fmt::format(", after {} of the answer", came(parts, current->second.tokens_came));
         if (died && current->second.request.retry_safe && !current->second.abandoned && parts == 0 &&
-            !lies_on_gpu(current->second.request))
+            std::ranges::none_of(current->second.request.inputs, lies_on_gpu))
             lost_.emplace(current->first, current->second.request);
         answer(current, std::move(error));
     }

@@ -13,7 +13,6 @@
 
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/base/protocol_violation.h"
-#include "clients/cpp/control/control_rules.h"
 #include "ipc/base/packet.h"
 #include "ipc/base/received_fds.h"
 

@@ -20,11 +20,6 @@ bool is_supervisor(pid_t pid) {
     return std::getline(file, name, '\0') && name == "bulkhead-supervisor";
 }
 
-Error hung(pid_t supervisor) {
-    return {ErrorCode::deadline_exceeded, fmt::format("the supervisor, pid {}, answers nothing", supervisor),
-            fmt::format("it hangs; `kill -9 {}`: workers run on and the next one adopts them", supervisor)};
-}
-
 }  // namespace
 
 std::optional<pid_t> find_supervisor(int connected_socket) {
@@ -48,7 +43,9 @@ std::optional<Error> hang_of_supervisor(const std::filesystem::path& socket) {
     const auto answer = connection->receive(until);
     if (answer || answer.error().code != ErrorCode::deadline_exceeded) return std::nullopt;
     // A new supervisor may be about to answer.
-    return find_supervisor(connection->fd()) == before ? std::optional{hung(*before)} : std::nullopt;
+    if (find_supervisor(connection->fd()) != before) return std::nullopt;
+    return Error{ErrorCode::deadline_exceeded, fmt::format("the supervisor, pid {}, answers nothing", *before),
+                 fmt::format("it hangs; `kill -9 {}`: workers run on and the next one adopts them", *before)};
 }
 
 }  // namespace bulkhead

@@ -44,31 +44,23 @@ class ExportedInputs {
 public:
     void add(const std::byte* data, const Input& input) {
         const std::lock_guard lock{mutex_};
-        auto [entry, is_new] = exports_.try_emplace(data, Export{input.share(), 0});
-        ++entry->second.count;
+        exports_.emplace(data, input.share());
     }
     void remove(const std::byte* data) {
-        std::optional<Export> last;  // returns its lease after the lock is released
+        decltype(exports_)::node_type removed;  // may return the lease, after the lock is released
         const std::lock_guard lock{mutex_};
-        const auto found = exports_.find(data);
-        if (--found->second.count > 0) return;
-        last = std::move(found->second);
-        exports_.erase(found);
+        removed = exports_.extract(exports_.find(data));
     }
     std::optional<Input> find(const std::byte* data) {
         const std::lock_guard lock{mutex_};
         const auto found = exports_.find(data);
         if (found == exports_.end()) return std::nullopt;
-        return found->second.input.share();
+        return found->second.share();
     }
 
 private:
-    struct Export {
-        Input input;
-        int count;
-    };
     std::mutex mutex_;
-    std::map<const std::byte*, Export> exports_;
+    std::multimap<const std::byte*, Input> exports_;  ///< an input for each time that it was exported
 };
 
 /// Never destroyed: a library may release a tensor while the program ends.
@@ -157,22 +149,15 @@ struct Pieces {
         return most > 0;
     }
     /// Calls `copy(target, source, bytes)` for each piece, in the order of a contiguous `target`,
-    /// while it returns true. The tensor must not be empty.
+    /// while it returns true; returns whether it always did. Leaves `target` behind the last piece.
+    /// The tensor must not be empty. `d`: the dimension to iterate over.
     template <typename Copy>
-    void each(std::byte* target, const std::byte* source, Copy copy) const {
-        std::array<std::int64_t, wire::rank_max> index{};
-        for (;;) {
-            if (!copy(target, source, static_cast<std::size_t>(run * element))) return;
-            target += run * element;
-            std::size_t d = outer;
-            for (; d > 0; --d) {
-                source += strides[d - 1] * element;
-                if (++index[d - 1] < dims[d - 1]) break;
-                source -= dims[d - 1] * strides[d - 1] * element;
-                index[d - 1] = 0;
-            }
-            if (d == 0) return;
-        }
+    bool each(std::byte*& target, const std::byte* source, const Copy& copy, std::size_t d = 0) const {
+        if (d == outer)
+            return copy(std::exchange(target, target + run * element), source, static_cast<std::size_t>(run * element));
+        for (std::int64_t i = 0; i < dims[d]; ++i, source += strides[d] * element)
+            if (!each(target, source, copy, d + 1)) return false;
+        return true;
     }
 };
 
@@ -186,13 +171,13 @@ Result<> copy_on_gpu(const cuda::Gpu& gpu, const Pieces& pieces, std::byte* targ
                      void* stream) {
     cuda::CUresult queued = cuda::CUDA_SUCCESS;
     const cuda::Gpu::Current current{gpu};
-    pieces.each(target, data, [&](std::byte* to, const std::byte* from, std::size_t bytes) {
+    const bool done = pieces.each(target, data, [&](std::byte* to, const std::byte* from, std::size_t bytes) {
         queued = gpu.driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
                                             reinterpret_cast<cuda::CUdeviceptr>(from), bytes,
                                             static_cast<cuda::CUstream>(stream));
         return queued == cuda::CUDA_SUCCESS;
     });
-    if (queued == cuda::CUDA_SUCCESS) return {};
+    if (done) return {};
     gpu.synchronize();  // queued copies then no longer use input or tensor
     return gpu.driver().failed("cuMemcpyAsync", queued).during("importing a DLPack tensor");
 }

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/use_future.hpp>
 
 #include <bulkhead/async_channel.h>
 
@@ -44,15 +44,12 @@ int main(int argc, char** argv) {
     std::vector<std::int64_t> dims;
     for (int i = 4; i < argc; ++i) dims.push_back(std::atoll(argv[i]));
     asio::io_context loop;
-    int status = 0;
-    asio::co_spawn(loop, run(argv[1], argv[2], std::atoi(argv[3]), dims), [&](std::exception_ptr failure) {
-        if (failure) try {
-                std::rethrow_exception(failure);
-            } catch (const std::exception& error) {
-                std::fprintf(stderr, "%s\n", error.what());
-                status = 1;
-            }
-    });
+    auto done = asio::co_spawn(loop, run(argv[1], argv[2], std::atoi(argv[3]), dims), asio::use_future);
     loop.run();
-    return status;
+    try {
+        done.get();
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
 }

@@ -49,12 +49,12 @@ def receive(sock: socket.socket, core: ChannelCore) -> None:
         data, fds, flags = descriptors.receive(sock, LIMITS["packet_bytes_max"], 4)
     except (BlockingIOError, InterruptedError):
         raise
-    except OSError as error:
+    except ConnectionResetError:
         # Raised once if the dead peer had left packets of ours unread; what it sent can
         # still be read.
-        if not isinstance(error, ConnectionResetError):
-            return core.end(Error("worker_lost", f"reading the channel: {error.strerror}"))
         return None
+    except OSError as error:
+        return core.end(Error("worker_lost", f"reading the channel: {error.strerror}"))
     if flags & _CUT:
         for fd in fds:
             os.close(fd)

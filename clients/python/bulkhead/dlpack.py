@@ -8,6 +8,7 @@ from typing import Any
 
 from .errors import Error
 from .layout import contiguous_strides
+from .memory import bytes_at
 
 CPU, CUDA = 1, 2
 _READ_ONLY = 1
@@ -59,7 +60,7 @@ _NAMES = {
     (2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (2, 64): "float64", (5, 64): "complex64",
     (5, 128): "complex128",
 }  # fmt: skip
-_CODES = {name: code for code, name in _NAMES.items()}
+CODES = {name: code for code, name in _NAMES.items()}
 
 _api = ctypes.pythonapi
 _api.PyCapsule_GetPointer.restype = ctypes.c_void_p
@@ -79,11 +80,7 @@ class Seen:
 
     def bytes(self) -> memoryview:
         """The bytes of a tensor in CPU memory."""
-        if self.size_bytes == 0:
-            return memoryview(b"")
-        array: Any = (ctypes.c_ubyte * self.size_bytes).from_address(self.address)
-        array.owner = self.keep
-        return memoryview(array).cast("B")
+        return bytes_at(self.address, self.size_bytes, self.keep)
 
 
 def read(value: Any, stream: int | None = None) -> Seen:
@@ -177,7 +174,7 @@ def _capsule(view: Any, device: tuple[int, int], address: int | None, readonly: 
     rank = len(view.shape)
     shape = (ctypes.c_int64 * max(rank, 1))(*view.shape)
     strides = (ctypes.c_int64 * max(rank, 1))(*contiguous_strides(view.shape))
-    code, bits = _CODES[view.dtype]
+    code, bits = CODES[view.dtype]
     managed: Any = _Versioned() if versioned else _Managed()
     tensor = managed.tensor
     tensor.data = address

@@ -183,14 +183,18 @@ class Mapping(Region):
             _libc.madvise(self.address, self.size_bytes, _MADV_DONTNEED)
 
     def view(self, offset: int, size_bytes: int, owner: object) -> memoryview:
-        """Returns bytes of the slab. Every view of them, numpy arrays included, keeps
-        ``owner`` alive."""
-        if size_bytes == 0:
-            return memoryview(b"")
-        array: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address + offset)
-        array.owner = owner
-        view = memoryview(array).cast("B")
+        """Returns bytes of the slab, as ``bytes_at``."""
+        view = bytes_at(self.address + offset, size_bytes, owner)
         return view if self.writable else view.toreadonly()
+
+
+def bytes_at(address: int, size_bytes: int, owner: object) -> memoryview:
+    """Every view of these bytes, numpy arrays included, keeps ``owner`` alive."""
+    if size_bytes == 0:
+        return memoryview(b"")
+    array: Any = (ctypes.c_ubyte * size_bytes).from_address(address)
+    array.owner = owner
+    return memoryview(array).cast("B")
 
 
 def _unmap(process: int, address: int, size_bytes: int, fd: int, then: list[Callable[[], None]]) -> None:

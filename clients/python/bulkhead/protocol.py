@@ -84,10 +84,6 @@ class Reply(MappingType[str, Output]):
         return f"Reply({', '.join(repr(output) for output in self._outputs.values())})"
 
 
-def _nothing() -> None:
-    pass
-
-
 class Request:
     """One request in flight: for ``Channel.wait``, ``stream`` and ``cancel``."""
 
@@ -101,7 +97,7 @@ class Request:
         #: How it must end, whatever still arrives: its parts cannot be kept or read.
         self.spoiled: Error | None = None
         self.until = 0.0  # the caller's deadline, on its clock
-        self.on_change: Callable[[], None] = _nothing
+        self.on_change: Callable[[], None] = lambda: None
         # The worker borrows these until it answers, even if the caller drops them.
         self._borrowed = inputs
 

@@ -12,10 +12,7 @@ from .layout import DTYPE, LIMITS
 
 DTYPE_NAMES: dict[int, str] = {value: "bool" if name == "boolean" else name for name, value in DTYPE.items()}
 DTYPE_NUMBERS: dict[str, int] = {name: value for value, name in DTYPE_NAMES.items()}
-ITEM_BYTES: dict[str, int] = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
-    "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
+ITEM_BYTES: dict[str, int] = {name: bits // 8 for name, (_, bits) in dlpack.CODES.items()}
 # Formats of the struct module and of numpy's buffers; C's long has 8 bytes on all
 # supported systems.
 _FORMATS: dict[str, str] = {
@@ -133,8 +130,7 @@ class TensorView:
         if self.nbytes == 0:
             return _empty_list(self.shape)
         code: Any = _FORMATS[self.dtype]
-        flat = self.data.cast(code)
-        return flat[0] if self.shape == () else self.data.cast(code, self.shape).tolist()
+        return self.data.cast(code, self.shape).tolist()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -152,10 +148,10 @@ def _empty_list(shape: tuple[int, ...]) -> Any:
 class Source:
     """Any input value as contiguous bytes: ``data`` in CPU memory, or at ``address`` on a GPU."""
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview, keep: object = None) -> None:
+    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview, keep: object = None,
+                 device: tuple[int, int] = (dlpack.CPU, 0), address: int = 0) -> None:  # fmt: skip
         self.dtype, self.shape, self.data, self.keep = dtype, shape, data, keep
-        self.device: tuple[int, int] = (dlpack.CPU, 0)
-        self.address = 0
+        self.device, self.address = device, address
 
     @classmethod
     def of(cls, value: Any, wanted: str | None, stream: int | None = None) -> Source:
@@ -194,11 +190,8 @@ class Source:
     @classmethod
     def _of_dlpack(cls, value: Any, stream: int | None) -> Source:
         seen = dlpack.read(value, stream)
-        if seen.device[0] == dlpack.CPU:
-            return cls(seen.dtype, seen.shape, seen.bytes(), seen.keep)
-        source = cls(seen.dtype, seen.shape, memoryview(b""), seen.keep)
-        source.device, source.address = seen.device, seen.address
-        return source
+        data = seen.bytes() if seen.device[0] == dlpack.CPU else memoryview(b"")
+        return cls(seen.dtype, seen.shape, data, seen.keep, seen.device, seen.address)
 
     @classmethod
     def _of_list(cls, value: Any, wanted: str | None) -> Source:

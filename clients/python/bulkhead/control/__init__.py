@@ -106,15 +106,13 @@ class Control:
         connection = self._take()
         while True:
             try:
-                result = self._call_once(connection or self.reconnect(until), asked, until)
+                return self._call_once(connection or self.reconnect(until), asked, until)
             except Lost as lost:
                 if not isinstance(lost, NotSent):
                     asked.lost()
                 connection = None
             except Gone as gone:
                 return asked.without_daemon(gone), []
-            else:
-                return result
 
     def _call_once(self, connection: _Connection, asked: Call, until: float | None) -> tuple[Any, list[int]]:
         number, line = connection.lines.request(asked.method, asked.params())

@@ -82,7 +82,7 @@ TEST(Generate, ShowsIdsAsTheyComeAndThenWhatItTook) {
             EXPECT_EQ(request.method, "generate");
             EXPECT_EQ(prompt_of(worker, request), (std::vector<std::int64_t>{1, 2, 3}));
             EXPECT_EQ(json::serialize(request.parameters),
-                      R"({"temperature":7E-1,"top_k":40,"ras_repeats":2,"seed":7,"max_new_tokens":9,"stop":[5,6],"do_sample":true,)"
+                      R"({"temperature":7E-1,"top_k":40,"ras_repeats":2,"seed":7,"max_new_tokens":9,"do_sample":true,"stop":[5,6],)"
                       R"("ignore_stop":true})");
             send_part(worker, request.request_id, {10});
             send_part(worker, request.request_id, {11, 12});

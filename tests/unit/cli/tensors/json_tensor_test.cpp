@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "clients/cli/tensors/half.h"
-#include "clients/cli/text/json_text.h"
+#include "clients/cli/text/json_access.h"
 #include "ipc/channel/dtype.h"
 
 namespace bulkhead::cli {

@@ -1,4 +1,4 @@
-#include "clients/cli/text/json_text.h"
+#include "clients/cli/text/json_access.h"
 
 #include <cmath>
 #include <iterator>
@@ -7,8 +7,6 @@
 
 namespace bulkhead::cli {
 namespace {
-
-namespace json = boost::json;
 
 void append(std::string& text, const json::value& value);
 

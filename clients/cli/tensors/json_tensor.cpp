@@ -55,27 +55,25 @@ bool store_integer(const json::value& value, std::byte* to) {
 }
 
 bool store_element(const json::value& value, DType dtype, std::byte* to) {
+    const std::optional<double> number = as_double(value);
+    const double wide = number.value_or(0);
+    const auto narrow = static_cast<float>(wide);
+    // `rounded`: what `bits` mean; they overflowed if that alone is infinite.
+    const auto store_float = [&](auto bits, double rounded) {
+        store(to, bits);
+        return number && (std::isinf(wide) || !std::isinf(rounded));
+    };
     switch (dtype) {
-    case DType::boolean:
-        if (!value.is_bool()) return false;
-        store(to, static_cast<std::uint8_t>(value.get_bool()));
-        return true;
+    case DType::boolean: store(to, static_cast<std::uint8_t>(value == true)); return value.is_bool();
     case DType::uint8: return store_integer<std::uint8_t>(value, to);
     case DType::int8: return store_integer<std::int8_t>(value, to);
     case DType::int16: return store_integer<std::int16_t>(value, to);
     case DType::int32: return store_integer<std::int32_t>(value, to);
     case DType::int64: return store_integer<std::int64_t>(value, to);
-    default: break;
-    }
-    const std::optional<double> number = as_double(value);
-    if (!number) return false;
-    const auto narrow = static_cast<float>(*number);
-    const auto overflowed = [&](double rounded) { return std::isinf(rounded) && !std::isinf(*number); };
-    switch (dtype) {
-    case DType::float64: store(to, *number); return true;
-    case DType::float32: store(to, narrow); return !overflowed(narrow);
-    case DType::float16: store(to, to_float16(narrow)); return !overflowed(from_float16(to_float16(narrow)));
-    case DType::bfloat16: store(to, to_bfloat16(narrow)); return !overflowed(from_bfloat16(to_bfloat16(narrow)));
+    case DType::float64: return store_float(wide, wide);
+    case DType::float32: return store_float(narrow, narrow);
+    case DType::float16: return store_float(to_float16(narrow), from_float16(to_float16(narrow)));
+    case DType::bfloat16: return store_float(to_bfloat16(narrow), from_bfloat16(to_bfloat16(narrow)));
     default: return false;
     }
 }

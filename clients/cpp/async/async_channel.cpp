@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "clients/cpp/async/async_channel_state.h"
-#include "clients/cpp/async/async_connect.h"
 #include "clients/cpp/async/spawn.h"
 
 namespace bulkhead {

@@ -5,7 +5,6 @@
 
 #include <boost/asio/co_spawn.hpp>
 
-#include "clients/cpp/async/async_connect.h"
 #include "clients/cpp/async/spawn.h"
 #include "clients/cpp/base/limits.h"
 

@@ -1,11 +1,10 @@
-#include "clients/cpp/async/async_connect.h"
-
 #include <utility>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "clients/cpp/async/async_channel_state.h"
 #include "clients/cpp/async/blocking_threads.h"
 #include "clients/cpp/base/limits.h"
 

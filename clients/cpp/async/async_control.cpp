@@ -12,7 +12,6 @@
 #include "clients/cpp/async/spawn.h"
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/control/control_rules.h"
-#include "clients/cpp/control/hung_supervisor.h"
 
 namespace bulkhead {
 
@@ -216,7 +215,9 @@ AsyncControlState::Awaitable<Result<Answer>> AsyncControlState::call(std::string
 /// Probes on another thread: it asks the kernel and waits for a ping, up to limits::hang_probe.
 AsyncControlState::Awaitable<std::optional<Error>> AsyncControlState::hang() {
     // Named: GCC 12 destroys a closure twice if it is a temporary of a co_await (PR 99576).
-    const auto probe = [path = path_]() -> Awaitable<std::optional<Error>> { co_return hang_of_supervisor(path); };
+    const auto probe = [path = path_]() -> Awaitable<std::optional<Error>> {
+        co_return control::hang_of_supervisor(path);
+    };
     co_return co_await asio::co_spawn(BlockingThreads::of(executor_), probe, asio::use_awaitable);
 }
 

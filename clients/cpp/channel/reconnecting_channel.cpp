@@ -166,8 +166,7 @@ Result<> ReconnectingChannel::forward(Tensor& tensor, void* stream) {
     return copy(tensor, output.tensor.dtype, output.tensor.dims, output.bytes());
 }
 
-Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::optional<Clock::time_point> until,
-                                                bool awaited) {
+Result<std::uint64_t> ReconnectingChannel::submit_now(const Request& request, Clock::time_point asked, bool awaited) {
     // Before any copy.
     if (std::optional<Error> why = connection_->why_not_now()) return *std::move(why);
     WorkerConnection::Sending sending{std::string{request.method},
@@ -197,10 +196,16 @@ Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::opt
             return not_sent(Error{placed.error()}.during(fmt::format("input \"{}\"", named.name)));
         copied = copied || (is_output && tensor.lease && tensor.lease->slab->memory().gpu);
     }
-    if (until) sending.deadline = left_until(*until);
-    Result<std::uint64_t> sent = connection_->submit(std::move(sending));
-    if (!sent) return not_sent(std::move(sent).error());
-    return sent;
+    InFlight flight{connection_};
+    if (request.deadline.count() > 0) {
+        flight.until = asked + request.deadline;
+        sending.deadline = left_until(*flight.until);
+    }
+    const Result<std::uint64_t> sent = connection_->submit(std::move(sending));
+    if (!sent) return not_sent(sent.error());
+    flight.request_id = *sent;
+    in_flight_.emplace(++last_request_id_, std::move(flight));
+    return last_request_id_;
 }
 
 Result<std::uint64_t> ReconnectingChannel::submit(const Request& request, bool awaited) {
@@ -211,16 +216,6 @@ Result<std::uint64_t> ReconnectingChannel::submit(const Request& request, bool a
     if (request.deadline.count() > 0) left = left_until(asked + request.deadline);
     if (const Result<> reopened = reopen(left); !reopened) return not_reopened(reopened.error());
     return submit_now(request, asked, awaited);
-}
-
-Result<std::uint64_t> ReconnectingChannel::submit_now(const Request& request, Clock::time_point asked, bool awaited) {
-    InFlight flight{connection_, 0, {}, false, {}, {}};
-    if (request.deadline.count() > 0) flight.until = asked + request.deadline;
-    const Result<std::uint64_t> sent = send(request, flight.until, awaited);
-    if (!sent) return sent.error();
-    flight.request_id = *sent;
-    in_flight_.emplace(++last_request_id_, std::move(flight));
-    return last_request_id_;
 }
 
 bool ReconnectingChannel::may_retry(const Request& request, const Error& refusal) const noexcept {

@@ -96,12 +96,12 @@ private:
     };
     struct InFlight {
         std::shared_ptr<WorkerConnection> connection;
-        std::uint64_t request_id;                ///< in that connection
-        std::optional<Clock::time_point> until;  ///< the caller's deadline
-        bool cancelled = false;                  ///< never sent again
-        std::optional<std::uint64_t> lost_with;  ///< the generation that died with it; set once it
-                                                 ///< was sent again
-        std::optional<Error> refused;            ///< why it could not be sent again
+        std::uint64_t request_id = 0;              ///< in that connection
+        std::optional<Clock::time_point> until{};  ///< the caller's deadline
+        bool cancelled = false;                    ///< never sent again
+        std::optional<std::uint64_t> lost_with{};  ///< the generation that died with it; set once it
+                                                   ///< was sent again
+        std::optional<Error> refused{};            ///< why it could not be sent again
     };
 
     using Requests = std::map<std::uint64_t, InFlight>;
@@ -116,7 +116,6 @@ private:
     static Error not_sent_again(const Error& loss, const Error& reason);
     Result<Reply> completed(Requests::iterator found, Result<Reply> outcome);
     void send_again(InFlight& flight, WorkerConnection::Sending request);
-    Result<std::uint64_t> send(const Request& request, std::optional<Clock::time_point> until, bool awaited);
     Result<> place(Tensor& tensor, void* stream);
     Result<> copy(Tensor& tensor, wire::DType dtype, std::span<const std::int64_t> dims,
                   std::span<const std::byte> bytes);

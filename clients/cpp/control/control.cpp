@@ -8,7 +8,6 @@
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/control/control_connection.h"
 #include "clients/cpp/control/control_rules.h"
-#include "clients/cpp/control/hung_supervisor.h"
 
 namespace bulkhead {
 namespace json = boost::json;
@@ -59,7 +58,8 @@ Result<Answer> ControlClient::call(std::string_view method, json::object params,
         bool left = false;
         Result<std::optional<json::object>> answer = exchange(method, params, until, left);
         if (!answer) {
-            auto hang = answer.error().code == ErrorCode::deadline_exceeded ? hang_of_supervisor(path_) : std::nullopt;
+            auto hang =
+                answer.error().code == ErrorCode::deadline_exceeded ? control::hang_of_supervisor(path_) : std::nullopt;
             return (hang ? std::move(*hang) : std::move(answer).error()).during(method);
         }
         if (*answer) {
@@ -126,7 +126,7 @@ Result<> ControlClient::reconnect(Clock::time_point until) {
             return std::move(connection).error();
         }
         if (Clock::now() >= patience) {
-            if (auto hang = hang_of_supervisor(path_)) return std::move(*hang);
+            if (auto hang = control::hang_of_supervisor(path_)) return std::move(*hang);
             return control::no_supervisor(Clock::now() - start);
         }
         std::this_thread::sleep_for(std::min<Clock::duration>(pause, patience - Clock::now()));

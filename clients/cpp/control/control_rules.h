@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -39,6 +41,9 @@ namespace bulkhead::control {
 
 [[nodiscard]] Error lost_answer(std::string_view method);  ///< of a call that may not be sent again
 [[nodiscard]] Error no_supervisor(std::chrono::steady_clock::duration waited);
+/// Returns the error for a supervisor that does not answer a ping on a new connection within
+/// `limits::hang_probe`. Nothing if one answers, or none exists.
+[[nodiscard]] std::optional<Error> hang_of_supervisor(const std::filesystem::path& socket);
 /// The result of `daemon.stop` if the daemon ended before it could answer.
 [[nodiscard]] boost::json::value stopped_without_receipts();
 

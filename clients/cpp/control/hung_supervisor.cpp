@@ -1,5 +1,3 @@
-#include "clients/cpp/control/hung_supervisor.h"
-
 #include <sys/socket.h>
 
 #include <fstream>
@@ -8,9 +6,9 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/base/limits.h"
-#include "clients/cpp/control/control_connection.h"
+#include "clients/cpp/control/control_rules.h"
 
-namespace bulkhead {
+namespace bulkhead::control {
 namespace {
 
 /// Checks argv[0], which the keeper sets, wherever the program's file lies.
@@ -20,8 +18,8 @@ bool is_supervisor(pid_t pid) {
     return std::getline(file, name, '\0') && name == "bulkhead-supervisor";
 }
 
-}  // namespace
-
+/// Returns the supervisor that serves this socket: a child of the keeper, which listens there.
+/// Nothing if there is none now, or this process may not see it.
 std::optional<pid_t> find_supervisor(int connected_socket) {
     ucred keeper{};
     socklen_t size = sizeof keeper;
@@ -31,6 +29,8 @@ std::optional<pid_t> find_supervisor(int connected_socket) {
         if (is_supervisor(child)) return child;
     return std::nullopt;
 }
+
+}  // namespace
 
 std::optional<Error> hang_of_supervisor(const std::filesystem::path& socket) {
     Result<ControlConnection> connection = ControlConnection::connect(socket);
@@ -48,4 +48,4 @@ std::optional<Error> hang_of_supervisor(const std::filesystem::path& socket) {
                  fmt::format("it hangs; `kill -9 {}`: workers run on and the next one adopts them", *before)};
 }
 
-}  // namespace bulkhead
+}  // namespace bulkhead::control

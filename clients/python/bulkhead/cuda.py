@@ -6,10 +6,11 @@ Tested only with a fake driver, on machines without a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import logging
 import os
-import threading
 import weakref
 from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 from typing import Any, Callable, Iterable
@@ -80,9 +81,6 @@ _FUNCTIONS: dict[str, tuple[str, list[Any]]] = {
 class Driver:
     """The library $BULKHEAD_LIBCUDA, else libcuda.so.1. ``call`` raises the driver's errors."""
 
-    _loaded: Driver | None = None
-    _lock = threading.Lock()
-
     def __init__(self) -> None:
         name = os.environ.get("BULKHEAD_LIBCUDA") or "libcuda.so.1"
         try:
@@ -95,13 +93,6 @@ class Driver:
         except (OSError, AttributeError) as error:
             raise Error("load_failed", f"opening NVIDIA's driver {name}: {error}", "install the NVIDIA driver; or pass no gpu") from None
         self.call("cuInit", 0)
-
-    @classmethod
-    def load(cls) -> Driver:
-        with cls._lock:
-            if cls._loaded is None:
-                cls._loaded = cls()
-            return cls._loaded
 
     def call(self, function: str, *arguments: Any) -> None:
         if status := self._functions[function](*arguments):
@@ -118,12 +109,17 @@ class Driver:
         return bool(value.value) if status == 0 else otherwise
 
 
+@functools.cache
+def _driver() -> Driver:
+    return Driver()
+
+
 class Gpu:
     """One GPU, through its primary context, which PyTorch uses too. Any thread; the context is
     current only in ``with gpu:``."""
 
     def __init__(self, ordinal: int) -> None:
-        self.driver = Driver.load()
+        self.driver = _driver()
         self.ordinal = ordinal
         device, context, uuid = c_int(), c_void_p(), (c_char * 16)()
         self.driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
@@ -186,25 +182,16 @@ class DeviceMapping(Region):
         """Does not take over ``fd``."""
         handle, address = c_ulonglong(), c_uint64()
         access = _Access(_ON_DEVICE, on.device, _READ_WRITE if writable else _READ)
-        with on:
+        with on, contextlib.ExitStack() as undo:
             call = on.driver.call
             call("cuMemImportFromShareableHandle", ctypes.byref(handle), fd, _POSIX_FD)
-            undo: list[tuple[Any, ...]] = [("cuMemRelease", handle)]
-            try:
-                call("cuMemAddressReserve", ctypes.byref(address), size_bytes, 0, 0, 0)
-                undo.append(("cuMemAddressFree", address, size_bytes))
-                call("cuMemMap", address, size_bytes, 0, handle, 0)
-                undo.append(("cuMemUnmap", address, size_bytes))
-                call("cuMemSetAccess", address, size_bytes, ctypes.byref(access), 1)
-            except BaseException:
-                for step in reversed(undo):
-                    call(*step)
-                raise
-
-        def unmap() -> None:
-            for step in reversed(undo):
-                call(*step)
-
+            undo.callback(call, "cuMemRelease", handle)
+            call("cuMemAddressReserve", ctypes.byref(address), size_bytes, 0, 0, 0)
+            undo.callback(call, "cuMemAddressFree", address, size_bytes)
+            call("cuMemMap", address, size_bytes, 0, handle, 0)
+            undo.callback(call, "cuMemUnmap", address, size_bytes)
+            call("cuMemSetAccess", address, size_bytes, ctypes.byref(access), 1)
+            unmap = undo.pop_all().close
         return cls(on, address.value, size_bytes, writable, unmap)
 
     @classmethod

@@ -229,14 +229,10 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect(Clock::time_po
     if (is_cancelled(caller)) co_return cancelled("connecting");
     if (connecting_) co_return control::no_supervisor(limits::absence);
     connecting_ = true;
-    const struct Connecting {
-        AsyncControlState& state;
-        ~Connecting() {
-            state.connecting_ = false;
-            state.changed_.notify();
-        }
-    } connecting{*this};
-    co_return co_await connect_and_ping(until);
+    Result<> connected = co_await connect_and_ping(until);
+    connecting_ = false;
+    changed_.notify();
+    co_return connected;
 }
 
 /// Connects until a supervisor answers. The first connection is used without a ping, as

@@ -12,8 +12,6 @@ from .memory import bytes_at
 
 CPU, CUDA = 1, 2
 _READ_ONLY = 1
-Bytes = ctypes.c_ubyte
-address_of = ctypes.addressof
 
 
 class _Device(ctypes.Structure):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Sequence
@@ -99,8 +100,8 @@ class SlabTensor(TensorView):
         _, events = self._on_gpu()
         copy = bytearray(self.nbytes)
         if copy:
-            room = (dlpack.Bytes * len(copy)).from_buffer(copy)
-            events.gpu.copy(dlpack.address_of(room), self.address, len(copy), events.stream)
+            room = (ctypes.c_ubyte * len(copy)).from_buffer(copy)
+            events.gpu.copy(ctypes.addressof(room), self.address, len(copy), events.stream)
             events.gpu.call("cuStreamSynchronize", events.stream)
         return TensorView(self.dtype, self.shape, memoryview(copy))
 

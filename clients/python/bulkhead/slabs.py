@@ -41,21 +41,14 @@ class Loan:
         self.slab_id = slab_id
         self.pending = True
         self.refused: Error | None = None
-        self._mapping = weakref.ref(mapping)
-        self._users: weakref.WeakSet[Placed] = weakref.WeakSet()
-
-    def use(self, placed: Placed) -> None:
-        self._users.add(placed)
-
-    @property
-    def mapping(self) -> Region | None:
-        return self._mapping()
+        self.mapping = weakref.ref(mapping)
+        self.users: weakref.WeakSet[Placed] = weakref.WeakSet()
 
     @property
     def is_over(self) -> bool:
         """Its owner reclaims it or is gone, and no request uses it."""
-        mapping = self.mapping
-        return not self.pending and not self._users and (mapping is None or mapping.retired)
+        mapping = self.mapping()
+        return not self.pending and not self.users and (mapping is None or mapping.retired)
 
 
 class Placed:
@@ -66,7 +59,7 @@ class Placed:
         self.dtype, self.shape, self.lease, self._slab_id = tensor.dtype, tensor.shape, tensor.lease, slab_id
         self.keep: object = None  #: source of a copy that is still queued on a stream
         if loan is not None:
-            loan.use(self)
+            loan.users.add(self)
 
     def members(self, name: str) -> tuple[Any, ...]:
         """Members of its TensorDescriptor."""
@@ -269,7 +262,7 @@ class Slabs:
         return loan if loan is not None and loan.refused is None else None
 
     def _unwatch(self, loan: Loan) -> None:
-        if (mapping := loan.mapping) is not None:
+        if (mapping := loan.mapping()) is not None:
             mapping.off_change(self._wake)
 
     # --- messages from the worker
@@ -420,7 +413,7 @@ class Slabs:
             for loan in [one for one in self._open_loans if one.is_over]:
                 self._open_loans.remove(loan)
                 self._unwatch(loan)
-                if (mapping := loan.mapping) is not None:
+                if (mapping := loan.mapping()) is not None:
                     del self._loans[mapping]
                 self._send("slab_return", layout.SLAB_NAME.pack(slab_id=loan.slab_id))
         while self._unmapped:

@@ -63,7 +63,6 @@ std::optional<std::uint64_t> Value::size(std::uint64_t min, std::uint64_t max) c
 }
 
 std::optional<std::vector<DimRange>> Value::shape() const {
-    bool ok = node_->kind == Node::Kind::sequence;
     std::vector<DimRange> ranges;
     for (const Value& dim : items(wire::rank_max, "write a list of dimensions, such as [1, 1..256]")) {
         const auto range = dim.node().kind == Node::Kind::scalar ? parse_dim(dim.node().text) : std::nullopt;
@@ -71,10 +70,10 @@ std::optional<std::vector<DimRange>> Value::shape() const {
             dim.refuse("write a dimension as 512 or as a range 1..256, from 0 up; with a name, n=1..256");
         else if (range->min > range->max)
             dim.refuse(fmt::format("write the smaller end first: {}", dim_text({range->max, range->min, range->name})));
-        ok = ok && range && range->min <= range->max;
-        ranges.push_back(range.value_or(DimRange{}));
+        else
+            ranges.push_back(*range);
     }
-    ok = ok && ranges.size() == node_->items.size();
+    const bool ok = node_->kind == Node::Kind::sequence && ranges.size() == node_->items.size();
     return ok ? std::optional{std::move(ranges)} : std::nullopt;
 }
 

@@ -63,17 +63,14 @@ void read(const Value& value, Struct& to, rule::Group) {
     if constexpr (std::is_same_v<Struct, ChannelLimits>) check_channel(value, to);
 }
 
-/// Variables that the daemon sets: a model that set them would break its isolation.
-bool is_reserved_variable(std::string_view name) {
-    return name.starts_with("BULKHEAD_") || name == "CUDA_VISIBLE_DEVICES";
-}
-
 void read(const Value& map, ModelSpec& model, rule::Environment) {
     auto& environment = model.environment;
     const Fields fields{map, map.what() + "."};
     for (const Fields::Member& member : fields.members()) {
         const bool is_name = is_environment_name(member.key);
-        if (is_name && !is_reserved_variable(member.key))
+        // The daemon sets these: a model that set them would break its isolation.
+        const bool is_reserved = member.key.starts_with("BULKHEAD_") || member.key == "CUDA_VISIBLE_DEVICES";
+        if (is_name && !is_reserved)
             assign(member.value.raw_text(), environment[member.key]);
         else
             map.report().add(member.location, fmt::format("{}: variable {}", map.what(), in_quotes(member.key)),

@@ -86,7 +86,7 @@ void ReconnectingChannel::replace_connection(std::shared_ptr<WorkerConnection> c
     const std::shared_ptr<WorkerConnection> dead = std::exchange(connection_, std::move(connection));
     for (auto& [id, flight] : in_flight_)
         if (flight.connection == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
-            if (auto request = dead->take_lost(flight.request_id)) send_again(flight, std::move(*request));
+            if (auto lost = dead->take_lost(flight.request_id)) send_again(flight, std::move(lost.mapped()));
     if (dead && dead->ended()) dead->let_go();
 }
 

@@ -206,12 +206,6 @@ Result<std::uint64_t> WorkerConnection::submit(Sending request) {
     return request_id;
 }
 
-std::optional<WorkerConnection::Sending> WorkerConnection::take_lost(std::uint64_t request_id) {
-    auto lost = lost_.extract(request_id);
-    if (lost.empty()) return std::nullopt;
-    return std::move(lost.mapped());
-}
-
 Result<Reply> WorkerConnection::wait(std::uint64_t request_id, bool in_parts, Clock::time_point until) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end() || request->second.abandoned)

@@ -94,7 +94,9 @@ public:
     /// A retry-safe request that died unanswered with its worker. `take_lost` is empty for all
     /// others, and a second time.
     [[nodiscard]] bool has_lost(std::uint64_t request_id) const { return lost_.contains(request_id); }
-    std::optional<Sending> take_lost(std::uint64_t request_id);
+    std::map<std::uint64_t, Sending>::node_type take_lost(std::uint64_t request_id) {
+        return lost_.extract(request_id);
+    }
 
     /// Returns unused slabs and leases; until the next request, leases are returned at once. Never
     /// blocks. Returns when to call it next.

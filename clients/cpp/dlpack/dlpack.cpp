@@ -29,10 +29,6 @@ std::uint8_t code_of(char kind) {
     }
 }
 
-DLDataType type_of(wire::DType dtype) {
-    return {code_of(facts_of(dtype).kind), static_cast<std::uint8_t>(8 * element_size(dtype)), 1};
-}
-
 std::optional<wire::DType> dtype_of(const DLDataType& type) {
     if (type.lanes != 1) return std::nullopt;
     return find_dtype(
@@ -97,13 +93,14 @@ struct Exported {
         tensor.manager_ctx = this;
         tensor.deleter = [](DLManagedTensorVersioned* self) { delete static_cast<Exported*>(self->manager_ctx); };
         tensor.flags = flags;
-        tensor.dl_tensor = {.data = bytes.empty() ? nullptr : const_cast<std::byte*>(bytes.data()),
-                            .device = gpu ? DLDevice{kDLCUDA, *gpu} : DLDevice{kDLCPU, 0},
-                            .ndim = static_cast<std::int32_t>(dims.size()),
-                            .dtype = type_of(dtype),
-                            .shape = shape.data(),
-                            .strides = strides.data(),
-                            .byte_offset = 0};
+        tensor.dl_tensor = {
+            .data = bytes.empty() ? nullptr : const_cast<std::byte*>(bytes.data()),
+            .device = gpu ? DLDevice{kDLCUDA, *gpu} : DLDevice{kDLCPU, 0},
+            .ndim = static_cast<std::int32_t>(dims.size()),
+            .dtype = {code_of(facts_of(dtype).kind), static_cast<std::uint8_t>(8 * element_size(dtype)), 1},
+            .shape = shape.data(),
+            .strides = strides.data(),
+            .byte_offset = 0};
     }
 
     Owner owner;

@@ -78,13 +78,10 @@ class Text:
         def refuse(message: str) -> None:
             raise jinja2.TemplateError(message)
 
-        def now(form: str) -> str:
-            return datetime.datetime.now().strftime(form)
-
         # The same environment as in transformers, for which templates are written.
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-        environment.globals.update(raise_exception=refuse, strftime_now=now)
+        environment.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.datetime.now().strftime(form))
         try:
             return environment.from_string(self._template).render(messages=list(messages), add_generation_prompt=True, **self._special())
         except jinja2.TemplateError as error:
@@ -92,11 +89,8 @@ class Text:
 
     def _special(self) -> dict[str, str]:
         """``bos_token`` and similar entries; each is a text, or an object that holds it."""
-        found = {}
-        for name, value in self._settings.items():
-            if name.endswith("_token") and isinstance(value, (str, dict)):
-                found[name] = value if isinstance(value, str) else str(value.get("content", ""))
-        return found
+        found = {name: value for name, value in self._settings.items() if name.endswith("_token") and isinstance(value, (str, dict))}
+        return {name: value if isinstance(value, str) else str(value.get("content", "")) for name, value in found.items()}
 
     def stream(self) -> Pieces:
         """Decodes the tokens of one answer."""

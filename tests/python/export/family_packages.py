@@ -21,8 +21,6 @@ LENGTH, CHUNK = 128, 40
 
 
 def family(name: str) -> Family:
-    # Inductor takes its time by the layer; pictures reach two of them.
-    tiny_models.TEXT["num_hidden_layers"] = 2 if name == "qwen3_vl" else 1
     model = tiny_models.higgs_audio_v2(codec=True) if name == "higgs_audio_v2" else getattr(tiny_models, name)()
     return family_named(name)(model)
 

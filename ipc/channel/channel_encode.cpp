@@ -7,7 +7,6 @@
 
 #include "ipc/base/text.h"
 #include "ipc/channel/channel_codec.h"
-#include "ipc/channel/tensor_layout.h"
 
 namespace bulkhead::channel {
 namespace {
@@ -74,9 +73,20 @@ Result<std::string> json_text(const boost::json::object& object) {
                  fmt::format("send at most {} bytes; large values belong in a tensor", wire::json_bytes_max)};
 }
 
-Result<> put_tensors(Writer& writer, const Tensors& tensors) {
+/// Adds the body, descriptors and JSON of an infer or a result.
+template <typename Body>
+Result<std::vector<std::byte>> with_payload(Writer writer, Body body, const Tensors& tensors,
+                                            const boost::json::object& json) {
+    if (tensors.size() > wire::tensors_max)
+        return Error{ErrorCode::input_invalid, fmt::format("{} tensors in one message", tensors.size()),
+                     fmt::format("send at most {} tensors", wire::tensors_max)};
+    const Result<std::string> text = json_text(json);
+    if (!text) return text.error();
+    body.tensor_count = static_cast<std::uint16_t>(tensors.size());
+    body.json_bytes = static_cast<std::uint32_t>(text->size());
+    writer.put(body);
     for (const Tensor& tensor : tensors) {
-        if (const Result<> name = check_name("tensor", tensor.name, wire::name_bytes); !name) return name;
+        if (const Result<> name = check_name("tensor", tensor.name, wire::name_bytes); !name) return name.error();
         const Result<std::uint64_t> bytes = tensor_bytes(tensor.dtype, tensor.dims);
         if (!bytes) return Error{bytes.error()}.during(fmt::format("tensor \"{}\"", tensor.name));
         wire::TensorDescriptor descriptor{};
@@ -89,13 +99,7 @@ Result<> put_tensors(Writer& writer, const Tensors& tensors) {
         std::ranges::copy(contiguous_strides(tensor.dims), descriptor.strides.begin());
         writer.put(descriptor);
     }
-    return {};
-}
-
-Result<> check_tensor_count(std::size_t count) {
-    if (count <= wire::tensors_max) return {};
-    return Error{ErrorCode::input_invalid, fmt::format("{} tensors in one message", count),
-                 fmt::format("send at most {} tensors", wire::tensors_max)};
+    return writer.put_text(*text).finish();
 }
 
 }  // namespace
@@ -121,19 +125,13 @@ std::vector<std::byte> encode(const SlabRequest& message) {
 }
 
 Result<std::vector<std::byte>> encode(const Infer& message) {
-    if (Result<> count = check_tensor_count(message.tensors.size()); !count) return std::move(count).error();
     if (Result<> name = check_name("method", message.method, wire::method_bytes); !name) return std::move(name).error();
-    Result<std::string> json = json_text(message.parameters);
-    if (!json) return std::move(json).error();
     wire::Infer body{};
     body.method = field<wire::method_bytes>(message.method);
     body.deadline_ms = static_cast<std::uint32_t>(std::clamp<std::int64_t>(message.deadline.count(), 0, UINT32_MAX));
-    body.tensor_count = static_cast<std::uint16_t>(message.tensors.size());
-    body.json_bytes = static_cast<std::uint32_t>(json->size());
-    Writer writer{wire::MessageType::infer, message.request_id, message.retry_safe ? wire::flag_retry_safe : 0};
-    writer.put(body);
-    if (Result<> tensors = put_tensors(writer, message.tensors); !tensors) return std::move(tensors).error();
-    return writer.put_text(*json).finish();
+    const std::uint32_t flags = message.retry_safe ? wire::flag_retry_safe : 0;
+    return with_payload(Writer{wire::MessageType::infer, message.request_id, flags}, body, message.tensors,
+                        message.parameters);
 }
 
 std::vector<std::byte> encode(const Cancel& message) {
@@ -179,18 +177,12 @@ std::vector<std::byte> encode(const SlabOffer& message) {
 }
 
 Result<std::vector<std::byte>> encode(const InferResult& message) {
-    if (Result<> count = check_tensor_count(message.tensors.size()); !count) return std::move(count).error();
-    Result<std::string> json = json_text(message.values);
-    if (!json) return std::move(json).error();
     wire::InferResult body{};
-    body.tensor_count = static_cast<std::uint16_t>(message.tensors.size());
-    body.json_bytes = static_cast<std::uint32_t>(json->size());
     body.queued_us = static_cast<std::uint64_t>(std::max<std::int64_t>(message.queued.count(), 0));
     body.run_us = static_cast<std::uint64_t>(std::max<std::int64_t>(message.run.count(), 0));
-    Writer writer{wire::MessageType::result, message.request_id, message.more ? wire::flag_more : 0};
-    writer.put(body);
-    if (Result<> tensors = put_tensors(writer, message.tensors); !tensors) return std::move(tensors).error();
-    return writer.put_text(*json).finish();
+    const std::uint32_t flags = message.more ? wire::flag_more : 0;
+    return with_payload(Writer{wire::MessageType::result, message.request_id, flags}, body, message.tensors,
+                        message.values);
 }
 
 std::vector<std::byte> encode(const Failure& message) {

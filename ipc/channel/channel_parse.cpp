@@ -9,7 +9,6 @@
 #include "ipc/base/text.h"
 #include "ipc/channel/channel_codec.h"
 #include "ipc/channel/dtype.h"
-#include "ipc/channel/tensor_layout.h"
 
 namespace bulkhead::channel {
 namespace {

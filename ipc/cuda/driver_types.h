@@ -4,8 +4,6 @@
 /// 11. `tests/gpu/slabs/driver_types_test.cpp` compares it with the toolkit, if installed.
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 
 namespace bulkhead::cuda {
 

@@ -3,7 +3,6 @@
 /// The worker link's packets as values. Defined in `worker_link.json`, described in
 /// docs/worker-link.md.
 
-#include <string>
 #include <string_view>
 
 #include <boost/json.hpp>

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 

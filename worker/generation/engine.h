@@ -4,10 +4,8 @@
 /// the sampler, and the sequences' state. No LibTorch type, so the batcher above it builds and is
 /// tested in seconds.
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 

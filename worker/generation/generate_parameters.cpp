@@ -5,7 +5,6 @@
 #include <cstring>
 #include <random>
 #include <set>
-#include <string>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

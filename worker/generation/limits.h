@@ -2,7 +2,6 @@
 
 /// Bounds of generation packages and of what the engine holds for each sequence.
 
-#include <cstddef>
 #include <cstdint>
 
 namespace bulkhead::worker::generation::limits {

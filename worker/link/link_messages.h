@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <variant>
 
-#include <boost/json.hpp>
 
 #include "config/fleet.h"
 #include "ipc/base/error.h"

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <pthread.h>
-
-#include <cstdint>
 #include <memory>
 #include <string_view>
 

@@ -15,7 +15,6 @@
 #include "worker/requests/request.h"
 #include "worker/requests/scheduler.h"
 #include "worker/requests/step_loop.h"
-#include "worker/slabs/request_outputs.h"
 
 namespace bulkhead::worker {
 

@@ -11,7 +11,6 @@
 
 #include "worker/death/exit_status.h"
 #include "worker/loop/handler_lock.h"
-#include "worker/loop/limits.h"
 #include "worker/model/method_description.h"
 
 namespace bulkhead::worker {

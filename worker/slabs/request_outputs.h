@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "ipc/channel/channel_codec.h"
 #include "worker/model/model.h"

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <vector>
 
 #include <ATen/Parallel.h>
 

@@ -3,7 +3,6 @@
 /// A call's outputs: those that it returns, and those that it takes as arguments.
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include <ATen/core/Tensor.h>

@@ -55,31 +55,19 @@ std::optional<Error> error_in(std::string_view printed) {
 }
 
 Error system_error(std::string_view attempt, int error_number) {
-    Error error{ErrorCode::internal, std::string{attempt} + ": " + std::strerror(error_number), {}};
+    const std::string text = std::string{attempt} + ": " + std::strerror(error_number);
     switch (error_number) {
     case EMFILE:
-    case ENFILE:
-        error.code = ErrorCode::resources_exhausted;
-        error.remedy = "raise the limit on open files (ulimit -n)";
-        break;
-    case ENOMEM:
-        error.code = ErrorCode::resources_exhausted;
-        error.remedy = "free host memory or raise the process' memory limit";
-        break;
+    case ENFILE: return {ErrorCode::resources_exhausted, text, "raise the limit on open files (ulimit -n)"};
+    case ENOMEM: return {ErrorCode::resources_exhausted, text, "free host memory or raise the process' memory limit"};
     case ENOSPC:
-    case EDQUOT:
-        error.code = ErrorCode::resources_exhausted;
-        error.remedy = "free space on the file system";
-        break;
+    case EDQUOT: return {ErrorCode::resources_exhausted, text, "free space on the file system"};
     case EACCES:
     case EPERM:
     case EROFS:
-        error.code = ErrorCode::not_permitted;
-        error.remedy = "check the owner and mode of the path and of the folders above it";
-        break;
-    default: break;
+        return {ErrorCode::not_permitted, text, "check the owner and mode of the path and of the folders above it"};
+    default: return {ErrorCode::internal, text, {}};
     }
-    return error;
 }
 
 void throw_exception_from_error(const Error& error, const boost::source_location& /*where*/) {

@@ -67,15 +67,11 @@ std::optional<std::filesystem::path> own_cgroup(std::string_view mountinfo, std:
         if (dash == std::string_view::npos || !mounts(line.substr(dash + 3), controller)) continue;
         const auto words = split(line.substr(0, dash), ' ');
         if (words.size() < 6) continue;
-        const std::string root = unescape_octal(words[3]);
-        const std::string mount_point = unescape_octal(words[4]);
         // A container may mount a part of the hierarchy: only what lies below that root is visible.
-        const std::string_view prefix = root == "/" ? std::string_view{} : std::string_view{root};
-        const bool below =
-            own.substr(0, prefix.size()) == prefix && (own.size() == prefix.size() || own[prefix.size()] == '/');
-        if (!below) continue;
-        const std::string rest{own.substr(prefix.size())};
-        return rest.size() <= 1 ? std::filesystem::path{mount_point} : std::filesystem::path{mount_point + rest};
+        const auto below = std::filesystem::path{own}.lexically_relative(unescape_octal(words[3]));
+        if (below.empty() || *below.begin() == "..") continue;
+        const std::filesystem::path mount_point = unescape_octal(words[4]);
+        return below == "." ? mount_point : mount_point / below;
     }
     return std::nullopt;
 }

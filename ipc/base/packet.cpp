@@ -15,13 +15,6 @@
 namespace bulkhead {
 namespace {
 
-/// SEQPACKET reports both an empty packet and the end of file as 0 bytes; only at the end has
-/// the peer hung up.
-bool peer_has_hung_up(int socket) {
-    pollfd entry{socket, POLLRDHUP, 0};
-    return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP)) != 0;
-}
-
 /// Is a packet, even an empty one, still queued on a socket whose peer has hung up? The kernel
 /// attaches the sender's credentials, if requested, to every packet and never to the end of file.
 bool packet_is_queued(int socket) {
@@ -37,6 +30,11 @@ bool packet_is_queued(int socket) {
 }
 
 }  // namespace
+
+bool peer_has_hung_up(int socket) {
+    pollfd entry{socket, POLLRDHUP, 0};
+    return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP)) != 0;
+}
 
 Result<PacketPair> PacketPair::make(bool nonblocking) {
     std::array<int, 2> ends{};
@@ -98,7 +96,8 @@ Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, P
         return system_error("receiving a packet", errno);
     }
     packet.fds = descriptors.take_from(message);
-    // A last packet that is empty looks like the end of file: nothing is lost by that.
+    // SEQPACKET reports both an empty packet and the end of file as 0 bytes; only at the end has the
+    // peer hung up. A last packet that is empty looks like the end of file: nothing is lost by that.
     if (received == 0 && packet.fds.empty() && peer_has_hung_up(socket) && !packet_is_queued(socket))
         return ReceiveOutcome::closed;
     packet.fds_lost = ReceivedFds::lost_in(message) && packet.fds.size() <= fds_max;

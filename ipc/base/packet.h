@@ -34,6 +34,9 @@ struct Packet {
 
 enum class ReceiveOutcome { packet, would_block, closed };
 
+/// Whether the peer of a SOCK_SEQPACKET socket has closed its end.
+[[nodiscard]] bool peer_has_hung_up(int socket);
+
 /// Sends one packet whole or not at all; the caller keeps the descriptors. Never waits, whatever
 /// the socket's flags: a peer that shares the open file could change those.
 ///

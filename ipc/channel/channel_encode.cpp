@@ -19,8 +19,7 @@ public:
         put(header_);
     }
 
-    template <typename T>
-    Writer& put(const T& value) {
+    Writer& put(const auto& value) {
         const auto bytes = std::as_bytes(std::span{&value, 1});
         packet_.insert(packet_.end(), bytes.begin(), bytes.end());
         return *this;
@@ -42,8 +41,7 @@ private:
 };
 
 /// Makes a packet of a fixed body and optional text.
-template <typename Body>
-std::vector<std::byte> packet_of(wire::MessageType type, std::uint64_t request_id, const Body& body,
+std::vector<std::byte> packet_of(wire::MessageType type, std::uint64_t request_id, const auto& body,
                                  std::string_view text = {}) {
     return Writer{type, request_id}.put(body).put_text(text).finish();
 }
@@ -74,8 +72,7 @@ Result<std::string> json_text(const boost::json::object& object) {
 }
 
 /// Adds the body, descriptors and JSON of an infer or a result.
-template <typename Body>
-Result<std::vector<std::byte>> with_payload(Writer writer, Body body, const Tensors& tensors,
+Result<std::vector<std::byte>> with_payload(Writer writer, auto body, const Tensors& tensors,
                                             const boost::json::object& json) {
     if (tensors.size() > wire::tensors_max)
         return Error{ErrorCode::input_invalid, fmt::format("{} tensors in one message", tensors.size()),

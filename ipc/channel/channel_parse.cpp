@@ -25,11 +25,10 @@ class Reader {
 public:
     explicit Reader(std::span<const std::byte> bytes) : rest_{bytes} {}
 
-    template <typename T>
-    [[nodiscard]] bool take(T& out) {
-        if (rest_.size() < sizeof(T)) return false;
-        std::memcpy(&out, rest_.data(), sizeof(T));
-        rest_ = rest_.subspan(sizeof(T));
+    [[nodiscard]] bool take(auto& out) {
+        if (rest_.size() < sizeof out) return false;
+        std::memcpy(&out, rest_.data(), sizeof out);
+        rest_ = rest_.subspan(sizeof out);
         return true;
     }
     /// The caller has compared `size` with `left`.
@@ -373,8 +372,9 @@ Result<WorkerMessage> parse_from_worker(std::span<const std::byte> packet) {
         case closing: return parse_closing(reader);
         case ring_offer: return parse_ring_offer(reader);
         case slab_accepted:
-            return parse_slab_name<WorkerMessage>(reader,
-                                                  [&](std::uint32_t slab) { return SlabAccepted{request_id, slab}; });
+            return parse_slab_name<WorkerMessage>(reader, [&](std::uint32_t slab) {
+                return SlabAccepted{request_id, slab};
+            });
         case slab_withdraw:
             return parse_slab_name<WorkerMessage>(reader, [](std::uint32_t slab) { return SlabWithdraw{slab}; });
         case event_offer: return parse_event_offer(reader);

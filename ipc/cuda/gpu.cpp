@@ -1,6 +1,6 @@
 #include "ipc/cuda/gpu.h"
 
-#include <cstring>
+#include <bit>
 
 #include <fmt/format.h>
 
@@ -11,10 +11,7 @@ Result<wire::GpuUuid> uuid_of(const Driver& driver, CUdevice device) {
     CUuuid uuid{};
     if (auto asked = driver.check("cuDeviceGetUuid", driver.cuDeviceGetUuid(&uuid, device)); !asked)
         return asked.error();
-    wire::GpuUuid bytes;
-    static_assert(sizeof bytes == sizeof uuid.bytes);
-    std::memcpy(bytes.data(), uuid.bytes.data(), bytes.size());
-    return bytes;
+    return std::bit_cast<wire::GpuUuid>(uuid);
 }
 
 /// Attributes unknown to an old driver count as unsupported.

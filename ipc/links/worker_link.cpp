@@ -20,8 +20,7 @@ namespace {
 
 namespace json = boost::json;
 
-template <typename Direction>
-json::object encode_message(const Direction& message) {
+json::object encode_message(const auto& message) {
     return std::visit(
         []<typename Message>(const Message& from) -> json::object {
             if constexpr (std::is_same_v<Message, Unknown>)

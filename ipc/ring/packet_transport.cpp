@@ -70,10 +70,7 @@ Result<> PacketTransport::send_through_rings(std::span<const std::byte> packet, 
     // A sleeping peer may have died. An awake one is not checked: that would cost each post
     // a system call. Does not use `sleep`, which would take a ring of the doorbell away
     // from its waiter.
-    if (sleeper == Sleeper::asked_after && !hung_up_ && rings_->peer_sleeps()) {
-        pollfd end{socket_, POLLRDHUP, 0};
-        hung_up_ = ::poll(&end, 1, 0) > 0 && (end.revents & (POLLRDHUP | POLLHUP)) != 0;
-    }
+    if (sleeper == Sleeper::asked_after && !hung_up_ && rings_->peer_sleeps()) hung_up_ = peer_has_hung_up(socket_);
     if (hung_up_) return Error{ErrorCode::worker_lost, "the peer has closed its end", {}};
     socket_full_ = false;
     const bool carried = fds.empty() && packet.size() <= rings_->packet_bytes_max();

@@ -61,8 +61,11 @@ std::uint64_t memory_bytes(std::uint32_t cells_to_worker, std::uint32_t cells_to
 
 Header& header_of(const HostSlab& memory) { return *reinterpret_cast<Header*>(memory.bytes().data()); }
 
-std::span<Cell> cells_at(const HostSlab& memory, std::uint32_t first, std::uint32_t count) {
-    return {reinterpret_cast<Cell*>(memory.bytes().data() + header_bytes) + first, count};
+std::span<Cell> to_worker(const HostSlab& memory, const channel::RingOffer& offer) {
+    return {reinterpret_cast<Cell*>(memory.bytes().data() + header_bytes), offer.cells_to_worker};
+}
+std::span<Cell> to_client(const HostSlab& memory, const channel::RingOffer& offer) {
+    return {to_worker(memory, offer).data() + offer.cells_to_worker, offer.cells_to_client};
 }
 
 void store(Cell& cell, std::span<const std::byte> part) noexcept {
@@ -154,17 +157,16 @@ Result<std::size_t> RingReader::read(std::span<std::byte> buffer) {
     return size;
 }
 
-RingEnd::RingEnd(HostSlab memory, bool is_worker, std::uint32_t cells_to_worker, std::uint32_t cells_to_client,
-                 UniqueFd doorbell, UniqueFd peers_doorbell)
-    : memory_{std::move(memory)}, cells_to_worker_{cells_to_worker},
-      cells_to_client_{cells_to_client}, doorbell_{std::move(doorbell)}, peers_doorbell_{std::move(peers_doorbell)},
-      mine_{is_worker ? &header_of(memory_).worker : &header_of(memory_).client},
+RingEnd::RingEnd(HostSlab memory, bool is_worker, const channel::RingOffer& offer, UniqueFd doorbell,
+                 UniqueFd peers_doorbell)
+    : memory_{std::move(memory)}, offer_{offer}, doorbell_{std::move(doorbell)},
+      peers_doorbell_{std::move(peers_doorbell)}, mine_{is_worker ? &header_of(memory_).worker
+                                                                  : &header_of(memory_).client},
       peers_{is_worker ? &header_of(memory_).client : &header_of(memory_).worker},
-      writer_{is_worker ? RingWriter{cells_at(memory_, cells_to_worker, cells_to_client), header_of(memory_).of_client}
-                        : RingWriter{cells_at(memory_, 0, cells_to_worker), header_of(memory_).of_worker}},
-      reader_{is_worker
-                  ? RingReader{cells_at(memory_, 0, cells_to_worker), header_of(memory_).of_worker}
-                  : RingReader{cells_at(memory_, cells_to_worker, cells_to_client), header_of(memory_).of_client}} {}
+      writer_{is_worker ? RingWriter{to_client(memory_, offer), header_of(memory_).of_client}
+                        : RingWriter{to_worker(memory_, offer), header_of(memory_).of_worker}},
+      reader_{is_worker ? RingReader{to_worker(memory_, offer), header_of(memory_).of_worker}
+                        : RingReader{to_client(memory_, offer), header_of(memory_).of_client}} {}
 
 RingEnd::~RingEnd() {
     if (!closed_in_child_[0].in_child()) mine_->asleep.store(has_left, std::memory_order_release);
@@ -172,13 +174,12 @@ RingEnd::~RingEnd() {
 
 Result<std::unique_ptr<RingEnd>> RingEnd::make(std::uint32_t cells_to_worker, std::uint32_t cells_to_client,
                                                const std::string& label) {
-    Result<HostSlab> memory =
-        HostSlab::create(memory_bytes(cells_to_worker, cells_to_client), wire::SlabDirection::input, label);
+    const channel::RingOffer offer{cells_to_worker, cells_to_client, memory_bytes(cells_to_worker, cells_to_client)};
+    Result<HostSlab> memory = HostSlab::create(offer.size_bytes, wire::SlabDirection::input, label);
     if (!memory) return std::move(memory).error();
     Result<UniqueFd> mine = make_doorbell(), peers = make_doorbell();
     if (!mine || !peers) return mine ? std::move(peers).error() : std::move(mine).error();
-    return std::unique_ptr<RingEnd>{
-        new RingEnd{std::move(*memory), true, cells_to_worker, cells_to_client, std::move(*mine), std::move(*peers)}};
+    return std::unique_ptr<RingEnd>{new RingEnd{std::move(*memory), true, offer, std::move(*mine), std::move(*peers)}};
 }
 
 Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds) {
@@ -193,15 +194,10 @@ Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer,
         return lies("a ring's doorbell is not an eventfd");
     Result<HostSlab> memory = HostSlab::adopt(std::move(fds[0]), offer.size_bytes, wire::SlabDirection::input);
     if (!memory) return std::move(memory).error().during("rings");
-    std::unique_ptr<RingEnd> end{new RingEnd{std::move(*memory), false, offer.cells_to_worker, offer.cells_to_client,
-                                             std::move(fds[2]), std::move(fds[1])}};
+    std::unique_ptr<RingEnd> end{new RingEnd{std::move(*memory), false, offer, std::move(fds[2]), std::move(fds[1])}};
     end->closed_in_child_[0] = ClosedInChild{end->doorbell_.get()};
     end->closed_in_child_[1] = ClosedInChild{end->peers_doorbell_.get()};
     return end;
-}
-
-channel::RingOffer RingEnd::offer() const noexcept {
-    return {cells_to_worker_, cells_to_client_, memory_.size_bytes()};
 }
 
 std::array<int, wire::ring_offer_fds> RingEnd::offer_fds() const noexcept {

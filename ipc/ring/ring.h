@@ -134,7 +134,7 @@ public:
     RingEnd& operator=(const RingEnd&) = delete;
 
     /// The worker's offer and the descriptors that go with it; this object keeps them.
-    [[nodiscard]] channel::RingOffer offer() const noexcept;
+    [[nodiscard]] const channel::RingOffer& offer() const noexcept { return offer_; }
     [[nodiscard]] std::array<int, wire::ring_offer_fds> offer_fds() const noexcept;
 
     [[nodiscard]] std::size_t packet_bytes_max() const noexcept { return writer_.packet_bytes_max(); }
@@ -159,13 +159,12 @@ public:
     void ring_own_doorbell() const noexcept;
 
 private:
-    RingEnd(HostSlab memory, bool is_worker, std::uint32_t cells_to_worker, std::uint32_t cells_to_client,
-            UniqueFd doorbell, UniqueFd peers_doorbell);
+    RingEnd(HostSlab memory, bool is_worker, const channel::RingOffer& offer, UniqueFd doorbell,
+            UniqueFd peers_doorbell);
     bool ring_if_asleep(std::uint32_t for_what) noexcept;
 
     HostSlab memory_;
-    std::uint32_t cells_to_worker_;
-    std::uint32_t cells_to_client_;
+    const channel::RingOffer offer_;
     UniqueFd doorbell_;
     UniqueFd peers_doorbell_;
     ClosedInChild closed_in_child_[2];  ///< only on the client's side

@@ -436,7 +436,7 @@ std::size_t ChannelSession::unanswered() const {
 
 void ChannelSession::send_offers() {
     for (const channel::EventOffer& event : slabs_->take_event_offers()) send(channel::encode(event));
-    for (const auto& [message, fd] : slabs_->take_offers()) send(channel::encode(message), fd);
+    for (const auto& [message, fd] : slabs_->take_offers()) send(channel::encode(message), {&fd, fd >= 0 ? 1U : 0U});
     withdraw_gpu_slabs();  // one may have been in the making when the drain began
 }
 
@@ -456,17 +456,15 @@ void ChannelSession::count_violation(std::uint64_t request_id, const Error& erro
 void ChannelSession::break_off(const Error& error, State how) {
     if (is_closed()) return;
     fail(0, error);
-    close(how, error.text());
+    close(error.text(), how);
 }
 
-void ChannelSession::send(std::span<const std::byte> bytes, int fd) {
+void ChannelSession::send(std::span<const std::byte> bytes, std::span<const int> fds) {
     if (is_closed()) return;
-    if (stream_->send(bytes, fd) == PacketStream::Sent::outbox_full) close("its client does not read its answers");
+    if (stream_->send(bytes, fds) == PacketStream::Sent::outbox_full) close("its client does not read its answers");
 }
 
-void ChannelSession::close(std::string_view reason) { close(State::closed, reason); }
-
-void ChannelSession::close(State how, std::string_view reason) {
+void ChannelSession::close(std::string_view reason, State how) {
     if (is_closed()) return;
     spdlog::log(is_open() ? spdlog::level::debug : spdlog::level::info, "channel {} of \"{}\", pid {}, closed: {}", id_,
                 client_, client_pid_, reason);

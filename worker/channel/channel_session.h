@@ -88,7 +88,7 @@ public:
     void refuse(const Error& error);
     /// Answers requests in flight. A channel that is still opening is refused.
     void drain(std::chrono::milliseconds deadline);
-    void close(std::string_view reason);
+    void close(std::string_view reason, State how = State::closed);
 
     [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
     [[nodiscard]] State state() const noexcept { return state_; }
@@ -146,12 +146,11 @@ private:
     void send_part(const channel::InferResult& part);
     [[nodiscard]] Clock::time_point end_unread_streams();
 
-    void send(std::span<const std::byte> bytes, int fd = -1);
+    void send(std::span<const std::byte> bytes, std::span<const int> fds = {});
     void send_offers();
     void fail(std::uint64_t request_id, const Error& error);
     /// Tells the client the error, then closes.
     void break_off(const Error& error, State how = State::closed);
-    void close(State how, std::string_view reason);
     void fail_or_count(std::uint64_t request_id, const Error& error);
     void count_violation(std::uint64_t request_id, const Error& error);
     void end_if_unused();

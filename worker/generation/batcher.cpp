@@ -111,13 +111,12 @@ void Batcher::compute_chunk(Number number) {
         if (const Result<> done = engine_.prefill(*sequence->slot, prompt, sequence->computed, count, last); !done)
             return fail(*sequence, done.error());
         sequence->computed += count;
-        statistics_.prefilled(count);
+        statistics_.update([&](auto& counts) { counts.prefill_tokens += count; });
         if (last && shape_.prefill_gives) launched_.push_back({{number}, Clock::now(), false});
     }
-    if (sequence->computed == end)
-        join(*sequence);
-    else
-        prompts_.push_back(number);
+    if (sequence->computed < end) return prompts_.push_back(number);
+    if (*sequence->slot != active_) exchange(*sequence->slot, active_);
+    ++active_;
 }
 
 /// Finds a slot for the sequence, with as much of its prompt as a slot holds.
@@ -131,9 +130,10 @@ Result<> Batcher::begin(Sequence& sequence) {
     slots_.take(choice->slot, sequence.number);
     sequence.slot = choice->slot;
     if (choice->copy_from)
-        if (Result<> copied = engine_.copy_prefix(*choice->copy_from, choice->slot, choice->keep); !copied) return copied;
+        if (Result<> copied = engine_.copy_prefix(*choice->copy_from, choice->slot, choice->keep); !copied)
+            return copied;
     sequence.reused = sequence.computed = choice->keep;
-    statistics_.reused(choice->keep);
+    statistics_.update([&](auto& counts) { counts.reused_tokens += choice->keep; });
 
     std::vector<std::int64_t> first_input;
     if (shape_.embeddings)
@@ -142,15 +142,10 @@ Result<> Batcher::begin(Sequence& sequence) {
         first_input.assign(sequence.known.end() - shape_.codebooks, sequence.known.end());
     if (shape_.prefill_gives) first_input.clear();
     return engine_.reset(choice->slot, {.keep = choice->keep,
-                                       .sampling = sequence.parameters.sampling,
-                                       .rules = sequence.parameters.rules,
-                                       .presence = sequence.parameters.tokens,
-                                       .first_input = first_input});
-}
-
-void Batcher::join(Sequence& sequence) {
-    if (*sequence.slot != active_) exchange(*sequence.slot, active_);
-    ++active_;
+                                        .sampling = sequence.parameters.sampling,
+                                        .rules = sequence.parameters.rules,
+                                        .presence = sequence.parameters.tokens,
+                                        .first_input = first_input});
 }
 
 /// Gives up the sequence's slot. The last active sequence moves up by an exchange, not an
@@ -200,7 +195,7 @@ void Batcher::collect() {
     const Clock::time_point now = Clock::now();
     const auto began = std::max(launch.at, std::exchange(collected_, now));
     if (launch.is_step && std::ranges::any_of(launch.sequences, [&](Number number) { return find(number) != nullptr; }))
-        statistics_.stepped(now - began);
+        statistics_.update([&](auto& counts) { counts.steps.add(now - began); });
     for (std::size_t i = 0; i < launch.sequences.size(); ++i) {
         Sequence* const sequence = find(launch.sequences[i]);
         if (sequence == nullptr) continue;  // ended by an earlier step, or removed
@@ -216,7 +211,7 @@ void Batcher::take(Sequence& sequence, const StepToken& token) {
     if (sequence.given.empty()) sequence.first = Clock::now();
     sequence.given.insert(sequence.given.end(), token.tokens.begin(), token.tokens.end());
     sequence.known.insert(sequence.known.end(), token.tokens.begin(), token.tokens.end());
-    statistics_.gave();
+    statistics_.update([](auto& counts) { ++counts.tokens; });
     if (sequence.hears) listener_.gave(sequence.number, token.tokens);
     if (token.stop)
         finish(sequence, "stop");
@@ -234,9 +229,10 @@ void Batcher::finish(Sequence& sequence, std::string_view reason) {
                   .first = sequence.first};
     ending.new_tokens = static_cast<std::uint32_t>(ending.tokens.size()) / shape_.codebooks;
     const std::chrono::duration<double> stepping = Clock::now() - sequence.first;
-    if (ending.new_tokens > 1 && stepping.count() > 0)
+    if (ending.new_tokens > 1 && stepping.count() > 0) {
         ending.tokens_per_second = (ending.new_tokens - 1) / stepping.count();
-    statistics_.finished(ending.tokens_per_second);
+        statistics_.update([&](auto& counts) { counts.tokens_per_second = ending.tokens_per_second; });
+    }
     end(sequence, std::move(ending), true);
 }
 

@@ -107,7 +107,6 @@ private:
     void fail(Sequence& sequence, const Error& error);
     void end(Sequence& sequence, Ending ending, bool kv_is_good);
 
-    void join(Sequence& sequence);
     void leave(Sequence& sequence, bool kv_is_good);
     void exchange(std::uint32_t a, std::uint32_t b);
     void let_go_of_the_complete();

@@ -12,7 +12,6 @@
 #include "worker/generation/limits.h"
 #include "worker/generation/request_limits.h"
 #include "worker/model/describe.h"
-#include "worker/model/method_description.h"
 
 namespace bulkhead::worker::generation {
 namespace {
@@ -49,33 +48,28 @@ public:
         const json::value* const value = find(name);
         if (value == nullptr) return;
         const double read = value->is_number() ? value->to_number<double>() : std::nan("");
-        if (std::isfinite(read) && (open ? read > min : read >= min) && read <= max) {
-            to = static_cast<float>(read);
-            return;
-        }
-        out_of_range(
-            name, *value,
-            fmt::format("give a number {} {} and at most {}{}", open ? "above" : "of at least", min, max, hint));
+        if (!std::isfinite(read) || read < min || (open && read == min) || read > max)
+            return out_of_range(
+                name, *value,
+                fmt::format("give a number {} {} and at most {}{}", open ? "above" : "of at least", min, max, hint));
+        to = static_cast<float>(read);
     }
 
     template <typename Integer>
     void integer(std::string_view name, std::uint64_t min, std::uint64_t max, Integer& to) {
         const json::value* const value = find(name);
         if (value == nullptr) return;
-        if (const auto read = whole(*value); read && *read >= min && *read <= max) {
-            to = static_cast<Integer>(*read);
-            return;
-        }
-        out_of_range(name, *value, fmt::format("give an integer from {} to {}", min, max));
+        const auto read = whole(*value);
+        if (!read || *read < min || *read > max)
+            return out_of_range(name, *value, fmt::format("give an integer from {} to {}", min, max));
+        to = static_cast<Integer>(*read);
     }
 
     void boolean(std::string_view name, bool& to) {
         const json::value* const value = find(name);
         if (value == nullptr) return;
-        if (value->is_bool())
-            to = value->get_bool();
-        else
-            out_of_range(name, *value, "give true or false");
+        if (!value->is_bool()) return out_of_range(name, *value, "give true or false");
+        to = value->get_bool();
     }
 
     /// Reads one token id, or an array of them.
@@ -256,11 +250,7 @@ Result<> check_last_position(std::span<const std::byte> bytes) {
 Method::Method(const Shape& of) : shape{of} {
     spec.name = method_name;
     spec.inputs = shape.inputs;
-    const auto length = static_cast<std::int64_t>(shape.length);
-    for (config::TensorSpec& input : spec.inputs)
-        for (config::DimRange& dim : input.shape)
-            if (dim.name == "T") dim = {1, length, "T"};
-    config::TensorSpec tokens{"tokens", wire::DType::int64, {{1, length}}};
+    config::TensorSpec tokens{"tokens", wire::DType::int64, {{1, shape.length}}};
     if (shape.codebooks > 1) tokens.shape.push_back({shape.codebooks, shape.codebooks});
     spec.outputs = {std::move(tokens)};
 }

@@ -16,8 +16,7 @@ namespace bulkhead::worker::generation {
 template <std::uint32_t width = 1>
 class HostBlock {
 public:
-    template <typename F>
-    std::uint64_t max(std::uint32_t n, const F& f) {
+    std::uint64_t max(std::uint32_t n, const auto& f) {
         std::uint64_t greatest = 0;
         each(n, [&](std::uint32_t i) {
             const std::uint64_t value = f(i);
@@ -25,12 +24,10 @@ public:
         });
         return greatest;
     }
-    template <typename F>
-    std::uint64_t max_quads(std::uint32_t n, const F& f) {
+    std::uint64_t max_quads(std::uint32_t n, const auto& f) {
         return max((n + 3) / 4, [&](std::uint32_t quad) { return f(4 * quad); });
     }
-    template <typename F>
-    void histogram(std::uint32_t n, const F& f) {
+    void histogram(std::uint32_t n, const auto& f) {
         weight_.fill(0);
         total_ = 0;
         each(n, [&](std::uint32_t i) {
@@ -39,8 +36,7 @@ public:
             total_ += share.weight;
         });
     }
-    template <typename Target>
-    [[nodiscard]] draw::Found find(const Target& target_of) const {
+    [[nodiscard]] draw::Found find(const auto& target_of) const {
         const std::uint64_t target = target_of(total_);
         std::uint64_t sum = 0;
         for (std::uint32_t bin = 0; bin < draw::bins; ++bin) {
@@ -49,8 +45,7 @@ public:
         }
         return {draw::bins, sum, target};
     }
-    template <typename F>
-    std::uint32_t gather(std::uint32_t n, const float* z, const F& keeps) {
+    std::uint32_t gather(std::uint32_t n, const float* z, const auto& keeps) {
         std::uint32_t listed = 0;
         each(n, [&](std::uint32_t i) {
             if (!keeps(z[i])) return;
@@ -59,15 +54,11 @@ public:
         });
         return listed;
     }
-    template <typename F>
-    std::uint32_t in_one_block(const F& f) {
-        return f(*this);
-    }
+    std::uint32_t in_one_block(const auto& f) { return f(*this); }
     [[nodiscard]] const draw::Candidate* list() const { return list_.data(); }
 
 private:
-    template <typename F>
-    static void each(std::uint32_t n, const F& f) {
+    static void each(std::uint32_t n, const auto& f) {
         for (std::uint32_t thread = 0; thread < width; ++thread)
             for (std::uint32_t i = thread; i < n; i += width) f(i);
     }

@@ -137,8 +137,7 @@ struct Target {
 /// Returns the least key to keep: keys are kept from the greatest down until their weight reaches
 /// `target`. Candidates have a key of at least `floor`. `weigh` returns 1 if `target` counts
 /// tokens. Returns `floor` if all candidates together do not reach it.
-template <typename Team, typename Candidates, typename Weigh>
-BULKHEAD_BOTH std::uint32_t threshold(Team& team, const Candidates& candidates, std::uint32_t floor, const Weigh& weigh,
+BULKHEAD_BOTH std::uint32_t threshold(auto& team, const auto& candidates, std::uint32_t floor, const auto& weigh,
                                       const Target& target) {
     // Three digits of the key, of 11, 11 and 10 bits, most significant first.
     std::uint32_t prefix = 0;
@@ -218,8 +217,7 @@ BULKHEAD_BOTH inline Pacemaker pacemaker(const Filtered& left, const Stream& str
 }
 
 /// Runs the race over the tokens that `left` keeps; returns the drawn token.
-template <typename Team>
-BULKHEAD_BOTH std::uint32_t race(Team& team, const All& all, const Filtered& left, const Stream& stream) {
+BULKHEAD_BOTH std::uint32_t race(auto& team, const All& all, const Filtered& left, const Stream& stream) {
     Pacemaker pace = pacemaker(left, stream);
     const std::uint64_t winner = team.max_quads(all.count, [&](std::uint32_t i) {
         float weight[4];
@@ -241,8 +239,7 @@ BULKHEAD_BOTH std::uint32_t race(Team& team, const All& all, const Filtered& lef
     });
     return winner == 0 ? left.first : token_of(winner);
 }
-template <typename Team>
-BULKHEAD_BOTH std::uint32_t race(Team& team, const Listed& listed, const Filtered& left, const Stream& stream) {
+BULKHEAD_BOTH std::uint32_t race(auto& team, const Listed& listed, const Filtered& left, const Stream& stream) {
     Pacemaker pace = pacemaker(left, stream);
     const std::uint64_t winner = team.max(listed.count, [&](std::uint32_t i) -> std::uint64_t {
         const Candidate candidate = listed.list[i];
@@ -267,8 +264,7 @@ BULKHEAD_BOTH inline bool repeats_too_often(const SlotState& state, const DrawRu
 }
 
 /// Draws from the raw logits, without temperature and filters; banned tokens stay banned.
-template <typename Team>
-BULKHEAD_BOTH std::uint32_t draw_unfiltered(Team& team, const DrawRow& row, Stream stream) {
+BULKHEAD_BOTH std::uint32_t draw_unfiltered(auto& team, const DrawRow& row, Stream stream) {
     const std::uint64_t top = team.max(row.vocabulary, [&](std::uint32_t i) {
         const float x = (read(row.flags + i) & token_banned) != 0 ? -exact::infinity : read(row.logits + i);
         row.adjusted[i] = x;
@@ -282,8 +278,7 @@ BULKHEAD_BOTH std::uint32_t draw_unfiltered(Team& team, const DrawRow& row, Stre
 }
 
 /// Fills `row.adjusted` (unless greedy) and finds its greatest logit. Filters nothing.
-template <typename Team>
-BULKHEAD_BOTH Filtered find_greatest(Team& team, const DrawRow& row, const Sampling& sampling) {
+BULKHEAD_BOTH Filtered find_greatest(auto& team, const DrawRow& row, const Sampling& sampling) {
     const std::uint64_t top = team.max(row.vocabulary, [&](std::uint32_t i) {
         const float x = adjust(row, sampling, i);
         if (sampling.do_sample) row.adjusted[i] = x / sampling.temperature;
@@ -324,8 +319,7 @@ struct Filters {
 /// Lists the tokens down to the bin in which the first filter ends, which include all that any
 /// filter keeps. Returns how many; beyond `list_max` they are not listed. If top-p is first, sets
 /// `mass` to the sum that it must reach.
-template <typename Team>
-BULKHEAD_BOTH std::uint32_t shortlist(Team& team, const All& all, const Filters& filters, std::uint32_t floor,
+BULKHEAD_BOTH std::uint32_t shortlist(auto& team, const All& all, const Filters& filters, std::uint32_t floor,
                                       std::uint64_t& mass) {
     team.histogram(all.count, [&](std::uint32_t i) -> Share {
         const float z = all.z(i);
@@ -342,8 +336,7 @@ BULKHEAD_BOTH std::uint32_t shortlist(Team& team, const All& all, const Filters&
 
 /// Applies top-k and top-p exactly. `mass`: the sum for top-p; 0: its share of what top-k leaves of
 /// the candidates.
-template <typename Team, typename Candidates>
-BULKHEAD_BOTH void filter(Team& team, const Candidates& candidates, const Filters& filters, std::uint64_t mass,
+BULKHEAD_BOTH void filter(auto& team, const auto& candidates, const Filters& filters, std::uint64_t mass,
                           Filtered& left) {
     if (filters.top_k != 0)
         left.floor = threshold(
@@ -356,8 +349,7 @@ BULKHEAD_BOTH void filter(Team& team, const Candidates& candidates, const Filter
 }  // namespace draw
 
 /// Draws one token. All threads of the team pass the same arguments and get the same result.
-template <typename Team>
-BULKHEAD_BOTH Drawn draw_row(Team& team, const DrawRow& row, const DrawRules& rules, const SlotState& state) {
+BULKHEAD_BOTH Drawn draw_row(auto& team, const DrawRow& row, const DrawRules& rules, const SlotState& state) {
     const Sampling sampling = state.sampling;  // in registers on a GPU; `state` is in global memory
     const draw::Filtered top = draw::find_greatest(team, row, sampling);
     if (top.not_finite || top.certain) return {static_cast<std::int32_t>(top.first), top.not_finite ? 1U : 0U};

@@ -7,8 +7,7 @@
 namespace bulkhead::worker {
 namespace {
 
-template <typename Number>
-bool parse_number(std::string_view text, Number& out) {
+bool parse_number(std::string_view text, auto& out) {
     const char* end = text.data() + text.size();
     const auto [stopped, error] = std::from_chars(text.data(), end, out);
     return error == std::errc{} && stopped == end && !text.empty();

@@ -32,7 +32,7 @@ bool WorkerLink::send(const boost::json::object& message) {
     }
     const std::size_t reserve = is_among(worker_link::kept_unread) ? worker_link::kept_unread.size() : 0;
     const std::string text = boost::json::serialize(message);
-    if (stream_->send(std::as_bytes(std::span{text}), -1, reserve) != PacketStream::Sent::outbox_full) return true;
+    if (stream_->send(std::as_bytes(std::span{text}), {}, reserve) != PacketStream::Sent::outbox_full) return true;
     count_dropped(type);
     return false;
 }

@@ -17,7 +17,7 @@ struct FromPacket {
     Result<LinkMessage> operator()(worker_link::Channel& message) const {
         if (packet.fds.size() != worker_link::Channel::fds && !packet.fds_lost)
             return worker_link::violation(fmt::format("channel with {} descriptors", packet.fds.size()));
-        return LinkMessage{ChannelMessage{message.channel, message.client_pid, message.client_uid.value_or(-1),
+        return LinkMessage{ChannelMessage{message.channel, message.client_pid,
                                           packet.fds_lost ? UniqueFd{} : std::move(packet.fds.front())}};
     }
     Result<LinkMessage> operator()(worker_link::Unknown& message) const {
@@ -37,16 +37,16 @@ Result<LinkMessage> parse_link_message(Packet& packet) {
     return std::visit(FromPacket{packet}, *message);
 }
 
-Result<Configuration> read_configuration(const worker_link::Configure& message) {
+Result<config::ModelSpec> read_configuration(const worker_link::Configure& message) {
     if (message.protocol.value_or(worker_link::version) != worker_link::version)
         return worker_link::violation(fmt::format("the daemon chose protocol {}, this worker speaks {}",
                                                   *message.protocol, worker_link::version));
     if (message.model.empty()) return worker_link::violation("configure without a model");
     Result<config::ModelSpec> spec = config::model_from_json(message.model);
-    if (!spec) return std::move(spec).error();
+    if (!spec) return spec;
     if (message.device != "cpu" && message.device != "cuda")
         return worker_link::violation("configure without a device, cpu or cuda");
-    return Configuration{std::move(*spec), message.device == "cuda"};
+    return spec;
 }
 
 worker_link::Failed failed(const Error& error) {

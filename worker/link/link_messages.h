@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <variant>
 
-
 #include "config/fleet.h"
 #include "ipc/base/error.h"
 #include "ipc/base/packet.h"
@@ -16,7 +15,6 @@ namespace bulkhead::worker {
 struct ChannelMessage {
     std::uint64_t channel = 0;
     std::int64_t client_pid = 0;
-    std::int64_t client_uid = 0;
     UniqueFd socket;  ///< empty if this process had no free descriptor to receive it
 };
 
@@ -28,12 +26,9 @@ using LinkMessage = std::variant<worker_link::Configure, worker_link::Grant, Cha
 ///         of a wrong type
 [[nodiscard]] Result<LinkMessage> parse_link_message(Packet& packet);
 
-struct Configuration {
-    config::ModelSpec model;
-    bool cuda = false;
-};
+/// Checks the message and reads its model.
 /// Errors  config_invalid; protocol_violation for a version that this worker does not support
-[[nodiscard]] Result<Configuration> read_configuration(const worker_link::Configure& message);
+[[nodiscard]] Result<config::ModelSpec> read_configuration(const worker_link::Configure& message);
 
 /// `failed` or `channel_refused` with the error's code and text, truncated to fit a packet.
 [[nodiscard]] worker_link::Failed failed(const Error& error);

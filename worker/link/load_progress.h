@@ -7,13 +7,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/json.hpp>
 
 #include "ipc/links/worker_link.h"
 #include "worker/loop/alarm.h"
@@ -27,14 +25,8 @@ namespace bulkhead::worker {
 /// to one report per `limits::progress_interval`: the latest, so that the last one always arrives.
 class LoadProgress : public std::enable_shared_from_this<LoadProgress> {
 public:
-    struct Step {
-        std::string_view phase;
-        std::uint64_t done;
-        std::uint64_t total;
-        std::string_view unit;
-        std::string_view detail;
-    };
-    using Report = std::function<void(const boost::json::object&)>;
+    using Step = worker_link::Progress;
+    using Report = std::function<void(const Step&)>;
     LoadProgress(boost::asio::io_context& io, Report report)
         : io_{io}, report_{std::move(report)}, next_report_{io, [this] {
                                                                 deliver();
@@ -42,17 +34,17 @@ public:
                                                             }} {}
 
     /// Thread  any
-    void update(const Step& step) {
+    void update(Step step) {
         const std::lock_guard lock{mutex_};
         const bool mark = is_mark(step) && marks_.size() < limits::progress_marks_max;
         const bool awaits_its_time = !mark && latest_.has_value();
         if (mark) {
             latest_.reset();
-            marks_.push_back(packet(step));
             marked_phase_ = step.phase;
             marked_done_ = step.done;
+            marks_.push_back(std::move(step));
         } else {
-            latest_ = packet(step);
+            latest_ = std::move(step);
         }
         if (!awaits_its_time && !std::exchange(posted_, true))
             boost::asio::post(io_, HandlerLock::of(io_).wrap([self = shared_from_this()] { self->deliver(); }));
@@ -72,17 +64,13 @@ private:
         if (step.done <= marked_done_) return false;
         return step.done == step.total || step.done - marked_done_ >= step.total / 8;
     }
-    static boost::json::object packet(const Step& step) {
-        return worker_link::to_json(worker_link::Progress{std::string{step.phase}, step.done, step.total,
-                                                          std::string{step.unit}, std::string{step.detail}});
-    }
 
     /// Sends the marks, and the latest step if its time has come. Takes both at once, so that their
     /// order is kept.
     void deliver() {
         if (!report_) return;
         const Clock::time_point now = Clock::now();
-        std::vector<boost::json::object> reports;
+        std::vector<Step> reports;
         {
             const std::lock_guard lock{mutex_};
             posted_ = false;
@@ -101,9 +89,9 @@ private:
     Report report_;
     Clock::time_point delivered_{};
     std::mutex mutex_;
-    std::vector<boost::json::object> marks_;     ///< to be sent at once
-    std::optional<boost::json::object> latest_;  ///< newer than the marks; sent when its time comes
-    bool posted_ = false;                        ///< `deliver` is posted
+    std::vector<Step> marks_;     ///< to be sent at once
+    std::optional<Step> latest_;  ///< newer than the marks; sent when its time comes
+    bool posted_ = false;         ///< `deliver` is posted
     std::string marked_phase_;
     std::uint64_t marked_done_ = 0;
     Alarm next_report_;

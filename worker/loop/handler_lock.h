@@ -21,16 +21,14 @@ public:
 
     /// Returns the same handler, run under the lock. What it holds is released under
     /// the lock as well.
-    template <typename Handler>
-    [[nodiscard]] auto wrap(Handler handler) {
+    [[nodiscard]] auto wrap(auto handler) {
         return [this, handler = std::move(handler)](const auto&... arguments) mutable {
             const std::lock_guard lock{mutex_};
             handle(std::move(handler), arguments...);
         };
     }
     /// False: another thread has the lock, and `handler` was not called.
-    template <typename Handler>
-    [[nodiscard]] bool try_run(Handler handler) {
+    [[nodiscard]] bool try_run(auto handler) {
         const std::unique_lock lock{mutex_, std::try_to_lock};
         if (lock) handle(std::move(handler));
         return lock.owns_lock();
@@ -38,8 +36,7 @@ public:
 
 private:
     void shutdown() override {}
-    template <typename Handler, typename... Arguments>
-    static void handle(Handler handler, const Arguments&... arguments) {
+    static void handle(auto handler, const auto&... arguments) {
         const HangSuspect suspect{HangSuspect::Doing::handles};
         handler(arguments...);
     }

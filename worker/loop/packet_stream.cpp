@@ -194,11 +194,7 @@ void PacketStream::flush_blocking(std::chrono::milliseconds deadline) {
     }
 }
 
-bool PacketStream::peer_is_gone() {
-    if (state_ != State::open) return true;
-    pollfd entry{socket_.native_handle(), POLLRDHUP, 0};
-    return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
-}
+bool PacketStream::peer_is_gone() { return state_ != State::open || peer_has_hung_up(socket_.native_handle()); }
 
 void PacketStream::lose(std::string_view reason) {
     if (state_ != State::open) return;

@@ -50,10 +50,7 @@ public:
 
     /// Sends at once or queues. Keep descriptors open until the outbox is empty. `reserve`: number
     /// of messages that may be queued beyond the bound.
-    Sent send(std::span<const std::byte> bytes, int fd = -1, std::size_t reserve = 0) {
-        return send(bytes, {&fd, fd >= 0 ? 1U : 0U}, reserve);
-    }
-    Sent send(std::span<const std::byte> bytes, std::span<const int> fds, std::size_t reserve = 0);
+    Sent send(std::span<const std::byte> bytes, std::span<const int> fds = {}, std::size_t reserve = 0);
     /// Sends at once or not at all. `queued`: not sent; try again after `flushed`. `refused`: the
     /// kernel rejects it, for example with too many descriptors in flight.
     Sent send_now(std::span<const std::byte> bytes, std::span<const int> fds);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "ipc/base/json_codec.h"
 #include "ipc/channel/dtype.h"
 #include "ipc/channel/tensor_layout.h"
 #include "worker/model/describe.h"
@@ -20,8 +21,7 @@ Error invalid(const config::MethodSpec& method, std::string what, std::string re
     return {ErrorCode::input_invalid, fmt::format("calling {}: {}", method.name, std::move(what)), std::move(remedy)};
 }
 
-template <typename Range>
-std::string names_of(const Range& specs) {
+std::string names_of(const auto& specs) {
     std::vector<std::string_view> names;
     for (const auto& spec : specs) names.push_back(spec.name);
     return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
@@ -91,24 +91,20 @@ std::string_view kind_name(const boost::json::value& value) {
     return "unknown";
 }
 
+template <typename T>
+std::optional<ParameterValue> read_as(const boost::json::value& value) {
+    T read{};
+    return json_codec::decode(value, read) ? std::optional<ParameterValue>{std::move(read)} : std::nullopt;
+}
+
 /// Empty if the JSON value has another type, or is beyond 64 bits.
 std::optional<ParameterValue> typed(ParameterType type, const boost::json::value& value) {
-    boost::system::error_code error;
+    if (is_beyond(value)) return std::nullopt;
     switch (type) {
-    case ParameterType::integer: {
-        if (!value.is_int64() && !value.is_uint64()) return std::nullopt;
-        const auto number = value.to_number<std::int64_t>(error);
-        return error ? std::nullopt : std::optional<ParameterValue>{number};
-    }
-    case ParameterType::number:
-        if (!value.is_number() || is_beyond(value)) return std::nullopt;
-        return ParameterValue{value.to_number<double>()};
-    case ParameterType::boolean:
-        if (!value.is_bool()) return std::nullopt;
-        return ParameterValue{value.get_bool()};
-    case ParameterType::string:
-        if (!value.is_string()) return std::nullopt;
-        return ParameterValue{std::string{value.get_string()}};
+    case ParameterType::integer: return value.is_double() ? std::nullopt : read_as<std::int64_t>(value);
+    case ParameterType::number: return read_as<double>(value);
+    case ParameterType::boolean: return read_as<bool>(value);
+    case ParameterType::string: return read_as<std::string>(value);
     }
     return std::nullopt;
 }

@@ -6,8 +6,38 @@
 #include <fmt/ranges.h>
 
 #include "config/scalars.h"
+#include "ipc/channel/dtype.h"
 
 namespace bulkhead::worker {
+namespace {
+
+boost::json::array describe_tensors(const std::vector<config::TensorSpec>& tensors) {
+    boost::json::array list;
+    for (const config::TensorSpec& tensor : tensors) {
+        boost::json::array shape;
+        for (const config::DimRange& dim : tensor.shape) {
+            if (dim.min == dim.max && dim.name.empty())
+                shape.emplace_back(dim.min);
+            else
+                shape.emplace_back(config::dim_text(dim));
+        }
+        list.push_back({{"name", tensor.name}, {"dtype", to_string(tensor.dtype)}, {"shape", std::move(shape)}});
+    }
+    return list;
+}
+
+boost::json::array describe_parameters(const std::vector<config::ParameterSpec>& parameters) {
+    boost::json::array list;
+    for (const config::ParameterSpec& parameter : parameters) {
+        boost::json::object entry{{"name", parameter.name}, {"type", config::word_of(parameter.type)}};
+        if (parameter.default_value)
+            std::visit([&](const auto& value) { entry["default"] = value; }, *parameter.default_value);
+        list.push_back(std::move(entry));
+    }
+    return list;
+}
+
+}  // namespace
 
 std::string describe(std::span<const std::int64_t> dims) { return fmt::format("[{}]", fmt::join(dims, ", ")); }
 
@@ -36,6 +66,15 @@ bool in_ranges(std::span<const std::int64_t> dims, const std::vector<config::Dim
 std::string shortened(std::string_view text) {
     constexpr std::size_t length_max = 60;
     return text.size() <= length_max ? std::string{text} : std::string{text.substr(0, length_max)} + "…";
+}
+
+boost::json::object describe_methods(std::span<const config::MethodSpec> methods) {
+    boost::json::object description;
+    for (const config::MethodSpec& method : methods)
+        description[method.name] = {{"inputs", describe_tensors(method.inputs)},
+                                    {"parameters", describe_parameters(method.parameters)},
+                                    {"outputs", describe_tensors(method.outputs)}};
+    return description;
 }
 
 }  // namespace bulkhead::worker

@@ -1,7 +1,6 @@
 #include "worker/requests/dispatcher.h"
 
 #include <algorithm>
-#include <exception>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -21,28 +20,6 @@ std::string describe(const PendingRequest& request) {
     for (const TensorView& input : request.inputs)
         inputs.push_back(fmt::format("{} {}[{}]", input.name, to_string(input.dtype), fmt::join(input.dims, ",")));
     return fmt::format("{}({})", request.method->name, fmt::join(inputs, ", "));
-}
-
-/// Runs a request. An exception that the model did not translate ends the request, not the process.
-Result<> run_guarded(Model& model, StatusPage* page, PendingRequest& request) {
-    try {
-        request.outputs.emplace(request.slabs, model, request.tensors);
-        const RunningMark mark{page, request.started, describe(request)};
-        request.slabs->register_with(model);
-        return model.run(*request.method, request.inputs, request.parameters, *request.outputs);
-    } catch (const std::bad_alloc&) {
-        return Error{ErrorCode::out_of_memory, fmt::format("running method \"{}\"", request.method->name),
-                     "send smaller inputs, or give the worker more memory"};
-    } catch (const std::exception& exception) {
-        return Error{ErrorCode::inference_failed,
-                     fmt::format("running method \"{}\": {}", request.method->name, exception.what()),
-                     {}};
-    } catch (...) {
-        return Error{
-            ErrorCode::inference_failed,
-            fmt::format("running method \"{}\": it threw something that is not a std::exception", request.method->name),
-            {}};
-    }
 }
 
 Error cancelled(std::uint64_t id) {
@@ -103,7 +80,15 @@ void Dispatcher::start_next() {
 void Dispatcher::run() {
     PendingRequest& request = *running_;
     request.started = Clock::now();
-    request.result = run_guarded(*model_, page_, request);
+    try {
+        request.outputs.emplace(request.slabs, *model_, request.tensors);
+        const RunningMark mark{page_, request.started, describe(request)};
+        request.slabs->register_with(*model_);
+        request.result = model_->run(*request.method, request.inputs, request.parameters, *request.outputs);
+    } catch (...) {
+        request.result = error_of_exception(fmt::format("running method \"{}\"", request.method->name),
+                                            "send smaller inputs, or give the worker more memory");
+    }
     if (!request.result) request.outputs.reset();
     request.ended = Clock::now();
 }
@@ -130,15 +115,9 @@ void Dispatcher::answer_early(const Error& error) {
     running_->fail(error);
 }
 
-void Dispatcher::end_queued(PendingRequest& request, const Error& error) {
-    ++errors_;
-    request.fail(error);
-    request.let_go();
-}
-
 void Dispatcher::cancel(std::uint64_t channel, std::uint64_t id) {
-    if (const RequestPtr waiting = scheduler_.remove(channel, id)) {
-        end_queued(*waiting, cancelled(id));
+    if (scheduler_.fail(channel, id, cancelled(id)) > 0) {
+        ++errors_;
         settle();
     } else if (running_ && !running_->answered && running_->channel == channel && running_->id == id) {
         answer_early(cancelled(id));
@@ -159,14 +138,12 @@ void Dispatcher::end_stream(std::uint64_t channel, std::uint64_t id, const Error
 
 void Dispatcher::drop(std::uint64_t channel) {
     if (running_ && running_->channel == channel) running_->answered = true;
-    const auto dropped = scheduler_.remove_channel(channel);
-    for (const RequestPtr& request : dropped) request->let_go();
-    if (!dropped.empty()) settle();
+    if (scheduler_.drop(channel) > 0) settle();
     if (steps_) steps_->drop(channel);
 }
 
 void Dispatcher::fail_all(const Error& error) {
-    for (const RequestPtr& request : scheduler_.remove_all()) end_queued(*request, error);
+    errors_ += scheduler_.fail_all(error);
     if (running_ && !running_->answered) answer_early(error);
     if (steps_) steps_->fail_all(error);
 }
@@ -180,10 +157,9 @@ void Dispatcher::settle() {
 
 Clock::time_point Dispatcher::enforce_deadlines() {
     const Clock::time_point now = Clock::now();
-    const auto expired = scheduler_.remove_expired(now);
-    for (const RequestPtr& request : expired)
-        end_queued(*request, request->deadline_passed("still waiting", now,
-                                                      "give the request a longer deadline, or send fewer at once"));
+    const std::size_t expired =
+        scheduler_.fail_expired(now, "give the request a longer deadline, or send fewer at once");
+    errors_ += expired;
     if (running_ && !running_->answered && running_->deadline <= now)
         answer_early(running_->deadline_passed(
             "still running", now, "give the request a longer deadline, or raise the model's request deadline"));
@@ -195,7 +171,7 @@ Clock::time_point Dispatcher::enforce_deadlines() {
     Clock::time_point due = scheduler_.earliest_deadline();
     if (running_ && !running_->answered) due = std::min(due, running_->deadline);
     if (running_ && !overrun_told_) due = std::min(due, overrun_at);
-    if (!expired.empty()) settle();
+    if (expired > 0) settle();
     return steps_ ? std::min(due, steps_->enforce_deadlines(now)) : due;
 }
 

@@ -79,7 +79,6 @@ private:
     void run();  ///< on the executor: runs `running_`
     void finished();
     void answer_early(const Error& error);  ///< answers `running_`
-    void end_queued(PendingRequest& request, const Error& error);
     void settle();
     void note_out_of_memory();
     [[nodiscard]] Clock::time_point enforce_deadlines();

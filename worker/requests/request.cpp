@@ -1,8 +1,8 @@
 #include "worker/requests/request.h"
 
-#include <fmt/format.h>
+#include <exception>
 
-#include "worker/slabs/channel_slabs.h"
+#include <fmt/format.h>
 
 namespace bulkhead::worker {
 
@@ -47,6 +47,18 @@ void PendingRequest::let_go() {
     outputs.reset();  // takes back outputs that the client did not get
     slabs.reset();
     requester->let_go(*this);
+}
+
+Error error_of_exception(const std::string& attempt, std::string memory_remedy) {
+    try {
+        throw;
+    } catch (const std::bad_alloc&) {
+        return {ErrorCode::out_of_memory, attempt, std::move(memory_remedy)};
+    } catch (const std::exception& exception) {
+        return {ErrorCode::inference_failed, fmt::format("{}: {}", attempt, exception.what()), {}};
+    } catch (...) {
+        return {ErrorCode::inference_failed, attempt + ": it threw something that is not a std::exception", {}};
+    }
 }
 
 }  // namespace bulkhead::worker

@@ -19,7 +19,6 @@
 
 namespace bulkhead::worker {
 
-class ChannelSlabs;
 struct PendingRequest;
 
 struct Completion {
@@ -83,5 +82,9 @@ struct PendingRequest {
 };
 
 using RequestPtr = std::unique_ptr<PendingRequest>;
+
+/// Call it in a catch block, for what a model threw and did not translate. The request fails, not
+/// the process.
+[[nodiscard]] Error error_of_exception(const std::string& attempt, std::string memory_remedy);
 
 }  // namespace bulkhead::worker

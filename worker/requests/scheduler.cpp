@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -30,8 +31,7 @@ RequestPtr Scheduler::next() {
     return request;
 }
 
-template <typename Matches>
-std::vector<RequestPtr> Scheduler::take(const Matches& matches) {
+std::size_t Scheduler::end(const auto& matches, const auto& answer) {
     std::vector<RequestPtr> taken;
     for (auto& [channel, queue] : queues_) {
         const auto first = std::stable_partition(queue.begin(), queue.end(),
@@ -41,21 +41,26 @@ std::vector<RequestPtr> Scheduler::take(const Matches& matches) {
     }
     std::erase_if(queues_, [](const auto& entry) { return entry.second.empty(); });
     size_ -= taken.size();
-    return taken;
+    for (const RequestPtr& request : taken) {
+        answer(*request);
+        request->let_go();
+    }
+    return taken.size();
 }
 
-RequestPtr Scheduler::remove(std::uint64_t channel, std::uint64_t id) {
-    auto taken = take([&](const PendingRequest& request) { return request.channel == channel && request.id == id; });
-    return taken.empty() ? nullptr : std::move(taken.front());
+std::size_t Scheduler::fail(std::uint64_t channel, std::uint64_t id, const Error& error) {
+    return end([&](const PendingRequest& request) { return request.channel == channel && request.id == id; },
+               [&](PendingRequest& request) { request.fail(error); });
 }
-std::vector<RequestPtr> Scheduler::remove_channel(std::uint64_t channel) {
-    return take([channel](const PendingRequest& request) { return request.channel == channel; });
+std::size_t Scheduler::fail_all(const Error& error) {
+    return end([](const PendingRequest&) { return true; }, [&](PendingRequest& request) { request.fail(error); });
 }
-std::vector<RequestPtr> Scheduler::remove_all() {
-    return take([](const PendingRequest&) { return true; });
+std::size_t Scheduler::fail_expired(Clock::time_point now, const std::string& remedy) {
+    return end([now](const PendingRequest& request) { return request.deadline <= now; },
+               [&](PendingRequest& request) { request.fail(request.deadline_passed("still waiting", now, remedy)); });
 }
-std::vector<RequestPtr> Scheduler::remove_expired(Clock::time_point now) {
-    return take([now](const PendingRequest& request) { return request.deadline <= now; });
+std::size_t Scheduler::drop(std::uint64_t channel) {
+    return end([channel](const PendingRequest& request) { return request.channel == channel; }, [](PendingRequest&) {});
 }
 
 Clock::time_point Scheduler::earliest_deadline() const {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <vector>
+#include <string>
 
 #include "worker/requests/request.h"
 
@@ -25,19 +25,21 @@ public:
     /// Empty if nothing waits.
     [[nodiscard]] RequestPtr next();
 
-    /// Removes a waiting request; empty if it does not wait.
-    [[nodiscard]] RequestPtr remove(std::uint64_t channel, std::uint64_t id);
-    [[nodiscard]] std::vector<RequestPtr> remove_channel(std::uint64_t channel);
-    [[nodiscard]] std::vector<RequestPtr> remove_all();
-    [[nodiscard]] std::vector<RequestPtr> remove_expired(Clock::time_point now);
+    // Each ends requests that wait, and returns how many.
+
+    std::size_t fail(std::uint64_t channel, std::uint64_t id, const Error& error);
+    std::size_t fail_all(const Error& error);
+    /// Those past their deadline. `remedy`: of their error.
+    std::size_t fail_expired(Clock::time_point now, const std::string& remedy);
+    /// Those of a channel whose client has gone: they get no answer.
+    std::size_t drop(std::uint64_t channel);
 
     [[nodiscard]] Clock::time_point earliest_deadline() const;  ///< `never` if nothing waits
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
 private:
     using Queue = std::deque<RequestPtr>;
-    template <typename Matches>
-    std::vector<RequestPtr> take(const Matches& matches);
+    std::size_t end(const auto& matches, const auto& answer);
 
     std::size_t bound_;
     std::size_t size_ = 0;

@@ -1,7 +1,6 @@
 #include "worker/requests/step_loop.h"
 
 #include <algorithm>
-#include <exception>
 
 #include <fmt/format.h>
 
@@ -59,36 +58,33 @@ void StepLoop::tell(Command command) {
     if (!std::exchange(turns_, true)) executor_.post([this] { return run(); });
 }
 
-bool StepLoop::end(std::uint64_t channel, std::uint64_t id, const Error& error) {
-    if (const RequestPtr waiting = scheduler_.remove(channel, id)) {
-        end_queued(*waiting, error);
-        events_.settled();
-        return true;
+void StepLoop::end(std::uint64_t channel, std::uint64_t id, const Error& error) {
+    if (scheduler_.fail(channel, id, error) > 0) {
+        ++errors_;
+        return events_.settled();
     }
-    for (auto& [number, flight] : flights_)
-        if (flight.request->channel == channel && flight.request->id == id && !flight.request->answered) {
-            answer_early(number, *flight.request, error);
-            return true;
-        }
-    return false;
+    if (const auto flight = find(channel, id); flight != flights_.end())
+        answer_early(flight->first, *flight->second.request, error);
+}
+
+/// Returns the sequence of a request that is not answered.
+StepLoop::Flights::iterator StepLoop::find(std::uint64_t channel, std::uint64_t id) {
+    return std::ranges::find_if(flights_, [&](const auto& entry) {
+        const PendingRequest& request = *entry.second.request;
+        return request.channel == channel && request.id == id && !request.answered;
+    });
 }
 
 Result<> StepLoop::adjust(std::uint64_t channel, const boost::json::object& parameters) {
-    const auto find = [&](std::uint64_t id) {
-        return std::ranges::find_if(flights_, [&](const auto& entry) {
-            const PendingRequest& request = *entry.second.request;
-            return request.channel == channel && request.id == id && !request.answered;
-        });
-    };
     const auto now = [&](std::uint64_t id) -> Result<Sampling> {
-        if (const auto flight = find(id); flight != flights_.end()) return flight->second.sampling;
+        if (const auto flight = find(channel, id); flight != flights_.end()) return flight->second.sampling;
         return Error{ErrorCode::input_invalid,
                      fmt::format("calling {}: request {} of this channel is not generating", adjust_name, id),
                      "name one that has a slot: not one that waits in the queue, nor one that has ended"};
     };
     const Result<Adjustment> adjustment = read_adjustment(method_.shape, parameters, now);
     if (!adjustment) return adjustment.error();
-    auto& [number, flight] = *find(adjustment->request);
+    auto& [number, flight] = *find(channel, adjustment->request);
     flight.sampling = adjustment->sampling;
     tell({number, nullptr, adjustment->sampling});
     return {};
@@ -97,13 +93,11 @@ Result<> StepLoop::adjust(std::uint64_t channel, const boost::json::object& para
 void StepLoop::drop(std::uint64_t channel) {
     for (auto& [number, flight] : flights_)
         if (flight.request->channel == channel && !std::exchange(flight.request->answered, true)) tell({number});
-    const auto dropped = scheduler_.remove_channel(channel);
-    for (const RequestPtr& request : dropped) request->let_go();
-    if (!dropped.empty()) events_.settled();
+    if (scheduler_.drop(channel) > 0) events_.settled();
 }
 
 void StepLoop::fail_all(const Error& error) {
-    for (const RequestPtr& request : scheduler_.remove_all()) end_queued(*request, error);
+    errors_ += scheduler_.fail_all(error);
     for (auto& [number, flight] : flights_)
         if (!flight.request->answered) answer_early(number, *flight.request, error);
 }
@@ -115,16 +109,9 @@ void StepLoop::answer_early(Number number, PendingRequest& request, const Error&
     request.fail(error);
 }
 
-void StepLoop::end_queued(PendingRequest& request, const Error& error) {
-    ++errors_;
-    request.fail(error);
-    request.let_go();
-}
-
 Clock::time_point StepLoop::enforce_deadlines(Clock::time_point now) {
-    const auto expired = scheduler_.remove_expired(now);
-    for (const RequestPtr& request : expired)
-        end_queued(*request, request->deadline_passed("still waiting", now, late_remedy));
+    const std::size_t expired = scheduler_.fail_expired(now, late_remedy);
+    errors_ += expired;
     Clock::time_point due = scheduler_.earliest_deadline();
     for (auto& [number, flight] : flights_) {
         PendingRequest& request = *flight.request;
@@ -144,7 +131,7 @@ Clock::time_point StepLoop::enforce_deadlines(Clock::time_point now) {
         else
             due = std::min(due, overrun_at);
     }
-    if (!expired.empty()) events_.settled();
+    if (expired > 0) events_.settled();
     return due;
 }
 
@@ -232,13 +219,8 @@ void StepLoop::turn() {
             page_, began,
             fmt::format("{}({} sequences, {} active)", method_name, batcher_.sequences(), batcher_.active())};
         batcher_.turn();
-    } catch (const std::bad_alloc&) {
-        batcher_.fail_all({ErrorCode::out_of_memory, "making a step", "give the worker more memory"});
-    } catch (const std::exception& exception) {
-        batcher_.fail_all({ErrorCode::inference_failed, fmt::format("making a step: {}", exception.what()), {}});
     } catch (...) {
-        batcher_.fail_all(
-            {ErrorCode::inference_failed, "making a step: it threw something that is not a std::exception", {}});
+        batcher_.fail_all(error_of_exception("making a step", "give the worker more memory"));
     }
     turn_began_.store(0);
 }

@@ -42,8 +42,8 @@ public:
     /// `request->generate` must be set.
     /// Errors  queue_full: the request was not accepted, and `let_go` will not be called
     Result<> submit(RequestPtr request);
-    /// Answers the request with `error`. False if it is not in flight.
-    bool end(std::uint64_t channel, std::uint64_t id, const Error& error);
+    /// Answers the request with `error`, if it is in flight.
+    void end(std::uint64_t channel, std::uint64_t id, const Error& error);
     /// Changes how a sequence of this channel draws, from its next step; see `adjust_name`.
     /// Errors  input_invalid: bad parameters, or no such sequence has a slot
     Result<> adjust(std::uint64_t channel, const boost::json::object& parameters);
@@ -72,6 +72,7 @@ private:
         RequestPtr request;  ///< the executor uses it: only `answered` may change here
         Sampling sampling;
     };
+    using Flights = std::map<Number, Flight>;
     /// From the executor.
     struct Said {
         struct Part {
@@ -90,12 +91,12 @@ private:
     };
 
     // The event loop.
+    [[nodiscard]] Flights::iterator find(std::uint64_t channel, std::uint64_t id);
     void start_more();
     void tell(Command command);
     void deliver();
     void ended(Said::End& end);
     void answer_early(Number number, PendingRequest& request, const Error& error);
-    void end_queued(PendingRequest& request, const Error& error);
 
     // The executor.
     [[nodiscard]] Executor::Then run();
@@ -113,7 +114,7 @@ private:
     Events events_;
 
     Scheduler scheduler_;
-    std::map<Number, Flight> flights_;
+    Flights flights_;
     Number last_ = 0;
     std::uint64_t errors_ = 0;
     bool overrun_told_ = false;

@@ -11,7 +11,7 @@
 
 #include "worker/death/exit_status.h"
 #include "worker/loop/handler_lock.h"
-#include "worker/model/method_description.h"
+#include "worker/model/describe.h"
 
 namespace bulkhead::worker {
 namespace {
@@ -149,37 +149,37 @@ void Server::say_activity() {
 
 void Server::on_link(worker_link::Configure message) {
     if (phase_ != Phase::starting) return spdlog::warn("ignored: a second configure");
-    Result<Configuration> configuration = read_configuration(message);
-    if (!configuration) return fail_load(configuration.error());
-    spec_ = std::move(configuration->model);
-    cuda_ = configuration->cuda;
+    Result<config::ModelSpec> spec = read_configuration(message);
+    if (!spec) return fail_load(spec.error());
+    spec_ = std::move(*spec);
     identity_ = {identity_.daemon_token, spec_.name, message.replica.value_or(identity_.replica),
                  message.generation.value_or(identity_.generation)};
     spdlog::set_level(spdlog::level::from_str(std::string{config::word_of(spec_.log_level)}));
     phase_ = Phase::loading;
-    load();
+    load(message.device == "cuda");
 }
 
-void Server::load() {
+void Server::load(bool cuda) {
     load_started_ = Clock::now();
-    progress_ = std::make_shared<LoadProgress>(io_, [this](const boost::json::object& report) { link_.send(report); });
-    LoadContext context{.cache = options_.cache,
-                        .cuda = cuda_,
-                        .progress =
-                            [this](std::string_view phase, std::uint64_t done, std::uint64_t total,
-                                   std::string_view unit, std::string_view detail) {
-                                capturing_ = phase == "capturing";
-                                if (options_.page != nullptr) options_.page->step(fmt::format("{} {}", phase, detail));
-                                progress_->update({phase, done, total, unit, detail});
-                            },
-                        .wait_for_grant =
-                            [this](std::uint64_t device_bytes) {
-                                boost::asio::post(io_, HandlerLock::of(io_).wrap([this, device_bytes] {
-                                    grant_.ask();
-                                    link_.send(worker_link::GrantAsked{device_bytes});
-                                }));
-                                return grant_.wait();
-                            }};
+    progress_ = std::make_shared<LoadProgress>(io_, [this](const LoadProgress::Step& step) { link_.send(step); });
+    LoadContext context{
+        .cache = options_.cache,
+        .cuda = cuda,
+        .progress =
+            [this](std::string_view phase, std::uint64_t done, std::uint64_t total, std::string_view unit,
+                   std::string_view detail) {
+                capturing_ = phase == "capturing";
+                if (options_.page != nullptr) options_.page->step(fmt::format("{} {}", phase, detail));
+                progress_->update({std::string{phase}, done, total, std::string{unit}, std::string{detail}});
+            },
+        .wait_for_grant =
+            [this](std::uint64_t device_bytes) {
+                boost::asio::post(io_, HandlerLock::of(io_).wrap([this, device_bytes] {
+                    grant_.ask();
+                    link_.send(worker_link::GrantAsked{device_bytes});
+                }));
+                return grant_.wait();
+            }};
     executor_.post([this, context = std::move(context)] {
         const auto model = std::make_shared<Result<std::unique_ptr<Model>>>([&]() -> Result<std::unique_ptr<Model>> {
             const RunningMark mark{options_.page, load_started_, "loading"};
@@ -282,17 +282,14 @@ void Server::on_link(ChannelMessage message) {
     session->start(std::move(message.socket));
 }
 
-std::size_t Server::channels_in_use() const {
-    return static_cast<std::size_t>(std::ranges::count_if(sessions_, [](const auto& entry) {
-        return entry.second->state() == ChannelSession::State::opening || entry.second->is_open();
-    }));
-}
-
 void Server::hello_came(ChannelSession& session) {
     if (phase_ != Phase::ready) return session.refuse(draining_error());
-    if (channels_in_use() >= spec_.channel.channels_max)
+    const auto in_use = static_cast<std::size_t>(std::ranges::count_if(sessions_, [](const auto& entry) {
+        return entry.second->state() == ChannelSession::State::opening || entry.second->is_open();
+    }));
+    if (in_use >= spec_.channel.channels_max)
         return session.refuse({ErrorCode::resources_exhausted,
-                               fmt::format("opening a channel, and {} are open", channels_in_use()),
+                               fmt::format("opening a channel, and {} are open", in_use),
                                "close one, or raise `channel.count` of the model"});
     if (spec_.state == config::StateScope::channel && !take_state(session)) return;
     session.open();

@@ -69,7 +69,7 @@ private:
     void say_activity();
     void say_statistics();
 
-    void load();
+    void load(bool cuda);
     void loaded(Result<std::unique_ptr<Model>> model);
     void fail_load(const Error& error);
     void finish_drain_if_done();
@@ -84,7 +84,6 @@ private:
     void reclaimed(std::uint64_t channel, bool was_refused);
     /// For a stateful model; false: refused, or waiting.
     [[nodiscard]] bool take_state(ChannelSession& session);
-    [[nodiscard]] std::size_t channels_in_use() const;
 
     boost::asio::io_context& io_;
     const ServerOptions options_;
@@ -94,7 +93,6 @@ private:
     WorkerLink link_;
 
     config::ModelSpec spec_;
-    bool cuda_ = false;
     Clock::time_point load_started_;
     std::chrono::milliseconds load_time_{0};
     std::shared_ptr<LoadProgress> progress_;

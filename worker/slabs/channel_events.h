@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ipc/channel/channel_codec.h"
@@ -17,13 +18,14 @@ namespace bulkhead::worker {
 /// A stream that waits for a client's event waits as long as the client takes, and for ever if the
 /// client dies first. `GpuJobs` bounds what then waits for the stream.
 ///
-/// Thread  made and used on the executor; once made, `offers` and `is_clients` on any
+/// Thread  made and used on the executor; once made, `take_offers` and `is_clients` on any
 class ChannelEvents {
 public:
     /// Errors  those of InterprocessEvent::create
     static Result<ChannelEvents> make(const std::shared_ptr<const cuda::Gpu>& gpu);
 
-    [[nodiscard]] const std::vector<channel::EventOffer>& offers() const noexcept { return offers_; }
+    /// The events' offers, once.
+    [[nodiscard]] std::vector<channel::EventOffer> take_offers() noexcept { return std::exchange(offers_, {}); }
     /// Whether the client records this event.
     [[nodiscard]] bool is_clients(std::uint32_t id) const noexcept {
         return id > limits::gpu_events && id <= 2 * limits::gpu_events;

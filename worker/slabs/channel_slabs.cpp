@@ -16,8 +16,6 @@ ChannelSlabs::ChannelSlabs(std::string label_prefix, const config::ChannelLimits
       slab_count_{std::make_shared<SlabBudget>(limits::channel_slabs_max)},
       bytes_{std::make_shared<SlabBudget>(limits.bytes_max)}, worker_bytes_{std::move(worker_bytes)} {}
 
-ChannelSlabs::~ChannelSlabs() = default;
-
 Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id,
                            wire::SlabKind kind) {
     if (is_gpu(kind))
@@ -210,8 +208,7 @@ Result<> ChannelSlabs::make_events() {
 
 std::vector<channel::EventOffer> ChannelSlabs::take_event_offers() {
     const std::lock_guard lock{mutex_};
-    if (!events_ || std::exchange(events_offered_, true)) return {};
-    return events_->offers();
+    return events_ ? events_->take_offers() : std::vector<channel::EventOffer>{};
 }
 
 Result<> ChannelSlabs::check_event(std::uint32_t event_id) const {
@@ -239,8 +236,7 @@ Result<> ChannelSlabs::wait_for_client(cuda::CUstream stream, std::span<const ch
 
 Result<std::uint32_t> ChannelSlabs::record_done(cuda::CUstream stream) { return events_->record(stream); }
 
-template <typename Matches>
-std::vector<std::uint32_t> ChannelSlabs::withdraw(const Matches& matches) {
+std::vector<std::uint32_t> ChannelSlabs::withdraw(const auto& matches) {
     const std::lock_guard lock{mutex_};
     std::vector<std::uint32_t> withdrawn;
     for (const auto& slab : slabs_) {

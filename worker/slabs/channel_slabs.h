@@ -40,7 +40,6 @@ class ChannelSlabs {
 public:
     ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits,
                  std::shared_ptr<SlabBudget> worker_bytes);
-    ~ChannelSlabs();
 
     /// Sets the GPU once GPU kinds are agreed. Call it before the first slab of such a
     /// kind is added.
@@ -159,8 +158,7 @@ private:
     [[nodiscard]] Result<Reservation> reserve(std::uint64_t bytes) const;
     [[nodiscard]] Result<SlabMemory> make_memory(wire::SlabKind kind, wire::SlabDirection direction,
                                                  std::uint64_t size_bytes, std::uint32_t id) const;
-    template <typename Matches>
-    std::vector<std::uint32_t> withdraw(const Matches& matches);
+    std::vector<std::uint32_t> withdraw(const auto& matches);
     [[nodiscard]] std::optional<Room> allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind);
     /// Doubles the output bytes, so that few slabs reach the bound, but takes at most half of what
     /// is left: inputs need room, too.
@@ -176,8 +174,7 @@ private:
     const std::shared_ptr<SlabBudget> bytes_;
     const std::shared_ptr<SlabBudget> worker_bytes_;
     mutable std::mutex mutex_;
-    std::optional<ChannelEvents> events_;  ///< made with the first slab on the GPU
-    bool events_offered_ = false;
+    std::optional<ChannelEvents> events_;         ///< made with the first slab on the GPU
     std::vector<std::uint32_t> released_behind_;  ///< events that freed room waits for
     wire::SlabKind output_kind_ = wire::SlabKind::host_memfd;
     std::vector<std::unique_ptr<Slab>> slabs_;

@@ -39,8 +39,7 @@ struct SlabMemory {
     wire::CudaIpcHandle handle{};  ///< the offer's, for kind cuda_ipc
 
 private:
-    template <typename Slab>
-    static std::span<std::byte> device_bytes(const Slab& slab) {
+    static std::span<std::byte> device_bytes(const auto& slab) {
         return {reinterpret_cast<std::byte*>(slab.pointer()), slab.size_bytes()};
     }
 };

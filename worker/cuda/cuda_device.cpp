@@ -1,5 +1,6 @@
 #include "worker/cuda/cuda_device.h"
 
+#include <bit>
 #include <cstdlib>
 #include <filesystem>
 
@@ -13,22 +14,14 @@
 #include <spdlog/spdlog.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
 
+#include "ipc/cuda/gpu.h"
 #include "worker/cuda/capture.h"
-#include "worker/cuda/generation_engine.h"
+#include "worker/generation/models/package.h"
 #include "worker/torch/function.h"
 #include "worker/torch/outputs.h"
 
 namespace bulkhead::worker::cuda {
 namespace {
-
-std::string uuid_text(const cudaUUID_t& uuid) {
-    std::string text = "GPU";
-    for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
-        if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-        text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
-    }
-    return text;
-}
 
 Error no_gpu(std::string_view call, cudaError_t error) {
     (void)cudaGetLastError();
@@ -65,12 +58,11 @@ Error explain(const std::exception& exception, ErrorCode code, std::string_view 
     return error;
 }
 
+// Memory and engine are leaked: what belongs to CUDA ends with the process, never by a destructor.
 CudaDevice::CudaDevice(std::string name, std::string compute_capability)
-    : name_{std::move(name)}, compute_capability_{std::move(compute_capability)},
-      memory_{*new HostMemory},           // both leaked: what belongs to CUDA ends
-                                          // with the process,
-      engine_{*new GraphEngine{memory_}}  // never by a destructor
-{}
+    : name_{std::move(name)},
+      compute_capability_{std::move(compute_capability)}, memory_{*new HostMemory}, engine_{*new GraphEngine{memory_}} {
+}
 
 Result<std::unique_ptr<Device>> CudaDevice::create() {
     int count = 0;
@@ -80,7 +72,8 @@ Result<std::unique_ptr<Device>> CudaDevice::create() {
     cudaDeviceProp properties{};
     if (const cudaError_t error = cudaGetDeviceProperties(&properties, 0); error != cudaSuccess)
         return no_gpu("asking the GPU's properties", error);
-    return std::unique_ptr<Device>{new CudaDevice{fmt::format("{} ({})", properties.name, uuid_text(properties.uuid)),
+    const std::string uuid = bulkhead::cuda::to_string(std::bit_cast<wire::GpuUuid>(properties.uuid));
+    return std::unique_ptr<Device>{new CudaDevice{fmt::format("{} ({})", properties.name, uuid),
                                                   fmt::format("{}{}", properties.major, properties.minor)}};
 }
 
@@ -124,10 +117,11 @@ std::unique_ptr<Function> CudaDevice::load_function(const std::string& library, 
         (void)cudaGetLastError();
         const std::uintmax_t needed = bytes_in(std::filesystem::path{library}.parent_path());
         if (needed <= free_bytes) throw;
-        throw ErrorException{{ErrorCode::out_of_memory,
-                              fmt::format("its compiled code and what lies beside it are {} MiB, {} MiB of the GPU's {} MiB were free",
-                                          needed >> 20, free_bytes >> 20, total_bytes >> 20),
-                              "unload another model or choose another GPU"}};
+        throw ErrorException{
+            {ErrorCode::out_of_memory,
+             fmt::format("its compiled code and what lies beside it are {} MiB, {} MiB of the GPU's {} MiB were free",
+                         needed >> 20, free_bytes >> 20, total_bytes >> 20),
+             "unload another model or choose another GPU"}};
     }
 }
 

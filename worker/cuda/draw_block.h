@@ -46,21 +46,18 @@ public:
         if (thread() == 0) row.listed = 0;
     }
 
-    template <typename F>
-    __device__ Wide max(std::uint32_t n, const F& f) {
+    __device__ Wide max(std::uint32_t n, const auto& f) {
         Wide greatest = 0;
         BULKHEAD_FOUR_AT_ONCE
         for (std::uint32_t i = thread(); i < n; i += all_threads()) greatest = larger(greatest, f(i));
         return greatest_of_all(greatest);
     }
-    template <typename F>
-    __device__ Wide max_quads(std::uint32_t n, const F& f) {
+    __device__ Wide max_quads(std::uint32_t n, const auto& f) {
         Wide greatest = 0;
         for (std::uint32_t i = 4 * thread(); i < n; i += 4 * all_threads()) greatest = larger(greatest, f(i));
         return greatest_of_all(greatest);
     }
-    template <typename F>
-    __device__ void histogram(std::uint32_t n, const F& f) {
+    __device__ void histogram(std::uint32_t n, const auto& f) {
         for (unsigned bin = threadIdx.x; bin < bins; bin += threads) own_.low[bin] = own_.high[bin] = 0;
         __syncthreads();
         BULKHEAD_FOUR_AT_ONCE
@@ -80,8 +77,7 @@ public:
             wait_for_all();
         }
     }
-    template <typename Target>
-    __device__ generation::draw::Found find(const Target& target_of) {
+    __device__ generation::draw::Found find(const auto& target_of) {
         constexpr unsigned each_thread = bins / threads;
         const unsigned begin = threadIdx.x * each_thread;
         Wide weight[each_thread];
@@ -108,8 +104,7 @@ public:
         __syncthreads();
         return own_.found;
     }
-    template <typename F>
-    __device__ std::uint32_t gather(std::uint32_t n, const float* z, const F& keeps) {
+    __device__ std::uint32_t gather(std::uint32_t n, const float* z, const auto& keeps) {
         if (threadIdx.x == 0) own_.listed = 0;
         __syncthreads();
         BULKHEAD_FOUR_AT_ONCE
@@ -130,8 +125,7 @@ public:
         wait_for_all();
         return row_->listed;
     }
-    template <typename F>
-    __device__ std::uint32_t in_one_block(const F& f) {
+    __device__ std::uint32_t in_one_block(const auto& f) {
         if constexpr (!several) return f(*this);
         if (rank_ == 0) {
             const std::uint32_t listed = row_->listed;
@@ -239,8 +233,7 @@ __device__ void draw_block(BlockScratch<threads>& scratch, const DeviceSlots& sl
     const std::uint32_t codebooks = slots.rules.codebooks;
     const SlotState& state = slots.states[slot];
     const std::uint64_t place = std::uint64_t{slot} * codebooks + codebook;
-    const std::int32_t* forced =
-        slots.forced + std::uint64_t{slot} * generation::limits::forced_steps_max * codebooks;
+    const std::int32_t* forced = slots.forced + std::uint64_t{slot} * generation::limits::forced_steps_max * codebooks;
     Drawn drawn{};
     if (!state.stopped && !generation::request_forces(state, slots.rules, forced, codebook, drawn.token) &&
         // The same for all threads.

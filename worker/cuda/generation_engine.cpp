@@ -1,5 +1,3 @@
-#include "worker/cuda/generation_engine.h"
-
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -19,6 +17,7 @@
 #include "worker/cuda/capture.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/slot_memory.h"
+#include "worker/generation/models/package.h"
 #include "worker/generation/models/prompt_chunk.h"
 
 namespace bulkhead::worker::cuda {
@@ -42,17 +41,16 @@ std::vector<std::uint32_t> captured_counts(std::uint32_t slots) {
 class CudaEngine final : public Engine {
 public:
     CudaEngine(Parts parts, c10::cuda::CUDAStream stream)
-        : parts_{std::move(parts)}, stream_{stream}, memory_{parts_.manifest, parts_.shape},
-          counts_{captured_counts(parts_.shape.slots)}, slots_(parts_.shape.slots),
-          tokens_(std::size_t{parts_.shape.slots} * parts_.shape.codebooks) {
+        : parts_{std::move(parts)}, stream_{stream}, memory_{parts_.manifest}, counts_{captured_counts(shape().slots)},
+          slots_(shape().slots), tokens_(std::size_t{shape().slots} * shape().codebooks) {
         for (cudaEvent_t& event : begun_) C10_CUDA_CHECK(cudaEventCreate(&event));
         for (cudaEvent_t& event : done_) C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));
-        for (std::uint32_t slot = 0; slot < parts_.shape.slots; ++slot) restart(slot, start_of(Start{}));
+        for (std::uint32_t slot = 0; slot < shape().slots; ++slot) restart(slot, start_of(Start{}));
     }
 
     Result<> capture_all(config::Graphs graphs, const LoadContext& context);
 
-    [[nodiscard]] const generation::Shape& shape() const noexcept override { return parts_.shape; }
+    [[nodiscard]] const generation::Shape& shape() const noexcept override { return parts_.manifest.shape; }
     [[nodiscard]] std::uint32_t launches_ahead() const noexcept override { return 2; }
     Result<> reset(std::uint32_t slot, const Start& start) override {
         const auto made = generation::start_slot(parts_.manifest.draw, start);
@@ -76,8 +74,7 @@ public:
     void forget_counts() override {
         const std::lock_guard lock{mutex_};
         steps_.clear();
-        eager_.clear();
-        moves_ = copies_ = 0;
+        eager_ = moves_ = copies_ = 0;
         device_ms_ = 0;
     }
     [[nodiscard]] boost::json::object counters() const override;
@@ -106,8 +103,7 @@ private:
     };
     static constexpr std::uint32_t nowhere = 0xffff'ffffU;
 
-    template <typename Work>
-    Result<> guarded(std::string_view attempt, const Work& work) {
+    Result<> guarded(std::string_view attempt, const auto& work) {
         try {
             const c10::InferenceMode no_autograd;
             const c10::cuda::CUDAStreamGuard guard{stream_};
@@ -132,7 +128,7 @@ private:
     void activate(std::uint32_t n);
     /// The shortest attention length of a bucket that holds `positions`.
     [[nodiscard]] std::uint32_t bucket_length(std::uint32_t positions) const {
-        return *std::ranges::lower_bound(parts_.shape.buckets, std::min(positions, parts_.shape.length));
+        return *std::ranges::lower_bound(shape().buckets, std::min(positions, shape().length));
     }
     void expect_room() const {
         TORCH_CHECK(pending_.size() + 1 < given_turns, "a step was launched before earlier ones were collected");
@@ -150,9 +146,9 @@ private:
     std::vector<HostSlot> slots_;
     std::array<cudaEvent_t, given_turns> begun_{};  ///< of the launch in that turn
     std::array<cudaEvent_t, given_turns> done_{};
-    std::uint32_t active_ = 0;                     ///< the value of `DeviceSlots::active`,
-                                                   ///< in stream order
-    std::uint32_t turn_ = 0;                       ///< counts along with `DeviceSlots::turn`
+    std::uint32_t active_ = 0;  ///< the value of `DeviceSlots::active`,
+                                ///< in stream order
+    std::uint32_t turn_ = 0;    ///< counts along with `DeviceSlots::turn`
     std::deque<Pending> pending_;
     std::vector<std::int32_t> tokens_;  ///< [slots, C], of the launch collected last
     std::vector<StepToken> given_;
@@ -160,7 +156,7 @@ private:
 
     mutable std::mutex mutex_;  ///< guards the counters
     std::map<Bucket, std::uint64_t> steps_;
-    std::map<std::string, std::uint64_t, std::less<>> eager_;
+    std::uint64_t eager_ = 0;
     std::map<Bucket, std::string> failures_;
     std::uint64_t moves_ = 0;
     std::uint64_t copies_ = 0;
@@ -184,8 +180,7 @@ at::Tensor CudaEngine::step(std::uint32_t n, std::uint32_t length) {
             ->call(memory_.decode_inputs(n, length, parts_.manifest.rope_delta != Manifest::RopeDelta::none))
             .at(0);
     TORCH_CHECK(logits.scalar_type() == at::kFloat && logits.is_contiguous() && logits.is_cuda() &&
-                    logits.numel() == std::int64_t{n} * parts_.shape.rows * parts_.shape.codebooks *
-                                          parts_.shape.vocabulary,
+                    logits.numel() == std::int64_t{n} * shape().rows * shape().codebooks * shape().vocabulary,
                 "the package returned logits ", logits.scalar_type(), " ", logits.sizes(), " for ", n, " sequences");
     draw_and_advance(memory_.slots(), logits.const_data_ptr<float>(), 0, n, true, stream_.stream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -194,16 +189,16 @@ at::Tensor CudaEngine::step(std::uint32_t n, std::uint32_t length) {
 
 void CudaEngine::reset_all() {
     generation::Start start;
-    const std::vector<std::int64_t> first_input(parts_.shape.codebooks, 0);
+    const std::vector<std::int64_t> first_input(shape().codebooks, 0);
     start.first_input = first_input;
-    for (std::uint32_t slot = 0; slot < parts_.shape.slots; ++slot) restart(slot, start_of(start));
+    for (std::uint32_t slot = 0; slot < shape().slots; ++slot) restart(slot, start_of(start));
 }
 
 Result<> CudaEngine::capture_all(config::Graphs graphs, const LoadContext& context) {
     if (graphs == config::Graphs::off) return {};
     eager_reason_ = "capture_failed";
     std::vector<Bucket> buckets;
-    for (const std::uint32_t length : parts_.shape.buckets)
+    for (const std::uint32_t length : shape().buckets)
         for (const std::uint32_t n : counts_)
             if (function_for(n) != nullptr) buckets.push_back({n, length});
     std::ranges::stable_sort(buckets, std::greater{},
@@ -275,11 +270,11 @@ void CudaEngine::restart(std::uint32_t slot, const generation::SlotStart& start)
 }
 
 void CudaEngine::compute(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count,
-                       bool last) {
+                         bool last) {
     HostSlot& here = slots_[slot];
     TORCH_CHECK(parts_.prefill != nullptr, "the package has no prefill function");
-    TORCH_CHECK(here.position_max == first && count > 0 && first + count <= parts_.shape.length, "positions ", first,
-                " to ", first + count, " of a prompt do not follow what the slot holds, ", here.position_max);
+    TORCH_CHECK(here.position_max == first && count > 0 && first + count <= shape().length, "positions ", first, " to ",
+                first + count, " of a prompt do not follow what the slot holds, ", here.position_max);
     std::vector<at::Tensor> inputs;
     // Attention has a bucket's length and the chunk is padded, so that the chunks of all prompts
     // have few shapes.
@@ -295,11 +290,11 @@ void CudaEngine::compute(std::uint32_t slot, const Prompt& prompt, std::uint32_t
     here.position_max = first + count;
     set_position(memory_.slots(), slot, here.position_max, generation::rope_delta_of(parts_.manifest, prompt),
                  stream_.stream());
-    if (!last || !parts_.shape.prefill_gives) return;
+    if (!last || !shape().prefill_gives) return;
 
     expect_room();
     TORCH_CHECK(result.scalar_type() == at::kFloat &&
-                    result.numel() == std::int64_t{parts_.shape.rows} * parts_.shape.codebooks * parts_.shape.vocabulary,
+                    result.numel() == std::int64_t{shape().rows} * shape().codebooks * shape().vocabulary,
                 "the package returned logits ", result.scalar_type(), " ", result.sizes());
     const at::Tensor logits = result.contiguous();
     activate(1);
@@ -342,8 +337,8 @@ void CudaEngine::queue_step(std::uint32_t n) {
     for (std::uint32_t slot = 0; slot < count; ++slot) {
         HostSlot& here = slots_[slot];
         if (slot < n) longest = std::max(longest, here.position_max + 1);
-        here.filled = std::min(std::max(here.filled, here.position_max + 1), parts_.shape.length);
-        if (slot < n) here.position_max = std::min(here.position_max + 1, parts_.shape.length);
+        here.filled = std::min(std::max(here.filled, here.position_max + 1), shape().length);
+        if (slot < n) here.position_max = std::min(here.position_max + 1, shape().length);
     }
     const Bucket bucket{count, bucket_length(longest)};
     activate(n);
@@ -356,7 +351,7 @@ void CudaEngine::queue_step(std::uint32_t n) {
     await(0, n, true);
     const std::lock_guard lock{mutex_};
     ++steps_[bucket];
-    if (graph == graphs_.end()) ++eager_[std::string{eager_reason_}];
+    if (graph == graphs_.end()) ++eager_;
 }
 
 /// Sets `DeviceSlots::active`, which a captured step reads, so that a graph of 4 serves 3.
@@ -391,12 +386,12 @@ Result<std::span<const StepToken>> CudaEngine::collect() {
 }
 
 void CudaEngine::read(const Pending& pending) {
-    const std::size_t codebooks = parts_.shape.codebooks;
+    const std::size_t codebooks = shape().codebooks;
     given_.clear();
     for (std::uint32_t i = 0; i < pending.lies.size(); ++i) {
         const std::uint32_t slot = pending.first + i;
         const GivenStep& given =
-            memory_.slots().given[(pending.turn % given_turns) * std::size_t{parts_.shape.slots} + slot];
+            memory_.slots().given[(pending.turn % given_turns) * std::size_t{shape().slots} + slot];
         std::int32_t* tokens = tokens_.data() + slot * codebooks;
         std::copy_n(given.tokens, codebooks, tokens);
         given_.push_back({slot, {tokens, codebooks}, given.stop != 0, given.not_finite != 0});
@@ -411,7 +406,7 @@ boost::json::object CudaEngine::counters() const {
     for (const auto& [bucket, steps] : steps_)
         buckets.push_back({{"sequences", bucket.sequences}, {"length", bucket.length}, {"steps", steps}});
     boost::json::object eager;
-    for (const auto& [reason, count] : eager_) eager[reason] = count;
+    if (eager_ > 0) eager[eager_reason_] = eager_;
     boost::json::array failures;
     for (const auto& [bucket, reason] : failures_)
         failures.push_back({{"sequences", bucket.sequences}, {"length", bucket.length}, {"reason", reason}});

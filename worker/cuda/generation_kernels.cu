@@ -136,8 +136,7 @@ __global__ void clear_kv_kernel(DeviceKv kv, std::uint32_t slot, std::uint64_t f
 }
 
 /// Calls `with(Word{}, words of `positions` positions)` for the widest word that divides them.
-template <typename F>
-void with_words(const DeviceKv& kv, const F& with) {
+void with_words(const DeviceKv& kv, const auto& with) {
     if (kv.position_bytes % sizeof(uint4) == 0)
         with(uint4{}, kv.position_bytes / sizeof(uint4));
     else

@@ -18,8 +18,6 @@
 namespace bulkhead::worker::cuda {
 namespace {
 
-constexpr std::string_view parameter_without_default = "parameter_without_default";
-
 cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
 /// Makes an input for warm-up and comparison: floats spread over [-1, 1]; integers and booleans 0,
@@ -43,16 +41,17 @@ std::vector<Shape> shapes_of(const std::vector<at::Tensor>& tensors) {
     return shapes;
 }
 
-}  // namespace
-
-std::string_view GraphEngine::why_never(const config::ModelSpec& spec, const config::MethodSpec& method) const {
+/// Why this method is not captured at all; empty: it is.
+std::string_view why_never(const config::ModelSpec& spec, const config::MethodSpec& method) {
     if (spec.graphs == config::Graphs::off) return eager_reason::graphs_off;
     if (spec.state == config::StateScope::channel) return eager_reason::stateful;
     if (graph_buckets(method).empty()) return eager_reason::no_buckets;
     if (std::ranges::any_of(method.parameters, [](const auto& p) { return !p.default_value; }))
-        return parameter_without_default;
+        return "parameter_without_default";
     return {};
 }
+
+}  // namespace
 
 Result<> GraphEngine::prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,
                               Runtime& runtime, const LoadContext& context) {

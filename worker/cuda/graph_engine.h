@@ -73,7 +73,6 @@ private:
         CaptureDiagnosis diagnosis;
     };
 
-    [[nodiscard]] std::string_view why_never(const config::ModelSpec& spec, const config::MethodSpec& method) const;
     std::optional<CaptureDiagnosis> capture(const config::MethodSpec& spec, const config::Bucket& bucket,
                                             Runtime& runtime);
     void fill(Graph& graph, const config::MethodSpec& method, std::span<const TensorView> inputs);

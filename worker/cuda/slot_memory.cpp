@@ -13,35 +13,35 @@ namespace {
 
 at::TensorOptions on_gpu(at::ScalarType type) { return at::TensorOptions{}.dtype(type).device(at::kCUDA); }
 
-template <typename T>
-std::span<const std::byte> bytes_of(const T* values, std::size_t count) {
-    return {reinterpret_cast<const std::byte*>(values), count * sizeof(T)};
+std::span<const std::byte> bytes_of(const auto* values, std::size_t count) {
+    return {reinterpret_cast<const std::byte*>(values), count * sizeof *values};
 }
 
 }  // namespace
 
-SlotMemory::SlotMemory(const generation::Manifest& manifest, const generation::Shape& shape) : rows_{shape.rows} {
+SlotMemory::SlotMemory(const generation::Manifest& manifest) : rows_{manifest.shape.rows} {
+    const generation::Shape& shape = manifest.shape;
     const std::int64_t slots = shape.slots;
     const std::int64_t codebooks = shape.codebooks;
     const std::int64_t vocabulary = shape.vocabulary;
-    const auto bytes = [&](std::int64_t count) { return keep(at::zeros({count}, on_gpu(at::kByte))).data_ptr(); };
+    const auto make = [&]<typename T>(T*& array, std::int64_t count) {
+        const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(T));
+        array = static_cast<T*>(kept_.emplace_back(at::zeros({bytes}, on_gpu(at::kByte))).data_ptr());
+    };
     tokens_ = at::zeros({slots, codebooks}, on_gpu(at::kLong));
     positions_ = at::zeros({slots}, on_gpu(at::kLong));
     deltas_ = at::zeros({slots}, on_gpu(at::kLong));
     span_ = at::arange(shape.length, on_gpu(at::kLong));
 
-    slots_.states = static_cast<SlotState*>(bytes(slots * static_cast<std::int64_t>(sizeof(SlotState))));
-    slots_.flags = static_cast<std::uint8_t*>(bytes(slots * codebooks * vocabulary));
-    slots_.forced = static_cast<std::int32_t*>(
-        bytes(slots * codebooks * generation::limits::forced_steps_max * static_cast<std::int64_t>(sizeof(std::int32_t))));
-    slots_.adjusted = static_cast<float*>(
-        bytes(slots * codebooks * vocabulary * static_cast<std::int64_t>(sizeof(float))));
+    make(slots_.states, slots);
+    make(slots_.flags, slots * codebooks * vocabulary);
+    make(slots_.forced, slots * codebooks * generation::limits::forced_steps_max);
+    make(slots_.adjusted, slots * codebooks * vocabulary);
     slots_.row_blocks = row_blocks_here(shape.vocabulary);
-    if (slots_.row_blocks > 1)
-        slots_.rows = static_cast<RowScratch*>(bytes(slots * codebooks * static_cast<std::int64_t>(sizeof(RowScratch))));
-    slots_.drawn = static_cast<Drawn*>(bytes(slots * codebooks * static_cast<std::int64_t>(sizeof(Drawn))));
-    slots_.turn = static_cast<std::uint32_t*>(bytes(sizeof(std::uint32_t)));
-    slots_.active = static_cast<std::uint32_t*>(bytes(sizeof(std::uint32_t)));
+    if (slots_.row_blocks > 1) make(slots_.rows, slots * codebooks);
+    make(slots_.drawn, slots * codebooks);
+    make(slots_.turn, 1);
+    make(slots_.active, 1);
     slots_.tokens = tokens_.data_ptr<std::int64_t>();
     slots_.positions = positions_.data_ptr<std::int64_t>();
     slots_.deltas = deltas_.data_ptr<std::int64_t>();
@@ -58,16 +58,11 @@ SlotMemory::SlotMemory(const generation::Manifest& manifest, const generation::S
                                         on_gpu(scalar_type(manifest.kv_dtype))));
         addresses.push_back(reinterpret_cast<std::intptr_t>(kv_buffers_.back().data_ptr()));
     }
-    const at::Tensor table = keep(at::empty({std::ssize(addresses)}, on_gpu(at::kLong)));
+    const at::Tensor table = kept_.emplace_back(at::empty({std::ssize(addresses)}, on_gpu(at::kLong)));
     ring_.upload(table.data_ptr(), bytes_of(addresses.data(), addresses.size()), nullptr);
     C10_CUDA_CHECK(cudaDeviceSynchronize());
     kv_ = {static_cast<void* const*>(table.data_ptr()), 2 * manifest.layers, rows_ * manifest.heads, shape.length,
            static_cast<std::uint32_t>(manifest.dim * element_size(manifest.kv_dtype))};
-}
-
-at::Tensor SlotMemory::keep(at::Tensor tensor) {
-    kept_.push_back(tensor);
-    return tensor;
 }
 
 void SlotMemory::write(std::uint32_t slot, const generation::SlotStart& start, cudaStream_t stream) {

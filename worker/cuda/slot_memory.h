@@ -19,7 +19,7 @@ namespace bulkhead::worker::cuda {
 /// Throws  c10::Error, also out of memory
 class SlotMemory {
 public:
-    SlotMemory(const generation::Manifest& manifest, const generation::Shape& shape);
+    explicit SlotMemory(const generation::Manifest& manifest);
 
     /// Starts a sequence: replaces the slot's state and tables, in stream order, but not its KV.
     void write(std::uint32_t slot, const generation::SlotStart& start, cudaStream_t stream);
@@ -38,8 +38,6 @@ public:
     [[nodiscard]] std::vector<at::Tensor> kv_of(std::uint32_t slot) const;
 
 private:
-    at::Tensor keep(at::Tensor tensor);
-
     std::uint32_t rows_;
     std::vector<at::Tensor> kept_;  ///< owns what the pointers below point into
     at::Tensor tokens_;

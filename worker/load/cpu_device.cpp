@@ -28,27 +28,24 @@ public:
         return generation::make_cpu_engine(std::move(parts));
     }
 
-    Result<> prepare(const config::ModelSpec& /*spec*/, const std::vector<config::MethodSpec>& /*methods*/,
-                     Runtime& /*runtime*/, const LoadContext& /*context*/) override {
-        return {};  // nothing to capture
-    }
-
     Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
                  const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
         std::vector<at::Tensor> tensors;
         tensors.reserve(inputs.size());
         for (const auto& view : inputs) tensors.push_back(as_tensor(view));
         if (method.takes_outputs())
-            if (auto room = append_room(method, inputs, tensors, sink); !room) return room;
+            for (const config::TensorSpec& output : method.outputs) {
+                const Dims dims = dims_of_out(method, output, [&](std::size_t i) { return inputs[i].dims; });
+                const auto room = sink.allocate(output.name, output.dtype, dims);
+                if (!room) return room.error();
+                tensors.push_back(as_tensor({output.name, output.dtype, dims, *room}));
+            }
         const auto outputs = runtime.call(method, tensors, parameters);
         runs_.fetch_add(1, std::memory_order_relaxed);
         if (method.takes_outputs()) return {};  // outputs are already where the client reads them
         for (const at::Tensor& output : outputs) copied_bytes_.fetch_add(output.nbytes(), std::memory_order_relaxed);
         return write_outputs(method, outputs, sink);
     }
-
-    void register_host_memory(std::span<std::byte> /*read as it is*/) override {}
-    void unregister_host_memory(std::span<std::byte> /*read as it is*/) noexcept override {}
 
     [[nodiscard]] boost::json::object graphs() const override {
         return {{"mode", "off"},
@@ -59,18 +56,6 @@ public:
     }
 
 private:
-    /// Appends the outputs that the method takes as arguments, with room in the sink.
-    static Result<> append_room(const config::MethodSpec& method, std::span<const TensorView> inputs,
-                                std::vector<at::Tensor>& tensors, OutputSink& sink) {
-        for (const config::TensorSpec& output : method.outputs) {
-            const Dims dims = dims_of_out(method, output, [&](std::size_t i) { return inputs[i].dims; });
-            const auto room = sink.allocate(output.name, output.dtype, dims);
-            if (!room) return room.error();
-            tensors.push_back(as_tensor({output.name, output.dtype, dims, *room}));
-        }
-        return {};
-    }
-
     std::atomic<std::uint64_t> runs_ = 0;
     std::atomic<std::uint64_t> copied_bytes_ = 0;  ///< of outputs
 };

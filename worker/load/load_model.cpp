@@ -123,7 +123,7 @@ private:
 };
 
 Result<> check_declaration(const config::ModelSpec& spec, bool cuda) {
-    if (spec.methods.empty())
+    if (spec.methods.empty() && spec.runtime != config::Runtime::generate)
         return Error{ErrorCode::config_invalid, fmt::format("loading {}: no method is declared", spec.name),
                      "declare the method with its inputs' names, dtypes and shapes, which model files do not tell: "
                      "inputs: {x: {dtype: float32, shape: [1, 1..256]}}"};
@@ -201,8 +201,9 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     const auto machine = Machine::here(context_.cuda ? "cuda" : "cpu", device_->compute_capability());
     if (auto fits = check_compatible(compiled.value(), machine); !fits) return fits.error().during(spec_.file.string());
     const auto name = compiled.value().library.filename().string();
-    read_ahead(compiled.value().folder,
-               [&](std::uint64_t done, std::uint64_t total) { context_.report("loading", done, total, "bytes", name); });
+    read_ahead(compiled.value().folder, [&](std::uint64_t done, std::uint64_t total) {
+        context_.report("loading", done, total, "bytes", name);
+    });
     package_writes_inputs_ = may_write_inputs(compiled.value(), spec_.methods.front().inputs.size());
     auto function = device_->load_function(compiled.value().library.string(), compiled.value().folder.string());
     check_package_declaration(spec_, function->input_count());
@@ -258,13 +259,9 @@ Result<> LoadedModel::infer_once(const config::MethodSpec& method) {
 }  // namespace
 
 Result<std::unique_ptr<Model>> load_model(const config::ModelSpec& spec, const LoadContext& context) {
-    if (spec.runtime == config::Runtime::generate) {
-        auto model = generation::load_generator(spec, context);
-        if (!model) return model.error().during(fmt::format("loading {}", spec.name));
-        return model;
-    }
     if (auto declared = check_declaration(spec, context.cuda); !declared) return declared.error();
-    auto model = LoadedModel::load(spec, context);
+    auto model = spec.runtime == config::Runtime::generate ? generation::load_generator(spec, context)
+                                                           : LoadedModel::load(spec, context);
     if (!model) return model.error().during(fmt::format("loading {}", spec.name));
     return model;
 }

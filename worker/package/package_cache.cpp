@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <ranges>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -53,27 +54,14 @@ std::int64_t changed_ns(const struct stat& status) noexcept {
     return status.st_ctim.tv_sec * 1'000'000'000LL + status.st_ctim.tv_nsec;
 }
 
-std::string file_sha256(const fs::path& path) {
-    std::ifstream file{path, std::ios::binary};
-    std::vector<char> chunk(limits::io_chunk_bytes);
-    Sha256 hash;
-    while (file.read(chunk.data(), static_cast<std::streamsize>(chunk.size())) || file.gcount() > 0)
-        hash.update(std::as_bytes(std::span{chunk}.first(static_cast<std::size_t>(file.gcount()))));
-    return hash.hex();
-}
-
 bool matches(const fs::path& folder, const UnpackedFile& file) {
     const auto path = folder / file.path;
     struct stat status {};
     if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
     if (static_cast<std::uint64_t>(status.st_size) != file.size_bytes) return false;
-    return changed_ns(status) == file.changed_ns || file_sha256(path) == file.sha256;
-}
-
-std::uint64_t total_bytes(const std::vector<UnpackedFile>& files) {
-    std::uint64_t total = 0;
-    for (const auto& file : files) total += file.size_bytes;
-    return total;
+    if (changed_ns(status) == file.changed_ns || file.size_bytes == 0) return true;
+    const auto opened = ModelFile::open_any(path);
+    return opened && opened->sha256({}) == file.sha256;
 }
 
 /// Writes `manifest.json` into a folder of unpacked files, last: it marks the folder as complete.
@@ -128,12 +116,10 @@ std::string damaged_file(const fs::path& folder) {
 /// Whether the path has only names, so that it stays below its target folder.
 bool stays_inside(std::string_view path) {
     if (path.empty() || path.size() > limits::package_path_bytes_max) return false;
-    for (std::size_t start = 0; start <= path.size();) {
-        const auto end = std::min(path.find('/', start), path.size());
-        const auto part = path.substr(start, end - start);
+    for (const auto& name : std::views::split(path, '/')) {
+        const std::string_view part{name.begin(), name.end()};
         if (part.empty() || part == "." || part == ".." || part.size() > NAME_MAX) return false;
         if (std::ranges::any_of(part, [](char c) { return c == '\0' || c == '\\'; })) return false;
-        start = end + 1;
     }
     return true;
 }
@@ -148,8 +134,8 @@ Result<> make_folders(const fs::path& root, const fs::path& below) {
     return {};
 }
 
-Result<UnpackedFile> unpack_one(PyTorchStreamReader& archive, const std::string& name,
-                                const fs::path& target, std::vector<std::byte>& chunk) {
+Result<UnpackedFile> unpack_one(PyTorchStreamReader& archive, const std::string& name, const fs::path& target,
+                                std::vector<std::byte>& chunk) {
     const auto path = target / name;
     if (auto made = make_folders(target, fs::path{name}.parent_path()); !made) return made.error();
     // O_EXCL: a repeated name is an error, not an overwrite.
@@ -287,21 +273,18 @@ private:
 struct Entry {
     fs::path path;
     std::uint64_t bytes;
-    timespec used;
+    fs::file_time_type used;
 };
 
 std::vector<Entry> entries_in(const fs::path& folder) {
     std::vector<Entry> entries;
     std::error_code error;
     for (const auto& item : fs::directory_iterator{folder, error}) {
-        struct stat status {};
-        if (item.path().filename().string().size() != sha256_length || ::lstat(item.path().c_str(), &status) != 0)
-            continue;
-        entries.push_back({item.path(), total_bytes(read_manifest(item.path())), status.st_mtim});
+        if (item.path().filename().string().size() != sha256_length) continue;
+        Entry& entry = entries.emplace_back(Entry{item.path(), 0, item.last_write_time(error)});
+        for (const auto& file : read_manifest(item.path())) entry.bytes += file.size_bytes;
     }
-    std::ranges::sort(entries, [](const Entry& a, const Entry& b) {
-        return std::pair{a.used.tv_sec, a.used.tv_nsec} < std::pair{b.used.tv_sec, b.used.tv_nsec};
-    });
+    std::ranges::sort(entries, {}, &Entry::used);
     return entries;
 }
 
@@ -323,7 +306,8 @@ Result<UnpackedPackage> PackageCache::open(const ModelFile& package,
     };
     for (int attempt = 0; attempt < limits::cache_entry_tries; ++attempt) {
         if (auto held = hold(name.value())) {
-            remember(package, name.value());
+            // Without the link, the next load hashes again.
+            fs::create_symlink(fs::path{".."} / name.value(), folder_ / links_name / package.identity(), error);
             return std::move(*held);
         }
         if (auto unpacked = unpack(package, name.value(), unpacking); !unpacked) return unpacked.error();
@@ -370,10 +354,10 @@ Result<> PackageCache::make_folder() const {
 std::optional<UnpackedPackage> PackageCache::hold(const std::string& name) const {
     const auto entry = folder_ / name;
     if (name.size() != sha256_length) return std::nullopt;
-    UniqueFd lock{::open(entry.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)};
     // The holder of an exclusive lock is about to rename it: waiting would give a
     // folder that is gone.
-    if (!lock || ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 || !is_at(lock, entry)) return std::nullopt;
+    UniqueFd lock = lock_folder(entry, LOCK_SH);
+    if (!lock || !is_at(lock, entry)) return std::nullopt;
     if (const std::string damaged = damaged_file(entry); !damaged.empty()) {
         spdlog::warn("{} is not as it was unpacked: another program wrote into the package cache, whose code is run "
                      "here; the package is unpacked again. Let nothing but Bulkhead write there",
@@ -399,11 +383,6 @@ Result<> PackageCache::unpack(const ModelFile& package, const std::string& name,
         return system_error(fmt::format("naming {} in the package cache {}", name, folder_.string()), errno);
     evict();
     return {};
-}
-
-void PackageCache::remember(const ModelFile& package, const std::string& name) const {
-    std::error_code ignored;  // without the link, the next load hashes again
-    fs::create_symlink(fs::path{".."} / name, folder_ / links_name / package.identity(), ignored);
 }
 
 void PackageCache::sweep_partials() const {

@@ -58,7 +58,6 @@ private:
     [[nodiscard]] std::optional<UnpackedPackage> hold(const std::string& name) const;
     [[nodiscard]] Result<> unpack(const ModelFile& package, const std::string& name,
                                   const std::function<void(std::uint64_t)>& progress) const;
-    void remember(const ModelFile& package, const std::string& name) const;
     void sweep_partials() const;
     /// Removes the least recently used entries until the rest fits, and dangling links.
     void evict() const;

@@ -69,15 +69,10 @@ Result<std::map<std::string, std::string>> read_metadata(const fs::path& file) {
 
 /// CPU flags that the code may use and this CPU lacks.
 std::vector<std::string> missing_flags(const CompiledModel& model, const std::string& present) {
-    std::vector<std::string> wanted;
-    const auto value = [&](const char* key) {
-        const auto found = model.metadata.find(key);
-        return found == model.metadata.end() ? std::string{} : found->second;
-    };
-    for (const auto& set : words(value("AOTI_CPU_ISA")))
+    std::vector<std::string> wanted = words(model.fact("BULKHEAD_CPU_FLAGS"));
+    for (const auto& set : words(model.fact("AOTI_CPU_ISA")))
         for (const auto& [name, flags] : vector_sets)
             if (name == set) std::ranges::copy(words(std::string{flags}), std::back_inserter(wanted));
-    std::ranges::copy(words(value("BULKHEAD_CPU_FLAGS")), std::back_inserter(wanted));
 
     std::ranges::sort(wanted);
     const auto repeated = std::ranges::unique(wanted);
@@ -87,6 +82,11 @@ std::vector<std::string> missing_flags(const CompiledModel& model, const std::st
 }
 
 }  // namespace
+
+std::string CompiledModel::fact(const std::string& key) const {
+    const auto found = metadata.find(key);
+    return found == metadata.end() ? std::string{} : found->second;
+}
 
 Machine Machine::here(std::string device, std::string compute_capability) {
     utsname name{};
@@ -126,41 +126,38 @@ Result<> check_compatible(const CompiledModel& model, const Machine& machine) {
         return Error{ErrorCode::package_incompatible, "checking the package: " + std::move(what), std::move(remedy)};
     };
     const auto differs = [&](const char* key, std::string_view here) {
-        const auto found = model.metadata.find(key);
-        return found != model.metadata.end() && !found->second.empty() && found->second != here;
+        const std::string there = model.fact(key);
+        return !there.empty() && there != here;
     };
-    const auto told = [&](const char* key) { return model.metadata.at(key); };
 
     if (differs("AOTI_DEVICE_KEY", machine.device))
         return incompatible(
-            fmt::format("it was exported for \"{}\", this worker's device is \"{}\"", told("AOTI_DEVICE_KEY"),
+            fmt::format("it was exported for \"{}\", this worker's device is \"{}\"", model.fact("AOTI_DEVICE_KEY"),
                         machine.device),
             fmt::format("export it with model and inputs on \"{}\", or change the model's `device`", machine.device));
     if (differs("AOTI_PLATFORM", machine.platform) || differs("AOTI_MACHINE", machine.architecture))
-        return incompatible(fmt::format("it was exported on {} {}, this is {} {}", told("AOTI_PLATFORM"),
-                                        model.metadata.contains("AOTI_MACHINE") ? told("AOTI_MACHINE") : "",
-                                        machine.platform, machine.architecture),
+        return incompatible(fmt::format("it was exported on {} {}, this is {} {}", model.fact("AOTI_PLATFORM"),
+                                        model.fact("AOTI_MACHINE"), machine.platform, machine.architecture),
                             "export it again on a machine like this one");
     if (const auto missing = missing_flags(model, machine.cpu_flags); !missing.empty())
         return incompatible(fmt::format("its code uses {}, which this CPU lacks", fmt::join(missing, ", ")),
                             "export it again on a machine with this one's CPU");
     if (machine.device == "cuda" && differs("AOTI_COMPUTE_CAPABILITY", machine.compute_capability))
         return incompatible(fmt::format("it was compiled for compute capability {}, this GPU has {}",
-                                        told("AOTI_COMPUTE_CAPABILITY"), machine.compute_capability),
+                                        model.fact("AOTI_COMPUTE_CAPABILITY"), machine.compute_capability),
                             "export it again on a GPU of this kind");
-    if (const auto torch = model.metadata.find("BULKHEAD_TORCH");
-        torch != model.metadata.end() && minor_release(torch->second) != minor_release(machine.torch))
-        return incompatible(
-            fmt::format("it was exported with torch {}, this worker has {}", torch->second, machine.torch),
-            fmt::format("export it again with torch {}", minor_release(machine.torch)));
+    if (const std::string torch = model.fact("BULKHEAD_TORCH");
+        !torch.empty() && minor_release(torch) != minor_release(machine.torch))
+        return incompatible(fmt::format("it was exported with torch {}, this worker has {}", torch, machine.torch),
+                            fmt::format("export it again with torch {}", minor_release(machine.torch)));
     return {};
 }
 
 bool may_write_inputs(const CompiledModel& model, std::size_t inputs) {
-    const auto written = model.metadata.find("BULKHEAD_MUTATED_ARGUMENTS");
-    if (written == model.metadata.end()) return true;
-    if (written->second == "none") return false;
-    return std::ranges::any_of(words(written->second), [&](const std::string& position) {
+    const std::string written = model.fact("BULKHEAD_MUTATED_ARGUMENTS");
+    if (written.empty()) return true;
+    if (written == "none") return false;
+    return std::ranges::any_of(words(written), [&](const std::string& position) {
         std::size_t argument = 0;
         const auto [end, error] = std::from_chars(position.data(), position.data() + position.size(), argument);
         return error != std::errc{} || end != position.data() + position.size() || argument < inputs;

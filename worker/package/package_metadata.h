@@ -14,6 +14,9 @@ struct CompiledModel {
     std::filesystem::path library;                ///< …wrapper.so
     std::filesystem::path folder;                 ///< of its kernels
     std::map<std::string, std::string> metadata;  ///< as AOTInductor and the exporter wrote it
+
+    /// Empty if the metadata lacks it.
+    [[nodiscard]] std::string fact(const std::string& key) const;
 };
 
 /// The machine that a package must fit.

@@ -1,16 +1,61 @@
 #include "worker/torch/aoti_runtime.h"
 
-#include <cstdlib>
+#include <iostream>
+#include <mutex>
 #include <string_view>
 
 #include <fmt/format.h>
 
-#include "worker/torch/cerr_tap.h"
+#include "worker/model/load_limits.h"
 #include "worker/torch/function.h"
 #include "worker/torch/outputs.h"
 
 namespace bulkhead::worker {
 namespace {
+
+/// Copies what is written to std::cerr, and passes it on. A compiled AOTInductor model that throws
+/// prints its message there, and returns only a number. Writers are serialised.
+class CerrTap final : public std::streambuf {
+public:
+    CerrTap() : target_{std::cerr.rdbuf()} { std::cerr.rdbuf(this); }
+    void clear() {
+        const std::lock_guard lock{mutex_};
+        heard_.clear();
+    }
+    /// The last 16 KiB written since `clear`.
+    [[nodiscard]] std::string text() const {
+        const std::lock_guard lock{mutex_};
+        return heard_;
+    }
+
+private:
+    std::streamsize xsputn(const char* text, std::streamsize count) override {
+        const std::lock_guard lock{mutex_};
+        heard_.append(text, static_cast<std::size_t>(count));
+        if (heard_.size() > 2 * limits::heard_bytes_max) heard_.erase(0, heard_.size() - limits::heard_bytes_max);
+        return target_->sputn(text, count);
+    }
+    int_type overflow(int_type character) override {
+        if (traits_type::eq_int_type(character, traits_type::eof())) return traits_type::not_eof(character);
+        const char one = traits_type::to_char_type(character);
+        return xsputn(&one, 1) == 1 ? character : traits_type::eof();
+    }
+    int sync() override {
+        const std::lock_guard lock{mutex_};
+        return target_->pubsync();
+    }
+
+    mutable std::mutex mutex_;
+    std::string heard_;
+    std::streambuf* const target_;  ///< last: with it std::cerr begins to write here
+};
+
+/// The process' only tap. The first call installs it; it is never removed: std::cerr may be
+/// used while the process ends.
+CerrTap& cerr_tap() {
+    static CerrTap& tap = *new CerrTap;
+    return tap;
+}
 
 /// Finds the model's message in what it printed: LibTorch's own if one of its operators failed,
 /// else the last "Error: …" of the generated code. Empty if there is none.
@@ -35,8 +80,6 @@ public:
         function_->call(arguments);
         return outs_of(method, arguments);
     }
-
-    void reset() override {}
 
 private:
     std::unique_ptr<Function> function_;
@@ -71,13 +114,10 @@ void check_dynamic_dims(const config::ModelSpec& spec, const config::MethodSpec&
 
 }  // namespace
 
-void prepare_for_aoti() {
-    ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
-    CerrTap::instance().clear();
-}
+void listen_for_words() { cerr_tap().clear(); }
 
 void rethrow_in_own_words() {
-    const auto words = words_in(CerrTap::instance().text());
+    const auto words = words_in(cerr_tap().text());
     if (words.empty()) throw;
     throw std::runtime_error{words};
 }

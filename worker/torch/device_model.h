@@ -27,9 +27,8 @@ protected:
         : threads_{threads}, methods_{std::move(methods)}, device_{std::move(device)} {}
 
     /// `guarded` of worker/torch/guarded.h, with the model's threads.
-    template <typename Work>
-    Result<> guarded(std::string_view attempt, ErrorCode code, Work&& work) {
-        return worker::guarded(threads_, attempt, code, std::forward<Work>(work));
+    Result<> guarded(std::string_view attempt, ErrorCode code, const auto& work) {
+        return worker::guarded(threads_, attempt, code, work);
     }
     /// Opens the driver's view of LibTorch's GPU. If that fails, clients get host slabs.
     void open_gpu();

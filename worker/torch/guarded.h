@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <string_view>
-#include <utility>
 
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -15,12 +14,11 @@ namespace bulkhead::worker {
 
 /// Calls `work`, which returns a Result<>, with this many threads and without autograd. Turns any
 /// exception into an Error: an ErrorException's own error, or what `translate` makes of it.
-template <typename Work>
-Result<> guarded(int threads, std::string_view attempt, ErrorCode code, Work&& work) {
+Result<> guarded(int threads, std::string_view attempt, ErrorCode code, const auto& work) {
     try {
         use_threads(threads);
         const c10::InferenceMode no_autograd;
-        return std::forward<Work>(work)();
+        return work();
     } catch (const ErrorException& told) {
         return told.error();
     } catch (const std::exception& exception) {

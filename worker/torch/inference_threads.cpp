@@ -12,20 +12,18 @@ namespace bulkhead::worker {
 
 namespace {
 
-/// Empty if the kernel does not tell, or has more cores than a cpu_set_t holds.
-std::vector<int> cores_of_this_thread() {
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    std::vector<int> cores;
-    if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return cores;
-    for (int core = 0; core < CPU_SETSIZE; ++core)
-        if (CPU_ISSET(core, &allowed)) cores.push_back(core);
-    return cores;
-}
-
-/// Must first be called before any thread is bound.
+/// Empty if the kernel does not tell, or has more cores than a cpu_set_t holds. Must first be
+/// called before any thread is bound.
 const std::vector<int>& cores() {
-    static const std::vector<int> all = cores_of_this_thread();
+    static const std::vector<int> all = [] {
+        cpu_set_t allowed;
+        CPU_ZERO(&allowed);
+        std::vector<int> found;
+        if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return found;
+        for (int core = 0; core < CPU_SETSIZE; ++core)
+            if (CPU_ISSET(core, &allowed)) found.push_back(core);
+        return found;
+    }();
     return all;
 }
 

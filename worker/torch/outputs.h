@@ -17,9 +17,8 @@ namespace bulkhead::worker {
 /// Returns the shape of an output that the method takes as an argument. Its dims are numbers,
 /// or names of input dims, which the configuration has checked. `dims_of_input(i)` returns the
 /// i-th input's dims.
-template <typename DimsOfInput>
 [[nodiscard]] Dims dims_of_out(const config::MethodSpec& method, const config::TensorSpec& output,
-                               const DimsOfInput& dims_of_input) {
+                               const auto& dims_of_input) {
     const auto named = [&](const config::DimRange& dim) -> std::int64_t {
         for (std::size_t i = 0; i < method.inputs.size(); ++i)
             for (std::size_t d = 0; d < method.inputs[i].shape.size(); ++d)

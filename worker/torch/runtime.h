@@ -30,7 +30,7 @@ public:
     /// Throws  what LibTorch throws (c10::Error, std::exception); the caller translates it once
     virtual std::vector<at::Tensor> call(const config::MethodSpec& method, const std::vector<at::Tensor>& inputs,
                                          const std::vector<config::ParameterValue>& parameters) = 0;
-    virtual void reset() = 0;
+    virtual void reset() {}
     /// Whether a method may write to its inputs, apart from `out` arguments.
     [[nodiscard]] virtual bool writes_inputs() const noexcept { return false; }
 };
@@ -59,16 +59,19 @@ public:
 
     /// Warms up and captures the declared buckets of every method, largest first.
     /// Errors  capture_failed with cause and remedy where graphs are `required`
-    virtual Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,
-                             Runtime& runtime, const LoadContext& context) = 0;
+    virtual Result<> prepare(const config::ModelSpec& /*spec*/, const std::vector<config::MethodSpec>& /*methods*/,
+                             Runtime& /*runtime*/, const LoadContext& /*context*/) {
+        return {};  // nothing to capture
+    }
 
     /// Runs one request: views in, results into the sink. On a CPU the runtime's inputs are the
     /// views themselves.
     virtual Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
                          const std::vector<config::ParameterValue>& parameters, OutputSink& sink) = 0;
 
-    virtual void register_host_memory(std::span<std::byte> bytes) = 0;
-    virtual void unregister_host_memory(std::span<std::byte> bytes) noexcept = 0;
+    /// As `Model`. A CPU reads the memory as it is.
+    virtual void register_host_memory(std::span<std::byte> /*bytes*/) {}
+    virtual void unregister_host_memory(std::span<std::byte> /*bytes*/) noexcept {}
     [[nodiscard]] virtual boost::json::object graphs() const = 0;
 };
 

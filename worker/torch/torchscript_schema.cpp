@@ -43,8 +43,7 @@ std::optional<config::ParameterValue> parameter_default(const std::optional<c10:
     return std::nullopt;
 }
 
-template <typename Specs>
-std::optional<std::size_t> index_of(const Specs& specs, const std::string& name) {
+std::optional<std::size_t> index_of(const auto& specs, const std::string& name) {
     const auto found = std::ranges::find_if(specs, [&](const auto& spec) { return spec.name == name; });
     if (found == specs.end()) return std::nullopt;
     return static_cast<std::size_t>(found - specs.begin());

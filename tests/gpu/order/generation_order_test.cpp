@@ -35,14 +35,13 @@ protected:
         OnFakeRuntime::SetUp();
         if (HasFatalFailure()) return;
         Parts parts;
-        parts.name = "tiny";
         parts.manifest.weights_dtype = parts.manifest.kv_dtype = wire::DType::float32;
-        parts.manifest.vocabulary = parts.manifest.draw.vocabulary = parts.shape.vocabulary = vocabulary;
+        parts.manifest.draw.vocabulary = parts.manifest.shape.vocabulary = vocabulary;
         parts.manifest.layers = parts.manifest.heads = 1;
         parts.manifest.dim = 4;
-        parts.shape.slots = 2;
-        parts.shape.length = 32;
-        parts.shape.buckets = {16, 32};
+        parts.manifest.shape.slots = 2;
+        parts.manifest.shape.length = 32;
+        parts.manifest.shape.buckets = {16, 32};
         parts.decode.push_back({1, 2, std::make_unique<Decodes>()});
         worker::LoadContext context;
         context.cuda = true;

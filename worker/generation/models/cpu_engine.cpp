@@ -30,13 +30,13 @@ struct Slot {
 class CpuEngine final : public Engine {
 public:
     explicit CpuEngine(Parts parts)
-        : parts_{std::move(parts)}, kv_{parts_.manifest, parts_.shape}, sampler_{parts_.manifest.draw},
-          span_{at::arange(parts_.shape.length, at::kLong)}, slots_(parts_.shape.slots),
-          tokens_(std::size_t{parts_.shape.slots} * parts_.shape.codebooks) {
+        : parts_{std::move(parts)}, kv_{parts_.manifest}, sampler_{parts_.manifest.draw}, slots_(shape().slots),
+          tokens_(std::size_t{shape().slots} * shape().codebooks) {
+        span_ = at::arange(shape().length, at::kLong);
         for (Slot& slot : slots_) slot.start = start_slot(parts_.manifest.draw, {}).value();
     }
 
-    [[nodiscard]] const Shape& shape() const noexcept override { return parts_.shape; }
+    [[nodiscard]] const Shape& shape() const noexcept override { return parts_.manifest.shape; }
     [[nodiscard]] std::uint32_t launches_ahead() const noexcept override { return 1; }
 
     Result<> reset(std::uint32_t slot, const Start& start) override {
@@ -58,10 +58,10 @@ public:
                      bool last) override {
         return guarded("computing a prompt", [&]() -> Result<> {
             SlotState& state = slots_[slot].start.state;
-            if (state.position != std::int64_t{first} || count == 0 || first + count > parts_.shape.length)
+            if (state.position != std::int64_t{first} || count == 0 || first + count > shape().length)
                 return Error{ErrorCode::internal,
                              fmt::format("computing positions {} to {} of a prompt: the slot is at {} of {}", first,
-                                         first + count, state.position, parts_.shape.length),
+                                         first + count, state.position, shape().length),
                              {}};
             state.rope_delta = rope_delta_of(parts_.manifest, prompt);
             slots_[slot].tainted = true;
@@ -69,7 +69,7 @@ public:
             const at::Tensor logits =
                 parts_.prefill ? call_prefill(slot, prompt, first, count) : decode_prompt(slot, prompt, first, count);
             state.position += count;
-            if (last && parts_.shape.prefill_gives) given_ = {draw(slot, logits.const_data_ptr<float>(), false)};
+            if (last && shape().prefill_gives) given_ = {draw(slot, logits.const_data_ptr<float>(), false)};
             return {};
         });
     }
@@ -91,7 +91,7 @@ public:
     Result<> launch(std::uint32_t n) override {
         return guarded("computing a step", [&]() -> Result<> {
             const at::Tensor logits = decode(n);
-            const std::int64_t row = logits.numel() / logits.size(0) * parts_.shape.rows;
+            const std::int64_t row = logits.numel() / logits.size(0) * shape().rows;
             const auto* values = logits.const_data_ptr<float>();
             given_.clear();
             for (std::uint32_t slot = 0; slot < n; ++slot) given_.push_back(draw(slot, values + slot * row, true));
@@ -114,7 +114,7 @@ public:
         boost::json::array buckets;
         std::uint64_t all = 0;
         for (const auto& [sequences, steps] : steps_) {
-            buckets.push_back({{"sequences", sequences}, {"length", parts_.shape.length}, {"steps", steps}});
+            buckets.push_back({{"sequences", sequences}, {"length", shape().length}, {"steps", steps}});
             all += steps;
         }
         return {{"buckets", std::move(buckets)},
@@ -124,9 +124,8 @@ public:
     }
 
 private:
-    template <typename Work>
-    Result<> guarded(std::string_view attempt, Work&& work) {
-        return worker::guarded(parts_.threads, attempt, ErrorCode::inference_failed, std::forward<Work>(work));
+    Result<> guarded(std::string_view attempt, const auto& work) {
+        return worker::guarded(parts_.threads, attempt, ErrorCode::inference_failed, work);
     }
 
     at::Tensor call_prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count) {
@@ -134,7 +133,7 @@ private:
             prompt_chunk(parts_.manifest, prompt, first, count, count, span_.narrow(0, 0, std::int64_t{first} + count));
         std::ranges::copy(kv_.of(slot), std::back_inserter(inputs));
         const at::Tensor result = parts_.prefill->call(inputs).at(0);
-        return parts_.shape.prefill_gives ? checked(result, parts_.shape.rows) : result;
+        return shape().prefill_gives ? checked(result, shape().rows) : result;
     }
 
     /// Computes a prompt position by position, without a prefill function. Uses only
@@ -152,7 +151,7 @@ private:
         const Parts::Decode& function = function_for(n);
         // A row beyond n is at its slot's next position, so what it writes there is never read.
         const std::uint32_t rows = std::max(n, function.sequences_min);
-        const std::int64_t codebooks = parts_.shape.codebooks;
+        const std::int64_t codebooks = shape().codebooks;
         at::Tensor tokens = at::empty({rows, codebooks}, at::kLong);
         at::Tensor positions = at::empty({rows}, at::kLong);
         at::Tensor deltas = at::empty({rows}, at::kLong);
@@ -160,7 +159,7 @@ private:
         for (std::uint32_t slot = 0; slot < rows; ++slot) {
             const SlotState& state = slots_[slot].start.state;
             std::copy_n(state.input, codebooks, tokens.mutable_data_ptr<std::int64_t>() + slot * codebooks);
-            const std::int64_t position = std::min<std::int64_t>(state.position, parts_.shape.length - 1);
+            const std::int64_t position = std::min<std::int64_t>(state.position, shape().length - 1);
             positions.mutable_data_ptr<std::int64_t>()[slot] = position;
             deltas.mutable_data_ptr<std::int64_t>()[slot] = state.rope_delta;
             length = std::max(length, position + 1);
@@ -184,7 +183,7 @@ private:
         std::vector<at::Tensor> inputs{tokens, positions, span_.narrow(0, 0, length)};
         if (parts_.manifest.rope_delta != Manifest::RopeDelta::none) inputs.push_back(deltas);
         std::ranges::copy(kv, std::back_inserter(inputs));
-        return checked(function.function->call(inputs).at(0), sequences * parts_.shape.rows);
+        return checked(function.function->call(inputs).at(0), sequences * shape().rows);
     }
 
     /// Returns the function whose range holds n, or the one that needs the fewest extra rows.
@@ -192,33 +191,32 @@ private:
         const auto rows = [n](const Parts::Decode& decode) { return std::max(n, decode.sequences_min); };
         const Parts::Decode* best = nullptr;
         for (const Parts::Decode& decode : parts_.decode)
-            if (n <= decode.sequences_max && rows(decode) <= parts_.shape.slots &&
+            if (n <= decode.sequences_max && rows(decode) <= shape().slots &&
                 (best == nullptr || rows(decode) < rows(*best)))
                 best = &decode;
-        TORCH_CHECK(best != nullptr, "no decode function of the package takes ", n, " sequences in ",
-                    parts_.shape.slots, " slots");
+        TORCH_CHECK(best != nullptr, "no decode function of the package takes ", n, " sequences in ", shape().slots,
+                    " slots");
         return *best;
     }
 
     at::Tensor checked(const at::Tensor& logits, std::int64_t rows) const {
         TORCH_CHECK(logits.scalar_type() == at::kFloat && logits.dim() == 3 && logits.size(0) == rows &&
-                        logits.size(1) == parts_.shape.codebooks && logits.size(2) == parts_.shape.vocabulary,
+                        logits.size(1) == shape().codebooks && logits.size(2) == shape().vocabulary,
                     "the package returned logits ", logits.scalar_type(), " ", logits.sizes(), " instead of float32 [",
-                    rows, ", ", parts_.shape.codebooks, ", ", parts_.shape.vocabulary, "]");
+                    rows, ", ", shape().codebooks, ", ", shape().vocabulary, "]");
         return logits.contiguous();
     }
 
     StepToken draw(std::uint32_t slot, const float* logits, bool wrote_kv) {
         SlotStart& start = slots_[slot].start;
-        std::int32_t* given = tokens_.data() + std::size_t{slot} * parts_.shape.codebooks;
+        std::int32_t* given = tokens_.data() + std::size_t{slot} * shape().codebooks;
         std::span<const Drawn> drawn;  // a stopped sequence draws nothing
-        if (!start.state.stopped)
-            drawn = sampler_.draw(logits, start.flags.data(), start.forced.data(), start.state);
+        if (!start.state.stopped) drawn = sampler_.draw(logits, start.flags.data(), start.forced.data(), start.state);
         advance(start.state, parts_.manifest.draw, drawn.data(), start.forced.data(), start.flags.data(), wrote_kv,
                 given);
         slots_[slot].tainted = start.state.not_finite;  // finite logits: all the KV that produced
                                                         // them is finite
-        return {slot, {given, parts_.shape.codebooks}, start.state.stopped, start.state.not_finite};
+        return {slot, {given, shape().codebooks}, start.state.stopped, start.state.not_finite};
     }
 
     Parts parts_;

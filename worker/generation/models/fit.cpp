@@ -30,10 +30,11 @@ std::string contents(const char* path) {
 
 /// "8192 MiB of weights and 4096 MiB of KV (4 slots of 8192 positions, bfloat16)". Mapped weights
 /// need no memory of their own: they count 0.
-std::string wanted(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes) {
+std::string wanted(const Manifest& manifest, std::uint64_t weights_bytes) {
     return fmt::format("{}{} MiB of KV ({} slots of {} positions, {})",
                        weights_bytes > 0 ? fmt::format("{} MiB of weights and ", weights_bytes >> 20) : "",
-                       kv_bytes(manifest, shape) >> 20, shape.slots, shape.length, to_string(manifest.kv_dtype));
+                       kv_bytes(manifest) >> 20, manifest.shape.slots, manifest.shape.length,
+                       to_string(manifest.kv_dtype));
 }
 
 constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
@@ -77,20 +78,21 @@ std::uint64_t room_in(const fs::path& folder, const Version& version) {
 
 }  // namespace
 
-std::uint64_t kv_bytes(const Manifest& manifest, const Shape& shape) {
-    return manifest.kv_bytes_per_position() * shape.length * shape.slots;
+std::uint64_t kv_bytes(const Manifest& manifest) {
+    return manifest.kv_bytes_per_position() * manifest.shape.length * manifest.shape.slots;
 }
 
-Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes, std::uint64_t free_bytes,
+Result<> check_fit(const Manifest& manifest, std::uint64_t weights_bytes, std::uint64_t free_bytes,
                    const std::string& where) {
-    const std::uint64_t kv = kv_bytes(manifest, shape);
+    const Shape& shape = manifest.shape;
+    const std::uint64_t kv = kv_bytes(manifest);
     const std::uint64_t fixed = weights_bytes + step_bytes;
     if (free_bytes >= fixed && free_bytes - fixed >= kv) return {};
 
-    Error error{ErrorCode::out_of_memory,
-                fmt::format("making room {}: {}, {} MiB are free", where, wanted(manifest, shape, weights_bytes),
-                            free_bytes >> 20),
-                {}};
+    Error error{
+        ErrorCode::out_of_memory,
+        fmt::format("making room {}: {}, {} MiB are free", where, wanted(manifest, weights_bytes), free_bytes >> 20),
+        {}};
     const std::uint64_t left = free_bytes > fixed ? free_bytes - fixed : 0;
     const std::uint64_t position = manifest.kv_bytes_per_position();
     std::vector<std::string> ways;
@@ -108,12 +110,13 @@ Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t w
     return error;
 }
 
-Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes,
+Error say_what_leaves_more(Error error, const Manifest& manifest, std::uint64_t weights_bytes,
                            std::uint64_t free_bytes) {
     if (error.code != ErrorCode::out_of_memory) return error;
-    const std::uint64_t kv = kv_bytes(manifest, shape);
+    const Shape& shape = manifest.shape;
+    const std::uint64_t kv = kv_bytes(manifest);
     error.attempt += fmt::format("; of {} MiB that were free, it asks for {}, and {} take more", free_bytes >> 20,
-                                 wanted(manifest, shape, weights_bytes),
+                                 wanted(manifest, weights_bytes),
                                  manifest.device == "cuda" ? "steps, their graphs and a long prompt" : "steps");
     const auto more = [](std::uint64_t bytes) { return fmt::format("leaves {} MiB more", bytes >> 20); };
     std::vector<std::string> ways;

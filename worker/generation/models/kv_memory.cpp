@@ -12,12 +12,14 @@
 
 namespace bulkhead::worker::generation {
 
-KvMemory::KvMemory(const Manifest& manifest, const Shape& shape)
-    : position_bytes_{std::uint64_t{manifest.dim} * element_size(manifest.kv_dtype)},
-      head_bytes_{position_bytes_ * shape.length}, slot_bytes_{head_bytes_ * manifest.heads * manifest.rows},
-      buffer_bytes_{slot_bytes_ * shape.slots}, mapping_{buffer_bytes_ * 2 * manifest.layers, PROT_READ | PROT_WRITE,
-                                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE} {
+KvMemory::KvMemory(const Manifest& manifest) {
+    const Shape& shape = manifest.shape;
+    position_bytes_ = std::uint64_t{manifest.dim} * element_size(manifest.kv_dtype);
+    head_bytes_ = position_bytes_ * shape.length;
+    slot_bytes_ = head_bytes_ * manifest.heads * shape.rows;
+    buffer_bytes_ = slot_bytes_ * shape.slots;
     const std::uint64_t bytes = buffer_bytes_ * 2 * manifest.layers;
+    mapping_ = {bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE};
     if (!mapping_)
         throw ErrorException{{ErrorCode::out_of_memory, fmt::format("mapping {} MiB of KV", bytes >> 20),
                               "lower `generate.slots` or `generate.length`"}};
@@ -25,25 +27,23 @@ KvMemory::KvMemory(const Manifest& manifest, const Shape& shape)
     (void)::madvise(address, bytes, MADV_DONTDUMP);  // if refused, core files are
                                                      // larger and show more
 
-    std::vector<at::Tensor> whole;
-    const std::int64_t rows = manifest.rows;
-    for (std::uint64_t offset = 0; offset < bytes; offset += buffer_bytes_)
-        whole.push_back(at::from_blob(address + offset,
-                                      {rows * shape.slots, manifest.heads, shape.length, manifest.dim},
-                                      at::TensorOptions{}.dtype(scalar_type(manifest.kv_dtype))));
+    const std::int64_t rows = shape.rows;
     front_.resize(shape.slots + 1);
     of_.resize(shape.slots);
     place_.resize(shape.slots);
     std::iota(place_.begin(), place_.end(), 0U);
-    for (const at::Tensor& buffer : whole)
+    for (std::uint64_t offset = 0; offset < bytes; offset += buffer_bytes_) {
+        const at::Tensor buffer =
+            at::from_blob(address + offset, {rows * shape.slots, manifest.heads, shape.length, manifest.dim},
+                          at::TensorOptions{}.dtype(scalar_type(manifest.kv_dtype)));
         for (std::uint32_t slot = 0; slot < shape.slots; ++slot) {
             front_[slot + 1].push_back(buffer.narrow(0, 0, rows * (slot + 1)));
             of_[slot].push_back(buffer.narrow(0, rows * slot, rows));
         }
+    }
 }
 
-template <typename F>
-void KvMemory::each_head(std::uint32_t place, std::uint32_t first, std::uint32_t end, const F& f) {
+void KvMemory::each_head(std::uint32_t place, std::uint32_t first, std::uint32_t end, const auto& f) {
     if (first >= end) return;
     for (std::uint64_t buffer = place * slot_bytes_; buffer < mapping_.bytes().size(); buffer += buffer_bytes_)
         for (std::uint64_t head = 0; head < slot_bytes_; head += head_bytes_)

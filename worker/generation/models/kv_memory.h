@@ -24,7 +24,7 @@ namespace bulkhead::worker::generation {
 /// Errors  the constructor throws ErrorException: out_of_memory
 class KvMemory {
 public:
-    KvMemory(const Manifest& manifest, const Shape& shape);
+    explicit KvMemory(const Manifest& manifest);
 
     /// k0, v0, k1, v1, … of the first `sequences` slots, gathered, for decode.
     [[nodiscard]] const std::vector<at::Tensor>& front(std::uint32_t sequences) const {
@@ -45,8 +45,7 @@ public:
 private:
     /// Calls `f(bytes of positions [first, end) of one head of one row)` for all heads at a place,
     /// in a fixed order.
-    template <typename F>
-    void each_head(std::uint32_t place, std::uint32_t first, std::uint32_t end, const F& f);
+    void each_head(std::uint32_t place, std::uint32_t first, std::uint32_t end, const auto& f);
 
     /// In bytes, between equal positions of two places.
     [[nodiscard]] std::ptrdiff_t distance(std::uint32_t from, std::uint32_t to) const;

@@ -26,7 +26,7 @@ public:
         : DeviceModel{threads, {}, std::move(device)}, package_{std::move(package)} {}
 
     /// Loads the package and tries it once. An out_of_memory names what needs less.
-    Result<> make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
+    Result<> make_ready(const config::ModelSpec& spec, const LoadContext& context);
 
     Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
                  const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
@@ -41,7 +41,7 @@ public:
 
 private:
     /// Throws what LibTorch throws.
-    Result<> load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
+    Result<> load(const config::ModelSpec& spec, const LoadContext& context);
 
     Package package_;
     std::vector<std::unique_ptr<Runtime>> runtimes_;  ///< of `methods_`
@@ -50,15 +50,15 @@ private:
                                                       ///< inputs, apart from KV
 };
 
-Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
+Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const LoadContext& context) {
     return guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&]() -> Result<> {
         std::uint64_t weights = context.cuda ? package_.weights().size_bytes() : 0;
         const std::uint64_t free = device_->free_bytes();
-        if (auto fits = check_fit(package_.manifest(), shape, weights, free, device_->name()); !fits) return fits;
+        if (auto fits = check_fit(package_.manifest(), weights, free, device_->name()); !fits) return fits;
 
         if (!context.cuda) bind_team(threads_);
         const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
-            if (auto loaded = load(spec, shape, context); !loaded) return loaded;
+            if (auto loaded = load(spec, context); !loaded) return loaded;
             context.report("warming", 0, 1, "steps", "generate");
             if (auto tried = try_once(*engine_, context.cuda ? spec.generate.prefill_chunk : 0); !tried)
                 return Result<>{contradicts(tried.error().during("trying a step"))};
@@ -67,21 +67,21 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
         });
         if (ready) return {};
         if (package_.weights().is_copied()) weights = package_.weights().size_bytes();
-        return say_what_leaves_more(ready.error(), package_.manifest(), shape, weights, free);
+        return say_what_leaves_more(ready.error(), package_.manifest(), weights, free);
     });
 }
 
-Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
+Result<> GeneratingModel::load(const config::ModelSpec& spec, const LoadContext& context) {
     const Manifest& manifest = package_.manifest();
     // A copy of the weights is faster to read; a model that fits only with the file
     // mapped still runs.
     const auto has_room = [&](std::uint64_t bytes) {
-        return check_fit(manifest, shape, bytes, device_->free_bytes(), device_->name()).has_value();
+        return check_fit(manifest, bytes, device_->free_bytes(), device_->name()).has_value();
     };
     package_.place_weights(*device_, threads_, has_room, context);
 
     const std::size_t kv = std::size_t{2} * manifest.layers;
-    Parts parts{manifest, shape, spec.name, threads_, nullptr, {}};
+    Parts parts{manifest, threads_, nullptr, {}};
     const std::size_t functions = manifest.decode.size() + (manifest.prefill ? 1 : 0) + manifest.methods.size();
     std::size_t loaded = 0;
     const auto load = [&](const std::string& file, std::size_t inputs, std::size_t buffers) {
@@ -119,25 +119,20 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
 }  // namespace
 
 Result<std::unique_ptr<Model>> load_generator(const config::ModelSpec& spec, const LoadContext& context) {
-    if (!context.cuda && spec.graphs == config::Graphs::required)
-        return Error{ErrorCode::config_invalid, "`graphs: required` on a CPU",
-                     "graphs need a GPU: give the model one with `device`, or declare `graphs: preferred`"};
-    auto package = Package::open(spec.file, context);
+    auto package = Package::open(spec, context);
     if (!package) return package.error();
-    auto shape = settle(package->manifest(), spec.generate);
-    if (!shape) return shape.error();
-    if (auto sound = check_defaults(*shape); !sound)
+    if (auto sound = check_defaults(package->manifest().shape); !sound)
         return Error{ErrorCode::package_incompatible,
                      fmt::format("reading \"sampling\" of {}: {}", (spec.file / "manifest.json").string(),
                                  sound.error().attempt),
                      fmt::format("{}; or {}", sound.error().remedy, export_again)};
-    auto device = take_device(context, package->weights().size_bytes() + kv_bytes(package->manifest(), *shape));
+    auto device = take_device(context, package->weights().size_bytes() + kv_bytes(package->manifest()));
     if (!device) return device.error();
     const auto machine = Machine::here(context.cuda ? "cuda" : "cpu", (*device)->compute_capability());
     if (auto fits = package->check(machine); !fits) return fits.error();
 
     auto model = std::make_unique<GeneratingModel>(std::move(*package), std::move(*device), inference_threads(spec));
-    if (auto ready = model->make_ready(spec, *shape, context); !ready) return ready.error();
+    if (auto ready = model->make_ready(spec, context); !ready) return ready.error();
     return std::unique_ptr<Model>{std::move(model)};
 }
 

@@ -115,16 +115,18 @@ bool is_floating(wire::DType dtype) {
     return dtype == wire::DType::float32 || dtype == wire::DType::float16 || dtype == wire::DType::bfloat16;
 }
 
-Manifest::Prefill read_prefill(const Field& from, std::uint32_t length_max) {
-    Manifest::Prefill prefill;
+void read_prefill(const Field& from, Manifest& manifest) {
+    Manifest::Prefill& prefill = manifest.prefill.emplace();
+    Shape& shape = manifest.shape;
     prefill.file = from["file"].file();
     const Field input = from["input"];
-    prefill.embeddings = input.text() == "embeddings";
-    if (!prefill.embeddings && input.text() != "tokens") input.refuse("\"tokens\" or \"embeddings\"");
-    if (prefill.embeddings) prefill.width = from["width"].integer(1, limits::width_max);
+    shape.embeddings = input.text() == "embeddings";
+    if (!shape.embeddings && input.text() != "tokens") input.refuse("\"tokens\" or \"embeddings\"");
+    if (shape.embeddings) prefill.width = from["width"].integer(1, limits::width_max);
+    if (is_floating(manifest.weights_dtype)) prefill.embeddings_dtype = manifest.weights_dtype;
     if (const auto least = from.find("chunk_min")) prefill.chunk_min = least->count(2);
-    prefill.chunk_max = from["chunk_max"].count(length_max, prefill.chunk_min);
-    if (const auto logits = from.find("logits")) prefill.logits = logits->boolean();
+    prefill.chunk_max = from["chunk_max"].count(manifest.length_max, prefill.chunk_min);
+    if (const auto logits = from.find("logits")) shape.prefill_gives = logits->boolean();
     if (const auto extras = from.find("extras"))
         for (const Field& item : extras->items()) {
             Manifest::Extra extra{item["name"].text(), item["dtype"].dtype(), {}};
@@ -137,7 +139,12 @@ Manifest::Prefill read_prefill(const Field& from, std::uint32_t length_max) {
             if (!along_prompt) item["shape"].refuse("a shape with one dimension \"T\"");
             prefill.extras.push_back(std::move(extra));
         }
-    return prefill;
+    if (const auto ids = from.find("ids")) {
+        const auto range = ids->items();
+        if (range.size() != 2) ids->refuse("a range [least, end)");
+        shape.prompt_id_min = range[0].integer(-1, 0);
+        shape.prompt_id_end = range[1].integer(1, std::numeric_limits<std::int32_t>::max());
+    }
 }
 
 Manifest::RopeDelta read_rope_delta(const Field& from) {
@@ -171,29 +178,30 @@ config::MethodSpec read_method(const Field& from, const fs::path& folder) {
 
 void read_draw(const Field& root, Manifest& manifest) {
     DrawRules& draw = manifest.draw;
-    draw.codebooks = manifest.codebooks;
-    draw.vocabulary = manifest.vocabulary;
-    draw.guided = manifest.rows == 2;
-    manifest.sampling = root["sampling"].object();
+    Shape& shape = manifest.shape;
+    draw.codebooks = shape.codebooks;
+    draw.vocabulary = shape.vocabulary;
+    draw.guided = shape.rows == 2;
+    shape.sampling = root["sampling"].object();
     const Field order = root["sampling_order"];
     draw.min_p_before_top_p = order.text() == "t3";
     if (!draw.min_p_before_top_p && order.text() != "hf") order.refuse("\"hf\" or \"t3\"");
     const auto delay = root.find("delay_pattern");
     if (!delay) return;
     draw.delay_pattern = true;
-    draw.delay_bos = static_cast<std::int32_t>((*delay)["bos"].integer(0, manifest.vocabulary - 1));
-    draw.delay_eos = static_cast<std::int32_t>((*delay)["eos"].integer(0, manifest.vocabulary - 1));
+    draw.delay_bos = static_cast<std::int32_t>((*delay)["bos"].integer(0, shape.vocabulary - 1));
+    draw.delay_eos = static_cast<std::int32_t>((*delay)["eos"].integer(0, shape.vocabulary - 1));
     if (const auto ras = delay->find("ras")) {
-        draw.ras_window = (*ras)["window"].count(limits::ras_window_max);
-        manifest.sampling.emplace("ras_repeats", (*ras)["repeats"].count(limits::ras_window_max));
+        shape.ras_window = draw.ras_window = (*ras)["window"].count(limits::ras_window_max);
+        shape.sampling.emplace("ras_repeats", (*ras)["repeats"].count(limits::ras_window_max));
     }
 }
 
 /// Members of a manifest, as clients/python/bulkhead/export/manifest.py lists them; those that may
 /// be null; and those that older exporters omit. Each value is checked when it is read.
 constexpr std::string_view required =
-    "format family name exporter torch device cpu_flags dtypes vocabulary codebooks rows length length_max slots slots_max kv "
-    "buckets decode stop rope_delta sampling methods constants weights tokenizer sampling_order source";
+    "format family name exporter torch device cpu_flags dtypes vocabulary codebooks rows length length_max slots "
+    "slots_max kv buckets decode stop rope_delta sampling methods constants weights tokenizer sampling_order source";
 constexpr std::string_view nullable = "compute_capability first_token bos delay_pattern prefill";
 constexpr std::string_view optional = "functions";
 
@@ -228,41 +236,33 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     for (const Field& file : root["tokenizer"].items()) (void)file.file();
     (void)root["family"].text();
     (void)root["name"].text();
-    manifest.torch = root["torch"].text();
     manifest.device = root["device"].text();
     if (manifest.device != "cpu" && manifest.device != "cuda") root["device"].refuse("\"cpu\" or \"cuda\"");
-    if (const auto capability = root.find("compute_capability")) manifest.compute_capability = capability->text();
-    for (const Field& flag : root["cpu_flags"].items()) manifest.cpu_flags.push_back(flag.text());
+    auto& facts = manifest.compiled.metadata;
+    facts["AOTI_DEVICE_KEY"] = manifest.device;
+    facts["BULKHEAD_TORCH"] = root["torch"].text();
+    if (const auto capability = root.find("compute_capability")) facts["AOTI_COMPUTE_CAPABILITY"] = capability->text();
+    for (const Field& flag : root["cpu_flags"].items()) facts["BULKHEAD_CPU_FLAGS"] += flag.text() + " ";
     manifest.weights_dtype = root["dtypes"]["weights"].dtype();
     manifest.kv_dtype = root["dtypes"]["kv"].dtype();
     if (!is_floating(manifest.kv_dtype)) root["dtypes"]["kv"].refuse("float32, float16 or bfloat16");
 
-    manifest.vocabulary = root["vocabulary"].count(limits::vocabulary_max);
-    manifest.codebooks = root["codebooks"].count(limits::codebooks_max);
-    manifest.rows = root["rows"].count(2);
+    Shape& shape = manifest.shape;
+    shape.vocabulary = root["vocabulary"].count(limits::vocabulary_max);
+    shape.codebooks = root["codebooks"].count(limits::codebooks_max);
+    shape.rows = root["rows"].count(2);
     manifest.length_max = root["length_max"].count(limits::length_max, 3);
-    manifest.length = root["length"].count(manifest.length_max, 3);
+    shape.length = root["length"].count(manifest.length_max, 3);
     manifest.slots_max = root["slots_max"].count(limits::slots_max);
-    manifest.slots = root["slots"].count(manifest.slots_max);
-    for (const Field& bucket : root["buckets"].items())
-        manifest.buckets.push_back(bucket.count(manifest.length_max, 2));
-    std::ranges::sort(manifest.buckets);
+    shape.slots = root["slots"].count(manifest.slots_max);
+    for (const Field& bucket : root["buckets"].items()) shape.buckets.push_back(bucket.count(manifest.length_max, 2));
+    std::ranges::sort(shape.buckets);
     const Field kv = root["kv"];
     manifest.layers = kv["layers"].count(limits::layers_max);
     manifest.heads = kv["heads"].count(limits::width_max);
     manifest.dim = kv["dim"].count(limits::width_max);
 
-    manifest.prompt_id_end = manifest.vocabulary;
-    if (const auto prefill = root.find("prefill")) {
-        manifest.prefill = read_prefill(*prefill, manifest.length_max);
-        if (is_floating(manifest.weights_dtype)) manifest.prefill->embeddings_dtype = manifest.weights_dtype;
-        if (const auto ids = prefill->find("ids")) {
-            const auto range = ids->items();
-            if (range.size() != 2) ids->refuse("a range [least, end)");
-            manifest.prompt_id_min = range[0].integer(-1, 0);
-            manifest.prompt_id_end = range[1].integer(1, std::numeric_limits<std::int32_t>::max());
-        }
-    }
+    if (const auto prefill = root.find("prefill")) read_prefill(*prefill, manifest);
     for (const Field& item : root["decode"].items()) {
         const auto range = item["sequences"].items();
         if (range.size() != 2) item["sequences"].refuse("a range [least, most]");
@@ -275,10 +275,10 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     manifest.rope_delta = read_rope_delta(root["rope_delta"]);
 
     if (const auto first = root.find("first_token")) {
-        manifest.first_token = first->tokens(manifest.vocabulary);
-        if (manifest.first_token.size() != manifest.codebooks) first->refuse("one token id for each codebook");
+        shape.first_token = first->tokens(shape.vocabulary);
+        if (shape.first_token.size() != shape.codebooks) first->refuse("one token id for each codebook");
     }
-    manifest.stop = root["stop"].tokens(manifest.vocabulary);
+    shape.stop = root["stop"].tokens(shape.vocabulary);
     read_draw(root, manifest);
     for (const Field& item : root["methods"].items())
         manifest.methods.push_back({item["file"].file(), read_method(item, folder)});
@@ -311,8 +311,9 @@ constexpr std::uint64_t aligned_bytes = 16;
 
 /// Checks that each slot's KV starts at a multiple of 16 bytes. AOTInductor copies other tensors
 /// for its kernels on a GPU, and what they write to the copy is lost.
-Result<> check_slots_aligned(const Manifest& manifest, const Shape& shape) {
-    const std::uint64_t position = std::uint64_t{manifest.rows} * manifest.heads * manifest.dim *
+Result<> check_slots_aligned(const Manifest& manifest) {
+    const Shape& shape = manifest.shape;
+    const std::uint64_t position = std::uint64_t{shape.rows} * manifest.heads * manifest.dim *
                                    // Of one layer's keys, or values.
                                    element_size(manifest.kv_dtype);
     const std::uint64_t slot = position * shape.length;
@@ -332,17 +333,18 @@ Result<> check_slots_aligned(const Manifest& manifest, const Shape& shape) {
 }
 
 /// The prompt's tensors, as requests send them.
-std::vector<config::TensorSpec> prompt_inputs(const Manifest& manifest, std::uint32_t length) {
-    const config::DimRange along{1, length, "T"};
+std::vector<config::TensorSpec> prompt_inputs(const Manifest& manifest) {
+    const Shape& shape = manifest.shape;
+    const config::DimRange along{1, shape.length, "T"};
     const auto fixed = [](std::int64_t size) { return config::DimRange{size, size, ""}; };
     std::vector<config::TensorSpec> inputs;
-    if (manifest.prefill && manifest.prefill->embeddings) {
+    if (shape.embeddings) {
         inputs.push_back({"embeddings",
                           manifest.prefill->embeddings_dtype,
-                          {fixed(manifest.rows), along, fixed(manifest.prefill->width)}});
+                          {fixed(shape.rows), along, fixed(manifest.prefill->width)}});
     } else {
         inputs.push_back({"tokens", wire::DType::int64, {along}});
-        if (manifest.codebooks > 1) inputs.back().shape.push_back(fixed(manifest.codebooks));
+        if (shape.codebooks > 1) inputs.back().shape.push_back(fixed(shape.codebooks));
     }
     if (manifest.prefill)
         for (const Manifest::Extra& extra : manifest.prefill->extras) {
@@ -359,21 +361,7 @@ std::vector<config::TensorSpec> prompt_inputs(const Manifest& manifest, std::uin
 }  // namespace
 
 std::uint64_t Manifest::kv_bytes_per_position() const {
-    return std::uint64_t{2} * layers * rows * heads * dim * element_size(kv_dtype);
-}
-
-Result<Manifest> parse_manifest(std::string_view text, const fs::path& folder) {
-    try {
-        boost::system::error_code error;
-        const json::value document = json::parse(text, error);
-        if (error)
-            return Error{ErrorCode::package_incompatible,
-                         fmt::format("reading {}: {}", (folder / "manifest.json").string(), error.message()),
-                         std::string{export_again}};
-        return read_document(document, folder);
-    } catch (const ErrorException& told) {
-        return told.error();
-    }
+    return std::uint64_t{2} * layers * shape.rows * heads * dim * element_size(kv_dtype);
 }
 
 Result<Manifest> read_manifest_of(const fs::path& folder) {
@@ -391,35 +379,33 @@ Result<Manifest> read_manifest_of(const fs::path& folder) {
     text << stream.rdbuf();
     if (!stream)
         return Error{ErrorCode::load_failed, fmt::format("reading {}", path.string()), "check its permissions"};
-    return parse_manifest(text.str(), folder);
+    boost::system::error_code wrong;
+    const json::value document = json::parse(text.str(), wrong);
+    if (wrong)
+        return Error{ErrorCode::package_incompatible, fmt::format("reading {}: {}", path.string(), wrong.message()),
+                     std::string{export_again}};
+    try {
+        return read_document(document, folder);
+    } catch (const ErrorException& told) {
+        return told.error();
+    }
 }
 
-Result<Shape> settle(const Manifest& manifest, const config::GenerateSpec& chosen) {
-    Shape shape;
-    shape.slots = chosen.slots.value_or(manifest.slots);
+Result<> settle(Manifest& manifest, const config::GenerateSpec& chosen) {
+    Shape& shape = manifest.shape;
+    shape.slots = chosen.slots.value_or(shape.slots);
     if (shape.slots > manifest.slots_max) return exceeds("slots", shape.slots, manifest.slots_max);
-    shape.length = chosen.length.value_or(manifest.length);
+    shape.length = chosen.length.value_or(shape.length);
     if (shape.length > manifest.length_max) return exceeds("positions", shape.length, manifest.length_max);
     if (manifest.device == "cuda")
-        if (auto aligned = check_slots_aligned(manifest, shape); !aligned) return aligned.error();
-    shape.rows = manifest.rows;
-    shape.codebooks = manifest.codebooks;
-    shape.vocabulary = manifest.vocabulary;
-    shape.prompt_id_min = manifest.prompt_id_min;
-    shape.prompt_id_end = manifest.prompt_id_end;
+        if (auto aligned = check_slots_aligned(manifest); !aligned) return aligned;
     shape.chunk_max = manifest.prefill ? std::min(manifest.prefill->chunk_max, shape.length) : shape.length;
-    shape.buckets = chosen.buckets.empty() ? manifest.buckets : chosen.buckets;
+    if (!chosen.buckets.empty()) shape.buckets = chosen.buckets;
     std::erase_if(shape.buckets, [&](std::uint32_t bucket) { return bucket > shape.length; });
     if (shape.buckets.empty() || shape.buckets.back() < shape.length) shape.buckets.push_back(shape.length);
     if (manifest.device == "cpu") shape.buckets.clear();
-    shape.inputs = prompt_inputs(manifest, shape.length);
-    shape.embeddings = manifest.prefill && manifest.prefill->embeddings;
-    shape.prefill_gives = manifest.prefill && manifest.prefill->logits;
-    shape.first_token = manifest.first_token;
-    shape.ras_window = manifest.draw.ras_window;
-    shape.stop = manifest.stop;
-    shape.sampling = manifest.sampling;
-    return shape;
+    shape.inputs = prompt_inputs(manifest);
+    return {};
 }
 
 }  // namespace bulkhead::worker::generation

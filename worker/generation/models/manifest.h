@@ -17,6 +17,7 @@
 #include "ipc/base/error.h"
 #include "worker/generation/engine.h"
 #include "worker/generation/slot_state.h"
+#include "worker/package/package_metadata.h"
 
 namespace bulkhead::worker::generation {
 
@@ -38,12 +39,10 @@ struct Manifest {
     static constexpr std::int64_t prompt_dim = -1;
     struct Prefill {
         std::string file;
-        bool embeddings = false;  ///< the prompt is [R, T, width] instead of token ids
-        std::int64_t width = 0;
+        std::int64_t width = 0;                               ///< of embeddings [R, T, width]
         wire::DType embeddings_dtype = wire::DType::float32;  ///< that of the weights
         std::uint32_t chunk_min = 2;  ///< positions that the graph takes in one call, at least ..
         std::uint32_t chunk_max = 2;  ///< .. and at most
-        bool logits = false;          ///< returns the last position's logits
         std::vector<Extra> extras;
     };
     struct Decode {
@@ -56,32 +55,20 @@ struct Manifest {
         config::MethodSpec spec;
     };
 
-    std::string torch;
-    std::string device;  ///< "cpu" or "cuda"
-    std::string compute_capability;
-    std::vector<std::string> cpu_flags;
+    std::string device;           ///< "cpu" or "cuda"
+    CompiledModel compiled;       ///< the metadata alone: what the functions were compiled for
     wire::DType weights_dtype{};  ///< also the dtype of the computation
     wire::DType kv_dtype{};
-    std::uint32_t vocabulary = 0;
-    std::uint32_t codebooks = 1;
-    std::uint32_t rows = 1;
+    Shape shape;  ///< as exported; `settle` makes it the loaded model's
     std::uint32_t length_max = 0;
-    std::uint32_t length = 0;
-    std::uint32_t slots = 1;
     std::uint32_t slots_max = 1;
-    std::vector<std::uint32_t> buckets;
     std::uint32_t layers = 0;
     std::uint32_t heads = 0;
     std::uint32_t dim = 0;
     std::optional<Prefill> prefill;
     std::vector<Decode> decode;
     RopeDelta rope_delta = RopeDelta::none;
-    std::int64_t prompt_id_min = 0;  ///< ids that a prompt of tokens may hold ..
-    std::int64_t prompt_id_end = 0;  ///< .. below this one
-    std::vector<std::int32_t> first_token;
-    std::vector<std::int32_t> stop;
     DrawRules draw;
-    boost::json::object sampling;  ///< the defaults of a request
     std::vector<Method> methods;
     std::string weights_file;
     std::uint64_t weights_bytes = 0;
@@ -94,16 +81,14 @@ struct Manifest {
     [[nodiscard]] std::uint64_t kv_bytes_per_position() const;
 };
 
-/// Parses and checks `text`. `folder` appears in errors; file names must not lead out of it.
-/// Errors  package_incompatible: the field, its value, and how to export again
-[[nodiscard]] Result<Manifest> parse_manifest(std::string_view text, const std::filesystem::path& folder);
-
-/// Reads the folder's manifest. Errors  load_failed if it has none; those of `parse_manifest`
+/// Reads and checks the folder's manifest. File names in it must not lead out of the folder.
+/// Errors  load_failed if it has none; package_incompatible: the field, its value, and how to
+///         export again
 [[nodiscard]] Result<Manifest> read_manifest_of(const std::filesystem::path& folder);
 
-/// Combines the manifest with the fleet file's choices.
+/// Applies the fleet file's choices to the manifest's shape.
 /// Errors  config_invalid: more slots or positions than exported; a length at which a slot's KV on
 ///         a GPU would start where it cannot be written in place, with lengths that work
-[[nodiscard]] Result<Shape> settle(const Manifest& manifest, const config::GenerateSpec& chosen);
+[[nodiscard]] Result<> settle(Manifest& manifest, const config::GenerateSpec& chosen);
 
 }  // namespace bulkhead::worker::generation

@@ -4,7 +4,6 @@
 #include <set>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "worker/file/model_file.h"
 #include "worker/model/read_ahead.h"
@@ -20,21 +19,13 @@ std::set<std::string> files_of(const Manifest& manifest) {
     return files;
 }
 
-/// The manifest's facts, in the form that `check_compatible` reads.
-CompiledModel as_compiled(const Manifest& manifest) {
-    CompiledModel model;
-    model.metadata = {{"AOTI_DEVICE_KEY", manifest.device},
-                      {"AOTI_COMPUTE_CAPABILITY", manifest.compute_capability},
-                      {"BULKHEAD_TORCH", manifest.torch},
-                      {"BULKHEAD_CPU_FLAGS", fmt::format("{}", fmt::join(manifest.cpu_flags, " "))}};
-    return model;
-}
-
 }  // namespace
 
-Result<Package> Package::open(const std::filesystem::path& folder, const LoadContext& context) {
+Result<Package> Package::open(const config::ModelSpec& spec, const LoadContext& context) {
+    const std::filesystem::path& folder = spec.file;
     auto manifest = read_manifest_of(folder);
     if (!manifest) return manifest.error();
+    if (auto settled = settle(*manifest, spec.generate); !settled) return settled.error();
     auto weights = WeightsFile::open(folder / manifest->weights_file, manifest->weights_bytes);
     if (!weights) return weights.error();
     Package package{std::move(*manifest), std::move(*weights), folder};
@@ -52,9 +43,8 @@ Result<> Package::unpack(const std::string& file, PackageCache& cache, const Loa
     auto opened = ModelFile::open(folder_ / file);
     if (!opened) return opened.error();
     const std::uint64_t total = 2 * opened->size_bytes();
-    auto held = cache.open(*opened, [&](std::uint64_t done) {
-        context.report("reading", std::min(done, total), total, "bytes", file);
-    });
+    auto held = cache.open(
+        *opened, [&](std::uint64_t done) { context.report("reading", std::min(done, total), total, "bytes", file); });
     if (!held) return held.error();
     if (auto same = check_hash(file, held->folder.filename().string()); !same) return same;
     auto compiled = find_compiled_model(held->folder);
@@ -87,7 +77,7 @@ Result<> Package::check(const Machine& machine) const {
         error.remedy = fmt::format("{}, by python -m bulkhead.export", error.remedy);
         return std::move(error).during(what);
     };
-    if (auto fits = check_compatible(as_compiled(manifest_), machine); !fits)
+    if (auto fits = check_compatible(manifest_.compiled, machine); !fits)
         return told(fits.error(), (folder_ / "manifest.json").string());
     if (machine.device == "cuda" && !manifest_.prefill)
         return Error{ErrorCode::package_incompatible,
@@ -117,8 +107,7 @@ void Package::place_weights(Device& device, int threads, const std::function<boo
             name, weight.dtype, weight.dims, {const_cast<std::byte*>(weight.bytes.data()), weight.bytes.size()}};
         placed_.emplace(name, device.place_weight(view));
         done += weight.bytes.size();
-        if (context.cuda)
-            context.report("loading", done, weights_.size_bytes(), "bytes", manifest_.weights_file);
+        if (context.cuda) context.report("loading", done, weights_.size_bytes(), "bytes", manifest_.weights_file);
     }
     if (context.cuda)
         context.report("loading", weights_.size_bytes(), weights_.size_bytes(), "bytes", manifest_.weights_file);
@@ -133,8 +122,7 @@ std::unique_ptr<Function> Package::load(Device& device, const std::string& file,
     const CompiledModel& compiled = functions_.at(file).compiled;
     auto function = device.load_function(compiled.library.string(), compiled.folder.string());
     if (function->input_count() != inputs)
-        disagree(
-            fmt::format("it takes {} tensors, by its manifest it would take {}", function->input_count(), inputs));
+        disagree(fmt::format("it takes {} tensors, by its manifest it would take {}", function->input_count(), inputs));
 
     const auto renamed = manifest_.constants.find(file);
     std::unordered_map<std::string, at::Tensor> tensors;
@@ -144,8 +132,7 @@ std::unique_ptr<Function> Package::load(Device& device, const std::string& file,
             if (const auto found = renamed->second.find(name); found != renamed->second.end()) name = found->second;
         const auto placed = placed_.find(name);
         if (placed == placed_.end())
-            disagree(
-                fmt::format("its constant {} is not among the weights (looked for as {})", constant.fqn, name));
+            disagree(fmt::format("its constant {} is not among the weights (looked for as {})", constant.fqn, name));
         const at::Tensor& tensor = placed->second;
         // The code rounds some constants' sizes up to whole lines of 64 bytes.
         const std::size_t lines = (tensor.nbytes() + 63) / 64 * 64;

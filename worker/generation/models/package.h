@@ -12,7 +12,6 @@
 #include "worker/generation/models/manifest.h"
 #include "worker/generation/models/weights_file.h"
 #include "worker/package/package_cache.h"
-#include "worker/package/package_metadata.h"
 #include "worker/torch/function.h"
 #include "worker/torch/runtime.h"
 
@@ -22,8 +21,6 @@ namespace bulkhead::worker::generation {
 /// must outlive this.
 struct Parts {
     Manifest manifest;
-    Shape shape;
-    std::string name;                   ///< the model's, for errors
     int threads = 1;                    ///< for one step on a CPU
     std::unique_ptr<Function> prefill;  ///< null: a prompt goes through decode, one position a call
     struct Decode {
@@ -36,10 +33,11 @@ struct Parts {
 
 class Package {
 public:
-    /// Reads the manifest, maps the weights and unpacks the functions into the cache. Verifies the
-    /// manifest's hashes: of functions always, of weights only on a CPU (docs/decisions.md).
-    /// Errors  load_failed, package_incompatible, resources_exhausted
-    static Result<Package> open(const std::filesystem::path& folder, const LoadContext& context);
+    /// Reads the manifest of the folder `spec.file`, settles its shape, maps the weights and unpacks
+    /// the functions into the cache. Verifies the manifest's hashes: of functions always, of weights
+    /// only on a CPU (docs/decisions.md).
+    /// Errors  config_invalid, load_failed, package_incompatible, resources_exhausted
+    static Result<Package> open(const config::ModelSpec& spec, const LoadContext& context);
 
     [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
     [[nodiscard]] const WeightsFile& weights() const noexcept { return weights_; }

@@ -33,7 +33,7 @@ struct Rows {
 at::Tensor tokens_of(const Manifest& manifest, const Prompt& prompt) {
     const TensorView* tokens = find(prompt, "tokens");
     TORCH_CHECK(tokens != nullptr, "the prompt has no tokens");
-    return as_tensor(*tokens).reshape({-1, manifest.codebooks});
+    return as_tensor(*tokens).reshape({-1, manifest.shape.codebooks});
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ std::vector<at::Tensor> prompt_chunk(const Manifest& manifest, const Prompt& pro
     const Manifest::Prefill& prefill = *manifest.prefill;
     const Rows part{first, count, std::max<std::int64_t>({rows, count, prefill.chunk_min})};
     std::vector<at::Tensor> arguments;
-    if (prefill.embeddings) {
+    if (manifest.shape.embeddings) {
         const TensorView* embeddings = find(prompt, "embeddings");
         TORCH_CHECK(embeddings != nullptr, "the prompt has no embeddings");
         arguments.push_back(part.of(as_tensor(*embeddings), 1));

@@ -71,22 +71,19 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
     if (known == dtypes.end())
         return fmt::format("has dtype {}, which is not supported", std::string_view{dtype->as_string()});
     tensor.dtype = known->second;
-    for (const auto& dim : shape->as_array()) {
-        if (!dim.is_int64() || dim.as_int64() < 0) return "has a shape that is not a list of sizes";
-        tensor.dims.push_back(dim.as_int64());
-    }
-    std::array<std::uint64_t, 2> range{};
-    for (std::size_t i = 0; i < 2; ++i) {
-        const auto& offset = offsets->as_array()[i];
-        if (!offset.is_int64() || offset.as_int64() < 0) return "has offsets that are not positions";
-        range[i] = static_cast<std::uint64_t>(offset.as_int64());
-    }
+    const auto dims = boost::json::try_value_to<std::vector<std::int64_t>>(*shape);
+    if (!dims || std::ranges::any_of(*dims, [](std::int64_t dim) { return dim < 0; }))
+        return "has a shape that is not a list of sizes";
+    tensor.dims = *dims;
+    const auto range = boost::json::try_value_to<std::array<std::uint64_t, 2>>(*offsets);
+    if (!range) return "has offsets that are not positions";
+    const auto [begin, end] = *range;
     const auto bytes = tensor_bytes(tensor.dtype, tensor.dims);
     if (!bytes) return fmt::format("has no valid size: {}", bytes.error().attempt);
-    if (range[0] > range[1] || range[1] > data.size() || range[1] - range[0] != *bytes)
-        return fmt::format("lies at bytes {} to {} of {}, but its shape needs {} bytes", range[0], range[1],
-                           data.size(), *bytes);
-    tensor.bytes = data.subspan(range[0], *bytes);
+    if (begin > end || end > data.size() || end - begin != *bytes)
+        return fmt::format("lies at bytes {} to {} of {}, but its shape needs {} bytes", begin, end, data.size(),
+                           *bytes);
+    tensor.bytes = data.subspan(begin, *bytes);
     if (reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % element_size(tensor.dtype) != 0)
         return "does not start at a multiple of its element";
     return {};
@@ -129,10 +126,10 @@ Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expect
     const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     struct stat status {};
     if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode))
-        return Error{
-            ErrorCode::load_failed,
-            fmt::format("opening the weights {}: {}", path.string(), file ? "not a regular file" : std::strerror(errno)),
-            "check that the package's folder is complete, and its permissions"};
+        return Error{ErrorCode::load_failed,
+                     fmt::format("opening the weights {}: {}", path.string(),
+                                 file ? "not a regular file" : std::strerror(errno)),
+                     "check that the package's folder is complete, and its permissions"};
     const auto bytes = static_cast<std::uint64_t>(status.st_size);
     if (bytes != expected_bytes || bytes < sizeof(std::uint64_t))
         return broken(path, fmt::format("it has {} bytes, its manifest says {}", bytes, expected_bytes));

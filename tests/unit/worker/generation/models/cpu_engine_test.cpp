@@ -31,8 +31,8 @@ TEST(CpuEngine, ASequenceSeesNothingOfAFormerOneWhoseLogitsWereNoNumbers) {
     parts.manifest.layers = parts.manifest.heads = 1;
     parts.manifest.dim = 16;
     parts.manifest.kv_dtype = wire::DType::float32;
-    parts.manifest.vocabulary = parts.manifest.draw.vocabulary = parts.shape.vocabulary = 16;
-    parts.shape.length = parts.shape.chunk_max = 8;
+    parts.manifest.draw.vocabulary = parts.manifest.shape.vocabulary = 16;
+    parts.manifest.shape.length = parts.manifest.shape.chunk_max = 8;
     parts.decode.push_back({1, 1, std::make_unique<ReadsAll>()});
     const std::unique_ptr<Engine> engine = make_cpu_engine(std::move(parts));
 

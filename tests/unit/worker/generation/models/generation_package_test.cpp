@@ -198,7 +198,7 @@ TEST_F(GenerationPackage, OnAGpuPrefillMustBeThere) {
         worker::test::write_file(package_ / "manifest.json", boost::json::serialize(manifest_));
         LoadContext context;
         context.cache = folder_.path() / "cache";
-        const auto package = Package::open(package_, context);
+        const auto package = Package::open(generate_spec(package_), context);
         if (!package) return package.error();
         const auto checked = package->check(Machine::here("cuda", "90"));
         return checked ? Error{} : checked.error();
@@ -321,14 +321,13 @@ Manifest manifest_of(std::uint32_t layers, std::uint32_t heads, std::uint32_t di
 }
 
 TEST(GenerationFit, TellsWhatWouldFit) {
-    const Manifest manifest = manifest_of(32, 8, 128);  // 256 KiB a position
-    Shape shape;
-    shape.slots = 4;
-    shape.length = 8192;
-    EXPECT_EQ(kv_bytes(manifest, shape), 8ULL << 30);
-    EXPECT_TRUE(check_fit(manifest, shape, 8ULL << 30, 17ULL << 30, "on a GPU"));
+    Manifest manifest = manifest_of(32, 8, 128);  // 256 KiB a position
+    manifest.shape.slots = 4;
+    manifest.shape.length = 8192;
+    EXPECT_EQ(kv_bytes(manifest), 8ULL << 30);
+    EXPECT_TRUE(check_fit(manifest, 8ULL << 30, 17ULL << 30, "on a GPU"));
 
-    const auto refused = check_fit(manifest, shape, 8ULL << 30, (12ULL << 30) + (64ULL << 20), "on a GPU");
+    const auto refused = check_fit(manifest, 8ULL << 30, (12ULL << 30) + (64ULL << 20), "on a GPU");
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
     EXPECT_THAT(refused.error().attempt, HasSubstr("4 slots of 8192 positions"));
@@ -336,7 +335,7 @@ TEST(GenerationFit, TellsWhatWouldFit) {
     EXPECT_THAT(refused.error().remedy, HasSubstr("generate.length: 4096"));
     EXPECT_THAT(refused.error().remedy, HasSubstr("--kv-dtype bfloat16"));
 
-    const auto hopeless = check_fit(manifest, shape, 8ULL << 30, 4ULL << 30, "on a GPU");
+    const auto hopeless = check_fit(manifest, 8ULL << 30, 4ULL << 30, "on a GPU");
     ASSERT_FALSE(hopeless);
     EXPECT_THAT(hopeless.error().remedy, HasSubstr("unload another model"));
 }
@@ -344,12 +343,12 @@ TEST(GenerationFit, TellsWhatWouldFit) {
 TEST(GenerationFit, TellsWhatLeavesMoreToStepsThatFoundTooLittle) {
     Manifest manifest = manifest_of(32, 8, 128);
     manifest.device = "cuda";
-    Shape shape;
+    Shape& shape = manifest.shape;
     shape.slots = 4;
     shape.length = 8192;
     shape.buckets = {1024, 8192};
     const Error ran_out{ErrorCode::out_of_memory, "capturing 4 sequences x 8192 positions: no room", {}};
-    const Error told = say_what_leaves_more(ran_out, manifest, shape, 8ULL << 30, 17ULL << 30);
+    const Error told = say_what_leaves_more(ran_out, manifest, 8ULL << 30, 17ULL << 30);
     EXPECT_EQ(told.code, ErrorCode::out_of_memory);
     EXPECT_EQ(told.attempt,
               "capturing 4 sequences x 8192 positions: no room; of 17408 MiB that were free, it asks for 8192 MiB of "
@@ -366,9 +365,9 @@ TEST(GenerationFit, TellsWhatLeavesMoreToStepsThatFoundTooLittle) {
     shape.buckets = {64};
     manifest.kv_dtype = wire::DType::bfloat16;
     manifest.device = "cpu";
-    EXPECT_EQ(say_what_leaves_more(ran_out, manifest, shape, 8ULL << 30, 8ULL << 30).remedy, "unload another model");
+    EXPECT_EQ(say_what_leaves_more(ran_out, manifest, 8ULL << 30, 8ULL << 30).remedy, "unload another model");
     const Error other{ErrorCode::load_failed, "reading", "read"};
-    EXPECT_EQ(say_what_leaves_more(other, manifest, shape, 0, 0), other);
+    EXPECT_EQ(say_what_leaves_more(other, manifest, 0, 0), other);
 }
 
 /// The address space of this process, to be limited for a while.

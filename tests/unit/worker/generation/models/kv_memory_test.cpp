@@ -29,13 +29,12 @@ KvMemory memory(std::uint32_t slots) {
     Manifest manifest;
     manifest.layers = 2;
     manifest.heads = 2;
-    manifest.rows = 2;
     manifest.dim = 64;
     manifest.kv_dtype = wire::DType::float32;
-    Shape shape;
-    shape.slots = slots;
-    shape.length = 128;
-    return {manifest, shape};
+    manifest.shape.rows = 2;
+    manifest.shape.slots = slots;
+    manifest.shape.length = 128;
+    return KvMemory{manifest};
 }
 
 TEST(KvMemory, IsKeptOutOfCoreDumps) {

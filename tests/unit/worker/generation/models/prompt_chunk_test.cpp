@@ -58,7 +58,7 @@ TEST(PromptChunk, PadsRopeAndExtrasAlongWithEmbeddings) {
     Manifest manifest;
     manifest.rope_delta = Manifest::RopeDelta::rope;
     manifest.prefill.emplace();
-    manifest.prefill->embeddings = true;
+    manifest.shape.embeddings = true;
     manifest.prefill->chunk_max = 8;
     manifest.prefill->extras = {{"given", wire::DType::float32, {Manifest::prompt_dim, 2}},
                                 {"absent", wire::DType::float32, {2, Manifest::prompt_dim}}};
@@ -93,19 +93,19 @@ TEST(PromptChunk, LongerAttentionAndMoreRowsComputeTheSameAndWriteNoMoreKv) {
     worker::test::TemporaryFolder cache;
     LoadContext context;
     context.cache = cache.path();
-    auto package = Package::open(tiny_package(), context).value();
+    auto package = Package::open(generate_spec(tiny_package()), context).value();
     const auto device = make_cpu_device();
     package.place_weights(
         *device, 1, [](std::uint64_t) { return false; }, context);
     const Manifest& manifest = package.manifest();
-    const Shape shape = settle(manifest, {}).value();
+    const Shape& shape = manifest.shape;
     const auto prefill = package.load(*device, manifest.prefill->file, 3 + 2 * manifest.layers);
 
     std::mt19937 random{31};
     Tokens tokens = random_prompt(random, shape, 40);
     const std::int64_t length = std::ssize(tokens);
     const TensorView view = view_of(tokens, length);
-    KvMemory kv{manifest, shape};
+    KvMemory kv{manifest};
     // What another sequence left behind.
     for (const at::Tensor& buffer : kv.front(2)) buffer.fill_(3);
     const auto compute = [&](std::uint32_t slot, std::int64_t first, std::int64_t count, std::int64_t rows,

@@ -18,12 +18,12 @@ Manifest crooked() {
     return manifest;
 }
 
-Error refusal(const Manifest& manifest, std::uint32_t slots, std::uint32_t length) {
+Error refusal(Manifest manifest, std::uint32_t slots, std::uint32_t length) {
     config::GenerateSpec chosen;
     chosen.slots = slots;
     chosen.length = length;
-    const auto shape = settle(manifest, chosen);
-    return shape ? Error{} : shape.error();
+    const auto settled = settle(manifest, chosen);
+    return settled ? Error{} : settled.error();
 }
 
 TEST(SlotAlignment, SlotsThatEndAtAMultipleOf16BytesPass) {
@@ -50,7 +50,7 @@ TEST(SlotAlignment, OthersAreRefusedWithWhatWouldFit) {
     EXPECT_EQ(refusal(crooked(), 4, 99).remedy, ways + "96, or generate.slots: 1") << "the package has no longer one";
     EXPECT_EQ(refusal(crooked(), 4, 7).remedy, ways + "8, or generate.slots: 1");
     Manifest guided = crooked();
-    guided.rows = 2;
+    guided.shape.rows = 2;
     EXPECT_EQ(refusal(guided, 4, 92), Error{});
     EXPECT_EQ(refusal(guided, 4, 90).remedy, ways + "88, or generate.length: 92, or generate.slots: 1");
 }

@@ -96,8 +96,8 @@ Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, P
         return system_error("receiving a packet", errno);
     }
     packet.fds = descriptors.take_from(message);
-    // SEQPACKET reports both an empty packet and the end of file as 0 bytes; only at the end has the
-    // peer hung up. A last packet that is empty looks like the end of file: nothing is lost by that.
+    // SEQPACKET reports both an empty packet and the end of file as 0 bytes; only at the end has
+    // the peer hung up. A last packet that is empty looks like the end of file: nothing is lost.
     if (received == 0 && packet.fds.empty() && peer_has_hung_up(socket) && !packet_is_queued(socket))
         return ReceiveOutcome::closed;
     packet.fds_lost = ReceivedFds::lost_in(message) && packet.fds.size() <= fds_max;

@@ -33,9 +33,9 @@ struct Parts {
 
 class Package {
 public:
-    /// Reads the manifest of the folder `spec.file`, settles its shape, maps the weights and unpacks
-    /// the functions into the cache. Verifies the manifest's hashes: of functions always, of weights
-    /// only on a CPU (docs/decisions.md).
+    /// Reads the manifest of the folder `spec.file`, settles its shape, maps the weights and
+    /// unpacks the functions into the cache. Verifies the manifest's hashes: of functions always,
+    /// of weights only on a CPU (docs/decisions.md).
     /// Errors  config_invalid, load_failed, package_incompatible, resources_exhausted
     static Result<Package> open(const config::ModelSpec& spec, const LoadContext& context);
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <string>
 
@@ -10,7 +9,7 @@
 #include "supervisor/fleet/fleet.h"
 #include "supervisor/fleet/fleet_change.h"
 
-/// The methods of the control socket, one file per family; docs/control.md is their contract.
+/// The methods of the control socket; docs/control.md is their contract.
 namespace bulkhead::supervisor {
 
 /// Facts that do not change while a supervisor lives.
@@ -45,33 +44,7 @@ struct Daemon {
     std::function<void(bool with_keeper, std::function<void(const Result<>&)>)> upgrade{};
 };
 
+/// `daemon` outlives the table.
 [[nodiscard]] rpc::MethodTable make_methods(Daemon& daemon);
-
-// fleet.status reload plan reclaim memory.
-void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon);
-// model.load unload restart pin why, channel.open.
-void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);
-// events.subscribe logs.tail crashes.list.
-void add_report_methods(rpc::MethodTable& methods, Fleet& fleet);
-void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);       // gpu.status lift
-// daemon.info ping stop upgrade.
-void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);
-
-/// {"model": …}. Throws  ErrorException: input_invalid, model_unknown
-[[nodiscard]] Model& selected_model(const json::object& params, const Fleet& fleet);
-/// {"model": …}, {"models": […]} or {"all": true}, exactly one of them. Throws  as `selected_model`
-[[nodiscard]] Fleet::Models selected_models(const json::object& params, const Fleet& fleet);
-
-/// Throws  ErrorException: input_invalid, memory is not planned for this model
-void require_plan(const Fleet& fleet, const std::string& model);
-
-/// `deadline_ms`: how long the caller will wait. Throws  ErrorException: input_invalid
-[[nodiscard]] std::optional<std::chrono::milliseconds> selected_deadline(const json::object& params);
-
-[[nodiscard]] json::array to_json(const std::vector<Receipt>& receipts);
-[[nodiscard]] json::array to_json(const std::vector<LoadedReplica>& loaded);
-
-/// Passes `state` of all GPUs, or why there are none, to `done` on the loop.
-void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>>)> done);
 
 }  // namespace bulkhead::supervisor

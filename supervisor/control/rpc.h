@@ -79,13 +79,6 @@ using MethodTable = std::map<std::string, Method, std::less<>>;
 /// is the answer.
 [[nodiscard]] Method method(std::initializer_list<std::string_view> parameters, Method run);
 
-/// Adds the method that calls `run(subject, call)`. `subject` outlives the table.
-template <typename Subject, typename Run>
-void add(MethodTable& methods, const char* name, std::initializer_list<std::string_view> parameters, Subject& subject,
-         Run run) {
-    methods[name] = method(parameters, [&subject, run](Call call) { run(subject, std::move(call)); });
-}
-
 /// Returns a callback that answers the call: with the members that `tell` makes of the value, or
 /// with its error.
 template <typename Value, typename Tell>

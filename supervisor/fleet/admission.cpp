@@ -387,7 +387,7 @@ void Admission::work() {
 }
 
 void Admission::note(const memory::ReplicaId& who) {
-    if (Replica* replica = find_(who)) replica->books_changed();
+    if (Replica* replica = find_(who)) replica->remember();
 }
 
 void Admission::fit_blanks() {

@@ -9,7 +9,7 @@
 
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
-#include "supervisor/replica/worker_process.h"
+#include "supervisor/replica/replica.h"
 
 namespace bulkhead::supervisor {
 

@@ -6,7 +6,7 @@
 
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
-#include "supervisor/replica/worker_process.h"
+#include "supervisor/replica/replica.h"
 
 namespace bulkhead::supervisor {
 
@@ -186,7 +186,7 @@ void ProcessWatch::keep_sampling() {
 
 void ProcessWatch::sampled() {
     const WorkerState state = process_.machine.state();
-    if (is_serving(state)) process_.owner->tell_gate(&MemoryGate::measured);
+    if (is_serving(state)) process_.context.gate->measured(*process_.owner);
     // The count of waiting requests matters only to choose between replicas, an allocator's
     // peak only on a GPU.
     if ((state == WorkerState::busy && process_.spec.replicas > 1) || (is_serving(state) && process_.device.is_gpu()))

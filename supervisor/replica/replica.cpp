@@ -201,8 +201,7 @@ void Replica::gpu_was_quarantined(const std::string& uuid) {
 // --- the start of its process
 
 void Replica::make_process(const WorkerName& name) {
-    process_ = std::make_shared<WorkerProcess>(name, context_, spec_, log_, machine_, history_,
-                                               static_cast<ProcessOwner&>(*this));
+    process_ = std::make_shared<WorkerProcess>(name, context_, spec_, log_, machine_, history_, *this);
 }
 
 void Replica::start(std::string cause) {
@@ -464,7 +463,6 @@ ReplicaRecord Replica::record() const {
     return record;
 }
 
-/// Call after each change that the record covers, before acting on the change.
 void Replica::remember() {
     if (kept_.exists()) kept_.keep(record());
 }

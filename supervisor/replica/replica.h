@@ -44,7 +44,7 @@ using Adoption = std::variant<RunningWorker, EndedWorker, SettledEnd>;
 ///         call that took it.
 /// Files   replica.cpp: requests to the replica, and the start of its process; replica_end.cpp: how
 ///         a process ends; replica_adopt.cpp: what a former supervisor left
-class Replica final : ProcessOwner {
+class Replica {
 public:
     using OnLoaded = LoadWaiters::OnLoaded;
     using Urgency = LoadWaiters::Urgency;
@@ -67,8 +67,6 @@ public:
     void no_room(const Error& why);
     /// The gate found no room for a restart, and other replicas serve without this one.
     void not_needed(const std::string& why);
-    /// The memory books changed the figure of this process: records it for the next supervisor.
-    void books_changed() { remember(); }
     /// Its process crashed, and another follows by itself, unless it was one crash too many: then a
     /// quarantine does.
     [[nodiscard]] bool restarts() const;
@@ -136,14 +134,16 @@ public:
     /// Statistics of generated tokens of the present process; null if it generates none.
     [[nodiscard]] json::value generate() const;
 
-private:
-    void remember() override;
-    void on_hello(worker_link::Hello& hello) override;
-    void on_ready(worker_link::Ready& ready) override;
-    void on_load_failed(const Error& why) override { load_waiters_.fail(why); }
-    void on_given_up(const Error& why) override;
-    void tell_gate(void (MemoryGate::*what)(Replica&)) override { (context_.gate->*what)(*this); }
+    /// Records for the next supervisor what changed. Call before acting on the change.
+    void remember();
+    // Called by its present process.
+    void on_hello(worker_link::Hello& hello);
+    void on_ready(worker_link::Ready& ready);
+    void on_load_failed(const Error& why) { load_waiters_.fail(why); }
+    /// It cannot be ended. It may still end later.
+    void on_given_up(const Error& why);
 
+private:
     /// `process` is the present one of `replica`; its successor has not started. Without the
     /// process, the replica may be destroyed too.
     [[nodiscard]] static bool is_present(const std::weak_ptr<WorkerProcess>& process, const Replica* replica) {

@@ -15,7 +15,7 @@
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
 #include "supervisor/crash/crash_report.h"
-#include "supervisor/replica/worker_process.h"
+#include "supervisor/replica/replica.h"
 #include "supervisor/states/message_answers.h"
 
 namespace bulkhead::supervisor {
@@ -81,7 +81,7 @@ Result<OpenedChannel> WorkerMessages::open_channel(const Client& client, const s
     fds.push_back(std::move(pair->second));
     send(worker_link::Channel{id, client.pid, client.uid}, std::move(fds));
     channels_.emplace(id, std::move(duplicate));
-    process_.owner->tell_gate(&MemoryGate::channels_changed);
+    process_.context.gate->channels_changed(*process_.owner);
     process_.watch.ask();  // the answer to `channel` depends on the client too
     spdlog::debug("worker={} channel={} client={} client_pid={} opened", process_.name.text(), id,
                   in_quotes(client.name), client.pid);
@@ -206,7 +206,7 @@ void WorkerMessages::dispatch(worker_link::Message& message) {
     const auto alive = process_.shared_from_this();
     const std::size_t before = channels();
     take(message);
-    if (process_.owner != nullptr && channels() != before) process_.owner->tell_gate(&MemoryGate::channels_changed);
+    if (process_.owner != nullptr && channels() != before) process_.context.gate->channels_changed(*process_.owner);
 }
 
 void WorkerMessages::take(worker_link::Message& message) {
@@ -235,7 +235,7 @@ void WorkerMessages::take(worker_link::Message& message) {
         [&](Statistics& statistics) {
             process_.statistics = std::move(statistics);
             process_.watch.answered();
-            process_.owner->tell_gate(&MemoryGate::counted);
+            process_.context.gate->counted(*process_.owner);
         },
         [&](const Overrun& overrun) {
             const auto text = [](auto ms) { return duration_text(static_cast<std::int64_t>(ms)); };

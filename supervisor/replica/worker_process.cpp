@@ -8,16 +8,15 @@
 
 #include "ipc/slab/host_slab.h"
 #include "supervisor/base/limits.h"
-#include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
+#include "supervisor/replica/replica.h"
 
 namespace bulkhead::supervisor {
 
 WorkerProcess::WorkerProcess(WorkerName worker, FleetContext& fleet, const config::ModelSpec& model,
-                             ModelLog& model_log, StateMachine& state, const ReplicaHistory& earlier,
-                             ProcessOwner& replica)
-    : ProcessIdentity{std::move(worker)}, context{fleet}, spec{model}, log{model_log}, machine{state},
-      history{earlier}, owner{&replica} {}
+                             ModelLog& model_log, StateMachine& state, const ReplicaHistory& earlier, Replica& replica)
+    : name{std::move(worker)}, context{fleet}, spec{model}, log{model_log}, machine{state}, history{earlier},
+      owner{&replica} {}
 
 WorkerProcess::~WorkerProcess() { close(); }
 

@@ -65,56 +65,36 @@ private:
     AsyncMutex::Lock lock_;
 };
 
-/// What a present process tells its replica.
-class ProcessOwner {
-public:
-    /// A fact changed that the replica's record keeps.
-    virtual void remember() = 0;
-    virtual void on_hello(worker_link::Hello& hello) = 0;
-    virtual void on_ready(worker_link::Ready& ready) = 0;
-    virtual void on_load_failed(const Error& why) = 0;
-    /// It cannot be ended. It may still end later.
-    virtual void on_given_up(const Error& why) = 0;
-    /// Calls the memory gate for the replica.
-    virtual void tell_gate(void (MemoryGate::*what)(Replica&)) = 0;
-
-protected:
-    ~ProcessOwner() = default;
-};
-
-/// The keeper's view of a process.
-struct ProcessIdentity {
-    const WorkerName name;
-    /// Its name at the keeper, in its cgroup and environment. Differs from `name` if
-    /// it was a blank.
-    WorkerName born_as = name;
-    Device device{};
-    pid_t pid = 0;  ///< 0 until it was spawned
-    UniqueFd pidfd{};
-    Cgroups* cgroups = nullptr;  ///< null: it has no own cgroup
-};
-
 /// One generation of a replica, from the request to start it until its memory is back. Joins the
 /// parts of one process; the replica often starts the next generation earlier, and then owns it no
 /// longer.
 /// Thread  the loop
-struct WorkerProcess : ProcessIdentity, std::enable_shared_from_this<WorkerProcess> {
+struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     using Clock = std::chrono::steady_clock;
 
     /// All arguments outlive it.
     WorkerProcess(WorkerName worker, FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log,
-                  StateMachine& state, const ReplicaHistory& earlier, ProcessOwner& replica);
+                  StateMachine& state, const ReplicaHistory& earlier, Replica& replica);
     WorkerProcess(const WorkerProcess&) = delete;
     WorkerProcess& operator=(const WorkerProcess&) = delete;
     /// Does what `close` does.
     ~WorkerProcess();
+
+    const WorkerName name;
+    /// Its name at the keeper, in its cgroup and environment. Differs from `name` if
+    /// it was a blank.
+    WorkerName born_as = name;
+    Device device;
+    pid_t pid = 0;  ///< 0 until it was spawned
+    UniqueFd pidfd;
+    Cgroups* cgroups = nullptr;  ///< null: it has no own cgroup
 
     FleetContext& context;
     const config::ModelSpec& spec;
     ModelLog& log;
     StateMachine& machine;
     const ReplicaHistory& history;  ///< of the replica's earlier processes
-    ProcessOwner* owner;            ///< null once it is not the replica's present process
+    Replica* owner;                 ///< null once it is not the replica's present process
 
     AdoptionAttempt adoption;
     std::optional<Clock::time_point> spawned_at;  ///< empty for an adopted process

@@ -23,9 +23,9 @@ namespace bulkhead::supervisor {
 
 namespace {
 
-Supervisor::Declarations declarations_of(const std::vector<config::ModelSpec>& models,
-                                         std::string (*of)(const config::ModelSpec&) = fingerprint) {
-    Supervisor::Declarations declarations;
+Declarations declarations_of(const std::vector<config::ModelSpec>& models,
+                             std::string (*of)(const config::ModelSpec&) = fingerprint) {
+    Declarations declarations;
     for (const auto& model : models) declarations[model.name] = of(model);
     return declarations;
 }
@@ -252,7 +252,7 @@ void Supervisor::on_reread(Reread reread) {
     if (!reread.read.ok()) return stay({{}, std::move(reread.read.diagnostics)});
     for (const auto& warning : reread.read.warnings) spdlog::warn("reload: {}", warning.text());
     Reloaded reloaded;
-    reloaded.change = compare(options_.fleet, reread.read.fleet, fleet_->differing_from(reread.declarations));
+    reloaded.change = fleet_->compare(reread.read.fleet, reread.declarations);
     const FleetChange& change = reloaded.change;
     spdlog::info("reload: {} models added, {} removed, {} changed, {} unchanged", change.added.size(),
                  change.removed.size(), change.changed.size(), change.unchanged.size());

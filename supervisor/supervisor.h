@@ -33,8 +33,6 @@ public:
         UniqueFd listener;
     };
 
-    using Declarations = std::map<std::string, std::string>;  ///< `fingerprint` by model
-
     explicit Supervisor(Options options);
     /// Runs until the daemon is stopped (returns 0) or has lost its keeper (1).
     int run();

@@ -7,7 +7,6 @@
 #include "ipc/links/keeper_link.h"
 #include "supervisor/control/rpc.h"
 #include "supervisor/fleet/fleet.h"
-#include "supervisor/fleet/fleet_change.h"
 
 /// The methods of the control socket; docs/control.md is their contract.
 namespace bulkhead::supervisor {

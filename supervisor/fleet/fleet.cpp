@@ -59,8 +59,7 @@ void Fleet::begin(Admission::Known known, std::function<void()> begun) {
         });
 }
 
-void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
-                  FormerLines former_lines) {
+void Fleet::adopt(std::vector<FoundWorker> found, const Declarations& declarations, FormerLines former_lines) {
     for (const auto& model : models_) model->log.restore(std::move(former_lines[model->spec.name]));
     std::map<Replica*, std::vector<FoundWorker>> by_replica;
     for (FoundWorker& worker : found) {
@@ -205,19 +204,28 @@ void Fleet::retire(const config::Fleet& next, std::function<void()> retired) {
         surplus, [retired = std::move(retired)](const auto&) { retired(); }, false);
 }
 
-std::vector<std::string> Fleet::differing_from(const std::map<std::string, std::string>& declarations) const {
-    std::vector<std::string> differing;
-    for (const auto& model : models_) {
-        const auto declaration = declarations.find(model->spec.name);
-        if (declaration == declarations.end()) continue;
-        const bool differs = std::ranges::any_of(model->replicas, [&](const auto& replica) {
-            // A stopped replica looks at the file when it is loaded.
-            return replica->state() != WorkerState::stopped && !replica->declaration().empty() &&
-                   replica->declaration() != declaration->second;
-        });
-        if (differs) differing.push_back(model->spec.name);
+FleetChange Fleet::compare(const config::Fleet& next, const Declarations& declarations) const {
+    // A stopped replica looks at the file when it is loaded.
+    const auto has_another_file = [&](const auto& replica) {
+        return replica->state() != WorkerState::stopped && !replica->declaration().empty() &&
+               replica->declaration() != declarations.at(replica->spec().name);
+    };
+    FleetChange change;
+    change.limits_changed = declared_.limits != next.limits || declared_.startup != next.startup ||
+                            declared_.blanks != next.blanks || declared_.near_bytes != next.near_bytes;
+    for (const auto& model : models_)
+        if (std::ranges::find(next.models, model->spec.name, &config::ModelSpec::name) == next.models.end())
+            change.removed.push_back(model->spec.name);
+    for (const config::ModelSpec& spec : next.models) {
+        const auto former = std::ranges::find(models_, spec.name, [](const auto& model) { return model->spec.name; });
+        if (former == models_.end())
+            change.added.push_back(spec.name);
+        else if ((*former)->spec != spec || std::ranges::any_of((*former)->replicas, has_another_file))
+            change.changed.push_back(spec.name);
+        else
+            change.unchanged.push_back(spec.name);
     }
-    return differing;
+    return change;
 }
 
 bool Fleet::is_spawning() const {

@@ -15,6 +15,8 @@
 
 namespace bulkhead::supervisor {
 
+using Declarations = std::map<std::string, std::string>;  ///< `fingerprint` by model
+
 /// One model of the fleet file with its replicas.
 struct Model {
     Model(FleetContext& context, config::ModelSpec declared, const std::optional<LogStore>& logs);
@@ -23,6 +25,20 @@ struct Model {
     ModelLog log;
     std::vector<std::unique_ptr<Replica>> replicas;  ///< declared after `log`: destroyed before it
     bool retired = false;                            ///< no longer in the fleet file
+};
+
+/// What a reload finds: names of models, in the order of the files.
+struct FleetChange {
+    std::vector<std::string> added;
+    std::vector<std::string> removed;
+    std::vector<std::string> changed;  ///< another declaration or model file than their process has
+    std::vector<std::string> unchanged;
+
+    bool limits_changed = false;  ///< or what starts without a request
+
+    [[nodiscard]] bool is_nothing() const {
+        return added.empty() && removed.empty() && changed.empty() && !limits_changed;
+    }
 };
 
 /// All models, and the requests that concern several of them.
@@ -44,10 +60,8 @@ public:
     /// anything else.
     void begin(Admission::Known known, std::function<void()> begun);
     /// Takes over what former supervisors of this keeper left. Call once, after `begin`.
-    /// `declarations`  `fingerprint` by model
     /// `former_lines`  log lines of those supervisors
-    void adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
-               FormerLines former_lines);
+    void adopt(std::vector<FoundWorker> found, const Declarations& declarations, FormerLines former_lines);
     /// Starts the models that run from the start, unless a process of theirs was found.
     void preload();
     [[nodiscard]] Models all() const;
@@ -75,9 +89,8 @@ public:
     /// Unloads models and replicas that `next` no longer has. Those models cannot be
     /// loaded from now on.
     void retire(const config::Fleet& next, std::function<void()> retired);
-    /// Returns models with a process, a backoff or a quarantine whose declaration differs from
-    /// `declarations`.
-    [[nodiscard]] std::vector<std::string> differing_from(const std::map<std::string, std::string>& declarations) const;
+    /// `declarations`  of the models of `next`
+    [[nodiscard]] FleetChange compare(const config::Fleet& next, const Declarations& declarations) const;
     /// The keeper was asked to spawn a process and has not answered.
     [[nodiscard]] bool is_spawning() const;
 

@@ -278,13 +278,13 @@ TEST_F(MethodsTest, AModelThatIsStoppedIsNotCalledChangedByWhatItWasLoadedFrom) 
     auto client = connect();
     const std::map<std::string, std::string> today{{"a", "another"}, {"b", "another"}};
     load(client, "a", 1);
-    EXPECT_THAT(fleet_->differing_from(today), testing::ElementsAre("a")) << "it runs with something else";
+    EXPECT_THAT(fleet_->compare(declared_, today).changed, testing::ElementsAre("a")) << "it runs with something else";
 
     client.ask(2, "model.unload", {{"model", "a"}});
     drain_and_exit(*keeper_.workers[0]);
     EXPECT_TRUE(client.answer().contains("result"));
 
-    EXPECT_TRUE(fleet_->differing_from(today).empty());
+    EXPECT_TRUE(fleet_->compare(declared_, today).is_nothing());
 }
 
 TEST_F(MethodsTest, WithoutNvmlGpuStatusSaysWhy) {

@@ -6,7 +6,6 @@
 
 #include <gmock/gmock.h>
 
-#include "supervisor/fleet/fleet_change.h"
 #include "supervisor/fleet/fleet_files.h"
 #include "tests/unit/supervisor/fleet_fixture.h"
 #include "tests/support/temporary_folder.h"
@@ -120,21 +119,21 @@ TEST_F(FleetAdoptionTest, AnUnloadAskedAgainIsAnsweredByItsReceiptOnce) {
     EXPECT_THAT(receipts, IsEmpty());
 }
 
-TEST(FleetChange, TellsWhatAReloadFinds) {
-    config::Fleet from, to;
-    from.models = {spec_of("kept"), spec_of("told"), spec_of("file"), spec_of("gone")};
-    to.models = {spec_of("fresh"), spec_of("kept"), spec_of("told"), spec_of("file")};
+TEST_F(FleetAdoptionTest, TellsWhatAReloadFinds) {
+    declare({spec_of("kept"), spec_of("told"), spec_of("gone")});
+    config::Fleet to;
+    to.models = {spec_of("fresh"), spec_of("kept"), spec_of("told")};
     to.models[2].threads = 9;
-    const FleetChange change = compare(from, to, {"file"});
+    const FleetChange change = fleet_->compare(to, {});
     EXPECT_THAT(change.added, ElementsAre("fresh"));
     EXPECT_THAT(change.removed, ElementsAre("gone"));
-    EXPECT_THAT(change.changed, ElementsAre("told", "file"));
+    EXPECT_THAT(change.changed, ElementsAre("told"));
     EXPECT_THAT(change.unchanged, ElementsAre("kept"));
     EXPECT_FALSE(change.is_nothing());
-    EXPECT_TRUE(compare(from, from, {}).is_nothing());
-    config::Fleet blanks = from;
+    EXPECT_TRUE(fleet_->compare(declared_, {}).is_nothing());
+    config::Fleet blanks = declared_;
     blanks.blanks["cpu"] = 2;
-    EXPECT_FALSE(compare(from, blanks, {}).is_nothing());
+    EXPECT_FALSE(fleet_->compare(blanks, {}).is_nothing());
 }
 
 TEST(LastGoodFleet, ReadsBackWhatWasSavedUnderTheSameKeeper) {

@@ -4,7 +4,6 @@
 /// bulkhead-supervisor --check FLEET.yaml: started by the running supervisor before a hand-over.
 /// Reads the fleet, prints its version and that of its keeper link, and exits with 0 or 78.
 
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -11,7 +11,6 @@
 #include <string_view>
 #include <vector>
 
-#include "ipc/base/error.h"
 #include "ipc/base/unique_fd.h"
 
 namespace bulkhead::supervisor {

@@ -7,11 +7,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include <fmt/format.h>

@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "supervisor/reclaim/receipt.h"
 #include "supervisor/replica/fleet_context.h"
 #include "supervisor/replica/termination.h"
 

@@ -3,7 +3,6 @@
 #include <signal.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>

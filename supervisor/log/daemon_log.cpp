@@ -1,6 +1,5 @@
 #include "supervisor/log/daemon_log.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>

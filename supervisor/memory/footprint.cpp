@@ -1,6 +1,5 @@
 #include "supervisor/memory/footprint.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "ipc/base/json_codec.h"

@@ -1,6 +1,5 @@
 #include "supervisor/memory/state.h"
 
-#include <algorithm>
 
 namespace bulkhead::supervisor::memory {
 

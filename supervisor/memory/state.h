@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "supervisor/memory/action.h"
-#include "supervisor/memory/limits.h"
 
 namespace bulkhead::supervisor::memory {
 

@@ -10,7 +10,6 @@
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
-#include "supervisor/reclaim/receipt.h"
 
 namespace bulkhead::supervisor {
 

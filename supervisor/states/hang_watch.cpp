@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "supervisor/base/deadline.h"
-#include "supervisor/base/limits.h"
 
 namespace bulkhead::supervisor {
 

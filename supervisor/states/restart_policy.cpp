@@ -1,7 +1,6 @@
 #include "supervisor/states/restart_policy.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "supervisor/base/limits.h"
 

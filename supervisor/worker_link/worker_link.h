@@ -2,8 +2,6 @@
 
 /// The messages on the link to a worker (ipc/links/worker_link.json), bounded and safe to print.
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>

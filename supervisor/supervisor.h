@@ -27,7 +27,7 @@ public:
         std::string fleet_error;  ///< why `fleet` differs from the file; empty: it does not
         std::filesystem::path cache;
         std::optional<LogStore> logs;
-        std::vector<std::string> inherited;  ///< environment for workers
+        std::map<std::string, std::string> inherited;  ///< environment for workers
         UniqueFd keeper_link;
         UniqueFd listener;
     };

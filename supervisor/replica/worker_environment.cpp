@@ -35,14 +35,6 @@ std::filesystem::path cache_home() {
     return user != nullptr ? std::filesystem::path{user->pw_dir} / ".cache" : std::filesystem::path{"/var/cache"};
 }
 
-/// Returns the value of the entry "NAME=value"; empty if there is none.
-std::string value_of(const std::vector<std::string>& entries, std::string_view name) {
-    for (const std::string& entry : entries)
-        if (entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=')
-            return entry.substr(name.size() + 1);
-    return {};
-}
-
 std::optional<std::filesystem::path> find_program(std::string_view folders, std::string_view program) {
     while (!folders.empty()) {
         const auto colon = std::min(folders.find(':'), folders.size());
@@ -121,12 +113,11 @@ std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_u
 
 std::vector<std::string> WorkerLaunch::environment(const WorkerName& worker, const std::string& gpu_uuid,
                                                    const std::map<std::string, std::string>& declared) const {
+    auto variables = declared;
+    variables.insert(inherited.begin(), inherited.end());
     // libgomp reads it once, at start. Threads that spin between two requests would take cores from
     // other workers.
-    std::map<std::string, std::string> variables{{"OMP_WAIT_POLICY", "passive"}};
-    for (const std::string& entry : inherited)
-        variables[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
-    for (const auto& [name, value] : declared) variables[name] = value;
+    variables.try_emplace("OMP_WAIT_POLICY", "passive");
     variables[std::string{marker_name}] = marker(worker);
     variables["BULKHEAD_SOCKET"] = socket;
     variables["BULKHEAD_CACHE"] = cache.string();
@@ -154,10 +145,10 @@ Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& 
     if (interpreter.empty()) {
         const auto declared = spec.environment.find("PATH");
         // A venv with the wheel has its Python beside our programs; it need not be activated.
-        const std::string path =
-            declared != spec.environment.end()
-                ? declared->second
-                : std::filesystem::path{program}.parent_path().string() + ":" + value_of(inherited, "PATH");
+        const std::string path = declared != spec.environment.end()
+                                     ? declared->second
+                                     : std::filesystem::path{program}.parent_path().string() + ":" +
+                                           (inherited.contains("PATH") ? inherited.at("PATH") : "");
         const auto found = find_program(path, "python3");
         if (!found)
             return Error{ErrorCode::config_invalid, fmt::format("{}: no python3 in {}", starting(), path),
@@ -172,14 +163,15 @@ Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& 
     return std::vector{interpreter.string(), std::string{"-u"}, python_start.string()};
 }
 
-std::vector<std::string> inheritable(const char* const* environment) {
-    std::vector<std::string> entries;
+std::map<std::string, std::string> inheritable(const char* const* environment) {
+    std::map<std::string, std::string> variables;
     for (; *environment != nullptr; ++environment) {
         const std::string_view entry{*environment};
         const std::size_t equals = entry.find('=');
-        if (equals != std::string_view::npos && may_pass(entry.substr(0, equals))) entries.emplace_back(entry);
+        if (equals != std::string_view::npos && may_pass(entry.substr(0, equals)))
+            variables.emplace(entry.substr(0, equals), entry.substr(equals + 1));
     }
-    return entries;
+    return variables;
 }
 
 int allowed_cores() {

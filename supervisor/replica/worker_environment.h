@@ -38,8 +38,8 @@ struct WorkerLaunch {
     std::string token;
     std::string socket;
     std::filesystem::path cache;           ///< where packages are unpacked
-    std::vector<std::string> inherited;    ///< "NAME=value" of the daemon's environment that
-                                           ///< workers may inherit
+    /// Of the daemon's environment, what workers may inherit.
+    std::map<std::string, std::string> inherited;
     std::filesystem::path python_start{};  ///< start.py of `bulkhead.worker`, run by an interpreter
     int cores = 1;                         ///< cores that workers may run on
 
@@ -63,7 +63,7 @@ struct WorkerLaunch {
 
 /// Returns the variables that workers inherit: paths, locale, home, proxies of the GPU runtime.
 /// Nothing else, so that a secret in the daemon's environment stays there.
-[[nodiscard]] std::vector<std::string> inheritable(const char* const* environment);
+[[nodiscard]] std::map<std::string, std::string> inheritable(const char* const* environment);
 
 /// Returns the number of cores this process and its workers may run on; 1 if the
 /// kernel does not say.

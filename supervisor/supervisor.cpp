@@ -122,8 +122,8 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
         "ending what a former daemon left behind",
         [socket = options_.socket, keep = std::move(keep)] { return kill_stale_processes(socket, keep); },
         [this](Result<std::vector<StaleProcess>> processes) {
-            StaleProcessWatch::start(*context_, processes ? std::move(*processes) : std::vector<StaleProcess>{},
-                                     [this] { begin(); });
+            watch_stale_processes(*context_, processes ? std::move(*processes) : std::vector<StaleProcess>{},
+                                  [this] { begin(); });
         });
 }
 

@@ -281,7 +281,7 @@ void Blanks::end(std::list<Waiting>::iterator blank, const std::string& why, std
     const bool starts = !blank->has_context;
     waiting_.erase(blank);
     ++ending_;
-    OrphanWorker::end(context_, std::move(found), kind.device.uuid, why, [this, alive = std::weak_ptr{alive_}] {
+    end_orphan(context_, std::move(found), kind.device.uuid, why, [this, alive = std::weak_ptr{alive_}] {
         if (alive.expired()) return;
         --ending_;
         one_has_ended();

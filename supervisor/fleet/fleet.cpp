@@ -72,8 +72,8 @@ void Fleet::adopt(std::vector<FoundWorker> found, const Declarations& declaratio
         if (Replica* replica = replica_of({worker.name.model, worker.name.replica}))
             by_replica[replica].push_back(std::move(worker));
         else
-            OrphanWorker::end(context_, std::move(worker), record ? record->gpu_uuid : "",
-                              is_blank ? "a former supervisor's blank" : "the fleet has no such replica");
+            end_orphan(context_, std::move(worker), record ? record->gpu_uuid : "",
+                       is_blank ? "a former supervisor's blank" : "the fleet has no such replica");
     }
     for (auto& [replica, workers] : by_replica) {
         std::ranges::sort(workers, {}, [](const FoundWorker& one) { return one.name.generation; });
@@ -89,8 +89,8 @@ void Fleet::adopt(std::vector<FoundWorker> found, const Declarations& declaratio
                 record = ReplicaRecord{};
                 static_cast<ReplicaPart&>(*record) = *former;
             }
-            OrphanWorker::end(context_, std::move(older), former ? former->gpu_uuid : "",
-                              "a later process has taken its place");
+            end_orphan(context_, std::move(older), former ? former->gpu_uuid : "",
+                       "a later process has taken its place");
         }
         admission_.adopt(newest, record);
         const auto declaration = declarations.find(newest.name.model);

@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include <map>
+#include <memory>
+
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
@@ -32,78 +35,100 @@ std::vector<StaleProcess> kill_stale_processes(std::string_view socket, const st
     return killed;
 }
 
-StaleProcessWatch::StaleProcessWatch(FleetContext& context, std::vector<StaleProcess> processes,
-                                     std::chrono::milliseconds alive_max)
-    : context_{context}, processes_{std::make_shared<const std::vector<StaleProcess>>(std::move(processes))},
-      until_{Deadline::Clock::now() + alive_max}, pause_{context.io} {}
+namespace {
 
-void StaleProcessWatch::start(FleetContext& context, std::vector<StaleProcess> processes, std::function<void()> looked,
-                              std::chrono::milliseconds alive_max) {
+/// Lives  until all processes are gone; the callbacks that it waits for own it
+class StaleProcessWatch : public std::enable_shared_from_this<StaleProcessWatch> {
+public:
+    StaleProcessWatch(FleetContext& context, std::vector<StaleProcess> processes, std::chrono::milliseconds alive_max)
+        : context_{context}, processes_{std::make_shared<const std::vector<StaleProcess>>(std::move(processes))},
+          hold_until_{Deadline::Clock::now() + alive_max}, pause_{context.io} {}
+
+    void look(std::function<void()> looked) {
+        context_.blocking.run(
+            "looking whether what a former daemon left behind has ended",
+            [processes = processes_, &gpus = context_.gpus] { return look_at(*processes, gpus); },
+            [self = shared_from_this(), looked = std::move(looked)](const Result<Observation>& observation) {
+                if (observation)
+                    self->judge(*observation);
+                else
+                    self->look_after(limits::gpu_retry);
+                if (looked) looked();
+            });
+    }
+
+private:
+    /// The result of one look.
+    struct Observation {
+        std::set<pid_t> alive;
+        std::map<std::string, std::set<pid_t>> users;  ///< by GPU UUID; with dead ones that the
+                                                       ///< driver still lists
+    };
+
+    static Observation look_at(const std::vector<StaleProcess>& processes, Gpus& gpus) {
+        Observation observation;
+        for (const StaleProcess& process : processes)
+            if (!has_ended(process.pidfd)) observation.alive.insert(process.pid);
+        if (const auto all = gpus.read())
+            for (const Gpu& gpu : *all)
+                for (const StaleProcess& process : processes)
+                    if (gpu.find(process.pid) != nullptr) observation.users[gpu.uuid].insert(process.pid);
+        return observation;
+    }
+
+    void judge(const Observation& observation) {
+        for (const StaleProcess& process : *processes_)
+            if (!observation.alive.contains(process.pid)) context_.gpu_quarantine.process_ended(process.pid);
+        if (hold_until_) {
+            for (const auto& [uuid, users] : observation.users) gpu_locks_[uuid].take(context_.gpu_mutex(uuid));
+            std::erase_if(gpu_locks_, [&](const auto& lock) { return !observation.users.contains(lock.first); });
+            if (observation.alive.empty() && observation.users.empty()) return;
+            if (Deadline::Clock::now() < *hold_until_) return look_after(limits::settle_poll);
+            give_up(observation);
+        }
+        if (!observation.alive.empty()) look_after(limits::gpu_retry);
+    }
+
+    void look_after(Deadline::Clock::duration pause) {
+        pause_.arm(pause, [self = shared_from_this()] { self->look({}); });
+    }
+
+    void give_up(const Observation& observation) {
+        hold_until_.reset();
+        gpu_locks_.clear();
+        for (const StaleProcess& process : *processes_) {
+            const bool lives = observation.alive.contains(process.pid);
+            const std::string what =
+                fmt::format("process {} ({}), left behind by a former daemon, {}", process.pid, process.name,
+                            lives ? "is alive after SIGKILL" : "is gone, but its memory is not back");
+            bool is_on_gpu = false;
+            for (const auto& [uuid, users] : observation.users) {
+                if (!users.contains(process.pid)) continue;
+                is_on_gpu = true;
+                spdlog::error("gpu={}{} cause={}", uuid, lives ? " quarantined" : "", in_quotes(what));
+                if (lives) context_.gpu_quarantine.add(uuid, what, process.pid);
+            }
+            if (lives && !is_on_gpu) spdlog::error("{}: see /proc/{}/stack", what, process.pid);
+        }
+    }
+
+    FleetContext& context_;
+    std::shared_ptr<const std::vector<StaleProcess>> processes_;
+    /// The locks of their GPUs are held until then; empty: given up, it watches on while a process
+    /// is alive.
+    std::optional<Deadline::Clock::time_point> hold_until_;
+    std::map<std::string, AsyncMutex::Lock> gpu_locks_;  ///< by UUID
+    Deadline pause_;
+};
+
+}  // namespace
+
+void watch_stale_processes(FleetContext& context, std::vector<StaleProcess> processes, std::function<void()> looked,
+                           std::chrono::milliseconds alive_max) {
     if (processes.empty()) return looked();
     for (const StaleProcess& process : processes)
         spdlog::warn("killed {} ({}), left behind on this socket", process.name, process.pid);
-    const std::shared_ptr<StaleProcessWatch> self{new StaleProcessWatch{context, std::move(processes), alive_max}};
-    self->look(std::move(looked));
-}
-
-StaleProcessWatch::Observation StaleProcessWatch::look_at(const std::vector<StaleProcess>& processes, Gpus& gpus) {
-    Observation observation;
-    for (const StaleProcess& process : processes)
-        if (!has_ended(process.pidfd)) observation.alive.insert(process.pid);
-    if (const auto all = gpus.read())
-        for (const Gpu& gpu : *all)
-            for (const StaleProcess& process : processes)
-                if (gpu.find(process.pid) != nullptr) observation.users[gpu.uuid].insert(process.pid);
-    return observation;
-}
-
-void StaleProcessWatch::look(std::function<void()> looked) {
-    context_.blocking.run(
-        "looking whether what a former daemon left behind has ended",
-        [processes = processes_, &gpus = context_.gpus] { return look_at(*processes, gpus); },
-        [self = shared_from_this(), looked = std::move(looked)](const Result<Observation>& observation) {
-            if (observation)
-                self->judge(*observation);
-            else
-                self->look_after(limits::gpu_retry);
-            if (looked) looked();
-        });
-}
-
-void StaleProcessWatch::judge(const Observation& observation) {
-    for (const StaleProcess& process : *processes_)
-        if (!observation.alive.contains(process.pid)) context_.gpu_quarantine.process_ended(process.pid);
-    if (state_ == State::holding) {
-        for (const auto& [uuid, users] : observation.users) gpu_locks_[uuid].take(context_.gpu_mutex(uuid));
-        std::erase_if(gpu_locks_, [&](const auto& lock) { return !observation.users.contains(lock.first); });
-        if (observation.alive.empty() && observation.users.empty()) return;
-        if (Deadline::Clock::now() < until_) return look_after(limits::settle_poll);
-        give_up(observation);
-    }
-    if (!observation.alive.empty()) look_after(limits::gpu_retry);
-}
-
-void StaleProcessWatch::look_after(Deadline::Clock::duration pause) {
-    pause_.arm(pause, [self = shared_from_this()] { self->look({}); });
-}
-
-void StaleProcessWatch::give_up(const Observation& observation) {
-    state_ = State::given_up;
-    gpu_locks_.clear();
-    for (const StaleProcess& process : *processes_) {
-        const bool lives = observation.alive.contains(process.pid);
-        const std::string what =
-            fmt::format("process {} ({}), left behind by a former daemon, {}", process.pid, process.name,
-                        lives ? "is alive after SIGKILL" : "is gone, but its memory is not back");
-        bool is_on_gpu = false;
-        for (const auto& [uuid, users] : observation.users) {
-            if (!users.contains(process.pid)) continue;
-            is_on_gpu = true;
-            spdlog::error("gpu={}{} cause={}", uuid, lives ? " quarantined" : "", in_quotes(what));
-            if (lives) context_.gpu_quarantine.add(uuid, what, process.pid);
-        }
-        if (lives && !is_on_gpu) spdlog::error("{}: see /proc/{}/stack", what, process.pid);
-    }
+    std::make_shared<StaleProcessWatch>(context, std::move(processes), alive_max)->look(std::move(looked));
 }
 
 }  // namespace bulkhead::supervisor

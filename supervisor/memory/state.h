@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "supervisor/memory/action.h"
+#include "supervisor/memory/limits.h"
 
 namespace bulkhead::supervisor::memory {
 

@@ -74,7 +74,7 @@ protected:
     }
     void start(std::vector<StaleProcess> processes, std::chrono::milliseconds alive_max) {
         bool looked = false;
-        StaleProcessWatch::start(
+        watch_stale_processes(
             context_, std::move(processes), [&] { looked = true; }, alive_max);
         ASSERT_TRUE(wait([&] { return looked; }));
     }
@@ -101,7 +101,7 @@ protected:
 
 TEST_F(StaleProcessWatchTest, WithoutLeftoversNobodyAsksTheDriver) {
     bool looked = false;
-    StaleProcessWatch::start(
+    watch_stale_processes(
         context_, {}, [&] { looked = true; }, 10s);
     EXPECT_TRUE(looked) << "at once";
     EXPECT_EQ(blocking_.waiting(), 0U);

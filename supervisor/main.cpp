@@ -100,7 +100,7 @@ int supervise(const Arguments& arguments, const std::optional<supervisor::LogSto
     const auto program = std::filesystem::read_symlink("/proc/self/exe", ec);
     if (ec) return fail(system_error("finding this program", ec.value()), exit_failed);
 
-    supervisor::Supervisor::Options options;
+    supervisor::SupervisorOptions options;
     options.socket = arguments.socket;
     options.worker_program = program.parent_path() / "bulkhead-worker";
     options.python_start = program.parent_path().parent_path() / "share/bulkhead/python/bulkhead/worker/start.py";
@@ -111,7 +111,7 @@ int supervise(const Arguments& arguments, const std::optional<supervisor::LogSto
     options.inherited = supervisor::inheritable(environ);
     options.keeper_link = UniqueFd{keeper_link::child_link_fd};
     options.listener = UniqueFd{keeper_link::child_listen_fd};
-    return supervisor::Supervisor{std::move(options)}.run();
+    return supervisor::run_supervisor(std::move(options));
 }
 
 }  // namespace

@@ -312,8 +312,8 @@ private:
         answer_reload(reloaded);
     }
 
-    /// The keeper already has the ledgers. A process that is being spawned has none yet: wait for it
-    /// briefly.
+    /// The keeper already has the ledgers. A process that is being spawned has none yet: wait for
+    /// it briefly.
     void hand_over(bool with_keeper) {
         if (fleet_->is_stopping() || phase_ != Phase::serving) return;
         phase_ = Phase::handing_over;

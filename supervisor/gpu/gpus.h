@@ -1,14 +1,50 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "supervisor/gpu/nvml.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::supervisor {
+
+struct GpuProcess {
+    std::int64_t pid = 0;
+    std::optional<std::uint64_t> bytes;  ///< empty if the driver does not report it
+};
+
+/// What a GPU reports beside its memory; empty if the driver does not report it.
+struct GpuSensors {
+    std::optional<unsigned> clock_mhz;  ///< of the multiprocessors
+    std::optional<unsigned> power_mw;
+    std::optional<unsigned> temperature_c;
+    std::optional<unsigned> utilization_percent;  ///< of the time since the driver's last sample
+    std::vector<std::string_view> throttled;      ///< what holds its clock down now
+};
+
+struct Gpu {
+    unsigned index = 0;
+    std::string uuid;                          ///< "GPU-…"; empty for a GPU that never answered
+    std::string name;                          ///< escaped
+    std::string trouble;                       ///< "lost: GPU is lost"; empty while it answers
+    bool lost = false;                         ///< permanently: fallen off the bus
+    std::optional<std::uint64_t> total_bytes;  ///< empty if not reported, or the GPU
+                                               ///< does not answer
+    std::optional<std::uint64_t> free_bytes;
+    bool processes_known = false;
+    std::vector<GpuProcess> processes;  ///< compute and graphics, each process once
+    GpuSensors sensors{};
+
+    /// Finds a listed process, with or without a memory figure.
+    [[nodiscard]] const GpuProcess* find(std::int64_t pid) const;
+    /// Used memory that no listed process accounts for: the driver's own, and memory of dead
+    /// processes that is not freed yet. Empty unless the driver reports all figures.
+    [[nodiscard]] std::optional<std::uint64_t> unattributed_bytes() const;
+};
 
 /// The machine's GPUs at the last reading. The first reading opens NVML, so a CPU fleet
 /// never pays for it.

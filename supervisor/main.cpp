@@ -22,6 +22,7 @@
 #include "supervisor/fleet/fleet_files.h"
 #include "supervisor/keeper_link/next_supervisor.h"
 #include "supervisor/log/daemon_log.h"
+#include "supervisor/replica/worker_environment.h"
 #include "supervisor/supervisor.h"
 
 namespace {

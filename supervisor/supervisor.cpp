@@ -147,14 +147,13 @@ private:
             for (const auto& model : options_.fleet.models) models.push_back(model.name);
         blocking_.run(
             "reading which GPUs a former supervisor had quarantined, and what it logged",
-            [this, file = GpuQuarantineFile{logs.folder}, writer = logs.writer, folder = logs.folder,
-             models = std::move(models), since = static_cast<std::int64_t>(hello.started_unix_ms)] {
-                boost::asio::post(io_, [this, file, writer, known = file.load()]() mutable {
-                    keep_gpu_quarantine(file, writer, std::move(known));
+            [this, logs, models = std::move(models), since = static_cast<std::int64_t>(hello.started_unix_ms)] {
+                boost::asio::post(io_, [this, logs, known = load_gpu_quarantine(logs.folder)]() mutable {
+                    keep_gpu_quarantine(logs, std::move(known));
                 });
                 FormerLines lines;
-                for (const std::string& model : models) lines[model] = ModelLog::read_back(folder, model, since);
-                return std::pair{std::move(lines), read_footprints(folder)};
+                for (const std::string& model : models) lines[model] = ModelLog::read_back(logs.folder, model, since);
+                return std::pair{std::move(lines), read_footprints(logs.folder)};
             },
             [this](Result<std::pair<FormerLines, memory::Footprints>> former) {
                 if (former) former_lines_ = std::move(former->first);
@@ -164,15 +163,14 @@ private:
             });
     }
 
-    void keep_gpu_quarantine(const GpuQuarantineFile& file, const std::shared_ptr<LogWriter>& writer,
-                             std::optional<GpuQuarantine::State> known) {
+    void keep_gpu_quarantine(const LogStore& logs, std::optional<GpuQuarantine::State> known) {
         GpuQuarantine& quarantine = context_->gpu_quarantine;
         const bool is_late = quarantine.state() != GpuQuarantine::State{};
         if (known) quarantine.restore(std::move(*known));
         for (const auto& [uuid, reason] : quarantine.all())
             spdlog::warn("gpu={} is quarantined since a former supervisor: {}", uuid, escaped(reason));
-        quarantine.changed = [file, writer](const GpuQuarantine::State& state) {
-            writer->save("GPU quarantine", [file, state] { file.save(state); });
+        quarantine.changed = [logs](const GpuQuarantine::State& state) {
+            logs.writer->save("GPU quarantine", [folder = logs.folder, state] { save_gpu_quarantine(folder, state); });
         };
         if (is_late) quarantine.changed(quarantine.state());
     }

@@ -31,13 +31,9 @@ namespace bulkhead::supervisor {
 ///         `blocking_requests_max`
 class BlockingQueue {
     template <typename Value>
-    struct AnswerOf {
-        using type = Result<Value>;
-    };
+    static Result<Value> answer_of(Value value);
     template <typename Value>
-    struct AnswerOf<Result<Value>> {
-        using type = Result<Value>;
-    };
+    static Result<Value> answer_of(Result<Value> value);
 
 public:
     explicit BlockingQueue(boost::asio::io_context& io,
@@ -52,7 +48,7 @@ public:
     /// `done`  receives the job's Result, or a Result of its value
     template <typename Job, typename Done>
     void run(std::string what, Job job, Done done) {
-        using Answer = typename AnswerOf<std::invoke_result_t<Job&>>::type;
+        using Answer = decltype(answer_of(job()));
         const auto answer = std::make_shared<std::optional<Answer>>();
         add(
             std::move(what), [answer, job = std::move(job)]() mutable { answer->emplace(job()); },

@@ -25,9 +25,8 @@ public:
     /// Called once, at the end of file or with the error that ended the link; never after `close`.
     using OnClosed = std::function<void(const Error* why)>;
 
-    static std::shared_ptr<PacketLink> make(boost::asio::io_context& io, UniqueFd socket) {
-        return std::shared_ptr<PacketLink>{new PacketLink{io, std::move(socket)}};
-    }
+    /// Held by a shared_ptr: what it waits for owns it too.
+    PacketLink(boost::asio::io_context& io, UniqueFd socket);
     ~PacketLink();
 
     void start(OnPacket on_packet, OnClosed on_closed);
@@ -46,7 +45,6 @@ private:
         std::vector<UniqueFd> fds;
     };
 
-    PacketLink(boost::asio::io_context& io, UniqueFd socket);
     void wait_readable();
     bool receive_some(std::size_t packets_max);
     void flush();

@@ -12,6 +12,19 @@
 
 namespace bulkhead::supervisor {
 
+namespace {
+
+std::vector<Replica*> replicas_of(const Fleet::Models& models) {
+    std::vector<Replica*> replicas;
+    for (const Model* model : models)
+        for (const auto& replica : model->replicas) replicas.push_back(replica.get());
+    return replicas;
+}
+
+Error daemon_stops() { return {ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"}; }
+
+}  // namespace
+
 Model::Model(FleetContext& context, config::ModelSpec declared, const std::optional<LogStore>& logs)
     : spec{std::move(declared)}, log{spec.name, logs} {
     for (std::uint32_t i = 0; i < spec.replicas; ++i)
@@ -252,21 +265,9 @@ Result<Model*> Fleet::find(const std::string& name) const {
                  known.empty() ? "the fleet has no models" : "the fleet has " + known};
 }
 
-std::vector<Replica*> Fleet::replicas_of(const Models& models) const {
-    std::vector<Replica*> replicas;
-    for (const Model* model : models)
-        for (const auto& replica : model->replicas) replicas.push_back(replica.get());
-    return replicas;
-}
-
-Result<> Fleet::refuse_when_stopping() const {
-    if (!stopping_) return {};
-    return Error{ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"};
-}
-
 void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded,
                  ClientLeft* client_left, std::uint64_t connection) {
-    if (const auto may = refuse_when_stopping(); !may) return loaded(may.error());
+    if (stopping_) return loaded(daemon_stops());
     if (models.empty()) return loaded(std::vector<LoadedReplica>{});
     using Loaded = std::vector<LoadedReplica>;
     const auto all = when_all<Loaded>(models.size(), OnError::answer_at_once,
@@ -345,7 +346,7 @@ void Fleet::unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded un
 }
 
 void Fleet::restart(const Models& models, std::function<void(Result<Restarted>)> restarted, std::uint64_t connection) {
-    if (const auto may = refuse_when_stopping(); !may) return restarted(may.error());
+    if (stopping_) return restarted(daemon_stops());
     unload(models, [this, models, connection, restarted = std::move(restarted)](Result<std::vector<Receipt>> receipts) {
         if (!receipts) return restarted(receipts.error());
         for (Replica* replica : replicas_of(models)) replica->clear_crashes();
@@ -359,7 +360,7 @@ void Fleet::restart(const Models& models, std::function<void(Result<Restarted>)>
 
 void Fleet::open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
                          std::function<void(Result<OpenedChannel>)> opened, ClientLeft* client_left) {
-    if (const auto may = refuse_when_stopping(); !may) return opened(may.error());
+    if (stopping_) return opened(daemon_stops());
     // Prefers the least used ready replica, then one that is loading, then any.
     const auto rank = [](const Replica& replica) {
         if (is_serving(replica.state())) return 0;
@@ -429,7 +430,7 @@ void Fleet::tell_status() {
 
 void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
     stopping_ = true;
-    admission_.refuse("", {ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"});
+    admission_.refuse("", daemon_stops());
     using Maybe = std::optional<Receipt>;
     const auto replicas = replicas_of(all());
     const auto each = when_all<Maybe>(replicas.size() + 1, OnError::wait_for_all,

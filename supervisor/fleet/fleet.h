@@ -108,7 +108,6 @@ public:
     [[nodiscard]] Blanks& blanks() noexcept { return blanks_; }
 
 private:
-    [[nodiscard]] std::vector<Replica*> replicas_of(const Models& models) const;
     [[nodiscard]] Replica* replica_of(const memory::ReplicaId& who) const;
     Admission::Ticket load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
                                    OnLoaded loaded, std::uint64_t connection);
@@ -119,7 +118,6 @@ private:
     void begin_blanks();
     void on_gpus_came();
     void unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again);
-    [[nodiscard]] Result<> refuse_when_stopping() const;
     [[nodiscard]] std::vector<NearCandidate> near_candidates() const;
     void tell_status();
 

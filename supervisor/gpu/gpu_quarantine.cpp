@@ -13,6 +13,7 @@
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
+#include "supervisor/keeper_link/keeper_file.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -166,20 +167,24 @@ State state_of(const json::object& content) {
     return state;
 }
 
+KeeperFile file_in(const std::filesystem::path& folder) {
+    return {folder / "gpu-quarantine.json", "a new supervisor will not know which GPUs are quarantined"};
+}
+
 }  // namespace
 
-GpuQuarantineFile::GpuQuarantineFile(const std::filesystem::path& folder)
-    : file_{folder / "gpu-quarantine.json", "a new supervisor will not know which GPUs are quarantined"} {}
+void save_gpu_quarantine(const std::filesystem::path& folder, const State& state) {
+    file_in(folder).save(to_json(state));
+}
 
-void GpuQuarantineFile::save(const State& state) const { file_.save(to_json(state)); }
-
-std::optional<State> GpuQuarantineFile::load() const {
-    const auto content = file_.load();
+std::optional<State> load_gpu_quarantine(const std::filesystem::path& folder) {
+    const KeeperFile file = file_in(folder);
+    const auto content = file.load();
     if (!content) return std::nullopt;
     try {
         return state_of(*content);
     } catch (const std::exception&) {
-        spdlog::warn("{} is ignored: it is not what this release writes", file_.path().string());
+        spdlog::warn("{} is ignored: it is not what this release writes", file.path().string());
         return std::nullopt;
     }
 }

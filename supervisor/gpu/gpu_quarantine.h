@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "supervisor/base/deadline.h"
-#include "supervisor/keeper_link/keeper_file.h"
 
 namespace bulkhead::supervisor {
 
@@ -76,18 +75,11 @@ private:
 ///
 /// Format  {"keeper", "reasons": {UUID: [{"text", "process"?}]}, "failures": {UUID: [{"model",
 ///         "unix_ms"}]}}; `process`: pid and start time of a process that holds the GPU
-class GpuQuarantineFile {
-public:
-    explicit GpuQuarantineFile(const std::filesystem::path& folder);
-
-    /// On a full disk, logs a line.
-    void save(const GpuQuarantine::State& state) const;
-    /// Leaves out reasons whose process has ended, and failures too old to count. Empty if there is
-    /// no file of this keeper, or it is corrupt (logs a warning).
-    [[nodiscard]] std::optional<GpuQuarantine::State> load() const;
-
-private:
-    KeeperFile file_;
-};
+///
+/// On a full disk, logs a line.
+void save_gpu_quarantine(const std::filesystem::path& folder, const GpuQuarantine::State& state);
+/// Leaves out reasons whose process has ended, and failures too old to count. Empty if there is
+/// no file of this keeper, or it is corrupt (logs a warning).
+[[nodiscard]] std::optional<GpuQuarantine::State> load_gpu_quarantine(const std::filesystem::path& folder);
 
 }  // namespace bulkhead::supervisor

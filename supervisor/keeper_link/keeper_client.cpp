@@ -55,7 +55,7 @@ std::string signal_name(int number) {
 std::string ProcessExit::text() const { return by_signal ? signal_name(number) : fmt::format("status {}", number); }
 
 KeeperClient::KeeperClient(boost::asio::io_context& io, UniqueFd link)
-    : io_{io}, link_{PacketLink::make(io, std::move(link))} {}
+    : io_{io}, link_{std::make_shared<PacketLink>(io, std::move(link))} {}
 
 KeeperClient::~KeeperClient() { link_->close(); }
 

@@ -46,6 +46,14 @@ std::filesystem::path path_of(const std::filesystem::path& folder, const std::st
     return folder / (file_name(model) + ".log");
 }
 
+json::object to_json(const LogLine& line) {
+    return {{"time", line.time_ms},
+            {"replica", line.replica},
+            {"generation", line.generation},
+            {"stream", line.by_daemon ? "daemon" : "output"},
+            {"text", line.text}};
+}
+
 }  // namespace
 
 ModelLog::ModelLog(std::string model, const std::optional<LogStore>& store) : model_{std::move(model)} {
@@ -119,14 +127,6 @@ std::vector<std::string> ModelLog::last_lines(std::uint32_t replica, std::uint64
 std::string ModelLog::last_line(std::uint32_t replica, std::uint64_t generation) const {
     const auto lines = last_lines(replica, generation, 1);
     return lines.empty() ? std::string{} : lines.front();
-}
-
-json::object ModelLog::to_json(const LogLine& line) {
-    return {{"time", line.time_ms},
-            {"replica", line.replica},
-            {"generation", line.generation},
-            {"stream", line.by_daemon ? "daemon" : "output"},
-            {"text", line.text}};
 }
 
 }  // namespace bulkhead::supervisor

@@ -47,8 +47,6 @@ public:
     [[nodiscard]] std::string last_line(std::uint32_t replica, std::uint64_t generation) const;
 
 private:
-    [[nodiscard]] static json::object to_json(const LogLine& line);
-
     void keep(LogLine line);
 
     std::string model_;

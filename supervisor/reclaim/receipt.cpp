@@ -7,16 +7,6 @@
 
 namespace bulkhead::supervisor {
 
-std::string_view to_string(Ended ended) {
-    switch (ended) {
-    case Ended::drained: return "drained";
-    case Ended::terminated: return "terminated";
-    case Ended::killed: return "killed";
-    case Ended::crashed: return "crashed";
-    }
-    return "unknown";
-}
-
 json::object to_json(const ProcessExit& exit) {
     if (exit.by_signal) return {{"signal", signal_name(exit.number)}};
     return {{"code", exit.number}};

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,7 +26,8 @@ struct Holder {
 };
 
 enum class Ended : std::uint8_t { drained, terminated, killed, crashed };
-[[nodiscard]] std::string_view to_string(Ended ended);
+inline constexpr std::array<std::string_view, 4> ended_names{"drained", "terminated", "killed", "crashed"};
+constexpr std::string_view to_string(Ended ended) { return ended_names[static_cast<std::size_t>(ended)]; }
 
 /// What a worker gave back. Every member is an observation.
 struct Receipt {

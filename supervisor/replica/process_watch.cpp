@@ -113,14 +113,10 @@ void ProcessWatch::state_changed() {
     keep_sampling();
 }
 
-void ProcessWatch::ask() {
+void ProcessWatch::ask(std::function<void()> answered) {
+    if (answered) waiter_ = std::move(answered);
     if (hang_.ask(Clock::now())) process_.messages.send(worker_link::StatisticsAsked{});
     arm();
-}
-
-void ProcessWatch::ask(std::function<void()> answered) {
-    waiter_ = std::move(answered);
-    ask();
 }
 
 void ProcessWatch::answered() {

@@ -59,9 +59,8 @@ public:
     void state_changed();
     /// Asks the worker for its statistics. Sends one question at a time, so that a hung worker does
     /// not collect them.
-    void ask();
-    /// The same, and calls `answered` when they arrived or never will. Replaces a former callback.
-    void ask(std::function<void()> answered);
+    /// `answered`  called when they arrived or never will; replaces a former callback
+    void ask(std::function<void()> answered = nullptr);
     /// Call when statistics arrived.
     void answered();
     /// Call when no statistics will arrive.

@@ -101,7 +101,7 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
 }
 
 void Replica::preload() {
-    restarts_.policy.preloaded();
+    keep_running();
     load([](const Result<LoadedReplica>&) { /* told by the log, and tried again by the policy */ });
 }
 
@@ -126,7 +126,7 @@ void Replica::not_needed(const std::string& why) {
 void Replica::unload(OnUnloaded unloaded) {
     load_waiters_.fail({ErrorCode::cancelled,
                         fmt::format("loading {}: it was asked to unload", machine_.name().label()), "load it again"});
-    restarts_.policy.unload_asked();
+    restarts_.policy.keep_running = false;
     history_.eager.clear();
     const OnUnload answer = answers_in(state()).unload;
     if (answer == OnUnload::forget) {
@@ -327,7 +327,7 @@ void Replica::on_ready(worker_link::Ready& ready) {
     if (process_->ready_at) return;
     process_->ready_at = Clock::now();  // if it dies before its adoption, it counts as a process
                                         // that was ready
-    restarts_.policy.became_ready();
+    keep_running();
 }
 
 void Replica::become_ready(worker_link::Ready& ready) {
@@ -335,7 +335,7 @@ void Replica::become_ready(worker_link::Ready& ready) {
     process_->ready_at = Clock::now();
     process_->gpu.end();
     if (!ready.torch.empty()) context_.torch = ready.torch;
-    restarts_.policy.became_ready();
+    keep_running();
     machine_.transition(
         WorkerEvent::became_ready,
         fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(ready.load_ms)), device_text_));

@@ -71,7 +71,7 @@ public:
     /// quarantine does.
     [[nodiscard]] bool restarts() const;
     /// From now on a crash leads to a restart.
-    void keep_running() { restarts_.policy.preloaded(); }
+    void keep_running() { restarts_.policy.keep_running = true; }
     [[nodiscard]] bool is_kept_running() const { return restarts_.policy.keep_running; }
     /// Errors  deadline_exceeded: the process does not end even by SIGKILL
     void unload(OnUnloaded unloaded);

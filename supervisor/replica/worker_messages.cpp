@@ -34,7 +34,7 @@ static_assert(std::size(message_answers) == std::variant_size_v<worker_link::Mes
 void WorkerMessages::open(UniqueFd link, UniqueFd output) {
     if (output) output_ = LogPipe::open(process_.context.io, std::move(output), process_.name, process_.log);
     if (!link) return;
-    link_ = PacketLink::make(process_.context.io, std::move(link));
+    link_ = std::make_shared<PacketLink>(process_.context.io, std::move(link));
     link_->start([this](Packet& packet) { on_packet(packet); },
                  [this](const Error* why) { process_.end.on_link_closed(why); });
 }

@@ -37,7 +37,6 @@ public:
         no_step,     ///< a request runs, without a step within its budget
     };
 
-    HangWatch() = default;
     explicit HangWatch(Budgets budgets) : budgets_{budgets} {}
 
     /// The worker starts to serve, or became busy or idle. `page`: empty if it has none.

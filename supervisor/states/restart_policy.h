@@ -80,9 +80,6 @@ public:
     bool keep_running = false;
     CrashHistory crashes;
 
-    void preloaded() { keep_running = true; }
-    void became_ready() { keep_running = true; }
-    void unload_asked() { keep_running = false; }
     /// A person's load or restart, or a changed declaration: forgives all crashes.
     void lifted();
     /// `jitter` lies in [-1, 1] and is scaled to ±20 % of the delay.

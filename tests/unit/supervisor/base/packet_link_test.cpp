@@ -13,7 +13,7 @@ protected:
     PacketLinkTest() {
         auto pair = PacketPair::make(true).value();
         peer_ = std::move(pair.first);
-        link_ = PacketLink::make(io_, std::move(pair.second));
+        link_ = std::make_shared<PacketLink>(io_, std::move(pair.second));
         link_->start(
             [this](Packet& packet) {
                 received_ += packet.bytes.size();

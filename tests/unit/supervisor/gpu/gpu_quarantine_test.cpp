@@ -120,23 +120,23 @@ class GpuQuarantineFileTest : public testing::Test {
 protected:
     [[nodiscard]] GpuQuarantine successor() const {
         GpuQuarantine next;
-        if (auto known = file_.load()) next.restore(std::move(*known));
+        if (auto known = load()) next.restore(std::move(*known));
         return next;
     }
+    [[nodiscard]] std::optional<GpuQuarantine::State> load() const { return load_gpu_quarantine(folder_.path()); }
     [[nodiscard]] std::string text() const { return bulkhead::test::file_text(path()); }
     [[nodiscard]] std::filesystem::path path() const { return folder_.path() / "gpu-quarantine.json"; }
 
     bulkhead::test::TemporaryFolder folder_;
-    GpuQuarantineFile file_{folder_.path()};
     GpuQuarantine quarantine_ = [this] {
         GpuQuarantine made;
-        made.changed = [this](const GpuQuarantine::State& state) { file_.save(state); };
+        made.changed = [this](const GpuQuarantine::State& state) { save_gpu_quarantine(folder_.path(), state); };
         return made;
     }();
 };
 
 TEST_F(GpuQuarantineFileTest, KeepsReasonsAndFailuresForTheNextSupervisor) {
-    EXPECT_EQ(file_.load(), std::nullopt);
+    EXPECT_EQ(load(), std::nullopt);
     const auto now = GpuQuarantine::Clock::now();
     quarantine_.add("GPU-a", "it \"fell\" off the bus\n");
     quarantine_.add("GPU-a", "and burns");
@@ -157,7 +157,7 @@ TEST_F(GpuQuarantineFileTest, FailuresOfMoreThanAMinuteAgoAreForgotten) {
     const auto now = GpuQuarantine::Clock::now();
     EXPECT_FALSE(quarantine_.model_failed("GPU-a", "one", now - 61s));
     EXPECT_FALSE(quarantine_.model_failed("GPU-b", "of the future", now + 1h));
-    EXPECT_EQ(*file_.load(), GpuQuarantine::State{});
+    EXPECT_EQ(*load(), GpuQuarantine::State{});
 }
 
 TEST_F(GpuQuarantineFileTest, AReasonWhoseProcessEndedMeanwhileIsNone) {
@@ -179,11 +179,11 @@ TEST_F(GpuQuarantineFileTest, OfAnotherKeeperOrCorruptItIsIgnored) {
     ASSERT_NE(keeper, std::string::npos) << whole;
     std::string anothers = whole;
     std::ofstream{path()} << anothers.insert(keeper + 1, "9");
-    EXPECT_EQ(file_.load(), std::nullopt);
+    EXPECT_EQ(load(), std::nullopt);
 
     for (std::size_t size = 0; size < whole.size(); ++size) {
         std::ofstream{path()} << whole.substr(0, size);
-        ASSERT_EQ(file_.load(), std::nullopt) << size;
+        ASSERT_EQ(load(), std::nullopt) << size;
     }
     for (const auto& [from, to] : std::initializer_list<std::pair<std::string, std::string>>{
              {"reasons", "raisins"},
@@ -196,7 +196,7 @@ TEST_F(GpuQuarantineFileTest, OfAnotherKeeperOrCorruptItIsIgnored) {
         std::string corrupt = whole;
         ASSERT_NE(corrupt.find(from), std::string::npos) << from << " in " << whole;
         std::ofstream{path()} << corrupt.replace(corrupt.find(from), from.size(), to);
-        EXPECT_EQ(file_.load(), std::nullopt) << corrupt;
+        EXPECT_EQ(load(), std::nullopt) << corrupt;
     }
     std::ofstream{path()} << whole;
     EXPECT_EQ(successor().reason("GPU-a"), "it fell off the bus");
@@ -206,7 +206,7 @@ TEST_F(GpuQuarantineFileTest, AFolderThatIsGoneCostsNothingButTheRecord) {
     std::filesystem::remove_all(folder_.path());
     quarantine_.add("GPU-a", "it fell off the bus");
     EXPECT_EQ(quarantine_.reason("GPU-a"), "it fell off the bus");
-    EXPECT_EQ(file_.load(), std::nullopt);
+    EXPECT_EQ(load(), std::nullopt);
 }
 
 }  // namespace

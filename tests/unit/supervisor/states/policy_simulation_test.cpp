@@ -106,7 +106,7 @@ private:
     // --- what Replica does
 
     void preload() {
-        policy_.preloaded();
+        policy_.keep_running = true;
         is_preloaded_ = shall_run_ = true;
         load(true);
     }
@@ -137,7 +137,7 @@ private:
     }
     void unload() {
         awaited_ = shall_run_ = false;
-        policy_.unload_asked();
+        policy_.keep_running = false;
         if (state_ == S::backoff) return go(E::stop_asked);
         if (state_ == S::stopped || state_ == S::quarantined) return;
         if (std::exchange(unload_asked_, true)) return;
@@ -146,7 +146,7 @@ private:
     }
     void became_ready() {
         go(E::became_ready);
-        policy_.became_ready();
+        policy_.keep_running = true;
         shall_run_ = true;
         awaited_ = false;
     }

@@ -43,7 +43,7 @@ RestartDecision crash(RestartPolicy& policy, Time now, double jitter = 0, const 
 TEST(RestartPolicy, JitterIsAtMostTwentyPercentEitherWay) {
     for (const auto& [jitter, delay] : {std::pair{0.0, 1000ms}, {1.0, 1200ms}, {-1.0, 800ms}, {100.0, 1200ms}}) {
         RestartPolicy policy{true};
-        policy.became_ready();
+        policy.keep_running = true;
         for (int i = 0; i < 3; ++i) (void)crash(policy, Time{1h});
         EXPECT_EQ(crash(policy, Time{1h}, jitter).delay, delay) << jitter;
     }
@@ -51,7 +51,7 @@ TEST(RestartPolicy, JitterIsAtMostTwentyPercentEitherWay) {
 
 TEST(RestartPolicy, AGpuThatWasToBlameTakesItsCrashesBack) {
     RestartPolicy policy{true};
-    policy.became_ready();
+    policy.keep_running = true;
     (void)crash(policy, Time{1h});
     for (int i = 0; i < 4; ++i) (void)crash(policy, Time{2h}, 0, "GPU-a");
     EXPECT_FALSE(policy.gpu_quarantined("GPU-b", Time{2h})) << "another GPU's";

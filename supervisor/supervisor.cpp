@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <set>
+#include <thread>
 
 #include <boost/asio/post.hpp>
 #include <spdlog/spdlog.h>
@@ -73,7 +74,8 @@ public:
                            io_.stop();
                        }});
         io_.run();
-        if (status_ != 0) wait_for_end_of_keeper();
+        // The death signal follows the end of the link; it does not come if the keeper lives.
+        if (status_ != 0) std::this_thread::sleep_for(limits::keeper_death_wait);
         kill_with_keeper(-1);  // its descriptor is closed from here on
         const bool fleet_ends = !fleet_ || fleet_->end_threads();
         const bool checks_end = checks_.end();
@@ -231,8 +233,17 @@ private:
         phase_ = Phase::ending;
         server_->finish([this, tell_keeper = std::move(tell_keeper)] {
             tell_keeper();
-            end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
-            end_when_flushed();
+            wait_briefly([this] { return keeper_.is_flushed(); }, [this] { io_.stop(); });
+        });
+    }
+
+    /// Goes on once `is_so`, or without it after `control_flush_deadline`: a keeper that has not
+    /// read its link for this long does not need the last message either.
+    void wait_briefly(std::function<bool()> is_so, std::function<void()> go_on,
+                      Deadline::Clock::time_point until = Deadline::Clock::now() + limits::control_flush_deadline) {
+        if (is_so() || Deadline::Clock::now() >= until) return go_on();
+        end_check_.arm(limits::settle_poll, [this, is_so = std::move(is_so), go_on = std::move(go_on), until] {
+            wait_briefly(is_so, go_on, until);
         });
     }
 
@@ -315,25 +326,15 @@ private:
     void hand_over(bool with_keeper) {
         if (fleet_->is_stopping() || phase_ != Phase::serving) return;
         phase_ = Phase::handing_over;
-        end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
-        hand_over_when_spawned(with_keeper);
-    }
-
-    void hand_over_when_spawned(bool with_keeper) {
-        if (fleet_->is_spawning() && Deadline::Clock::now() < end_by_)
-            return end_check_.arm(limits::settle_poll, [this, with_keeper] { hand_over_when_spawned(with_keeper); });
-        // A stop arrived meanwhile and takes precedence.
-        if (fleet_->is_stopping() || phase_ == Phase::ending) return;
-        finish([this, with_keeper] {
-            spdlog::info("supervisor pid={} hands over to its successor", ::getpid());
-            keeper_.hand_over(with_keeper);
-        });
-    }
-
-    /// A keeper that has not read its link for this long does not need the message either.
-    void end_when_flushed() {
-        if (keeper_.is_flushed() || Deadline::Clock::now() >= end_by_) return io_.stop();
-        end_check_.arm(limits::settle_poll, [this] { end_when_flushed(); });
+        wait_briefly([this] { return !fleet_->is_spawning(); },
+                     [this, with_keeper] {
+                         // A stop arrived meanwhile and takes precedence.
+                         if (fleet_->is_stopping() || phase_ == Phase::ending) return;
+                         finish([this, with_keeper] {
+                             spdlog::info("supervisor pid={} hands over to its successor", ::getpid());
+                             keeper_.hand_over(with_keeper);
+                         });
+                     });
     }
 
     SupervisorOptions options_;
@@ -354,7 +355,6 @@ private:
     Admission::Known known_;    ///< until the fleet has it
     FormerLines former_lines_;  ///< until its models exist
     Deadline end_check_{io_};
-    Deadline::Clock::time_point end_by_{};
     /// Wait for the reload under way.
     std::vector<std::function<void(const Reloaded&)>> reload_waiters_;
     enum class Phase : std::uint8_t {

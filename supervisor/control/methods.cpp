@@ -181,18 +181,17 @@ const Replica& spokesman(const Model& model) {
     return troubled == model.replicas.end() ? *model.replicas.front() : **troubled;
 }
 
-std::string sentence_of(const std::string& memory, const Replica& speaks) {
-    return memory.empty() ? speaks.sentence() : fmt::format("{} Memory: {}.", speaks.sentence(), memory);
-}
-
 json::object why_of(const Fleet& fleet, const Model& model) {
     const std::string& name = model.spec.name;
     json::array replicas;
     for (const auto& replica : model.replicas) replicas.push_back(replica->why());
     const Replica& speaks = spokesman(model);
+    std::string sentence = speaks.sentence();
+    if (const std::string memory = fleet.admission().why(name); !memory.empty())
+        sentence += fmt::format(" Memory: {}.", memory);
     return {{"model", name},
             {"state", to_string(speaks.state())},
-            {"sentence", sentence_of(fleet.admission().why(name), speaks)},
+            {"sentence", std::move(sentence)},
             {"memory", fleet.admission().footprint(speaks)},
             {"replicas", std::move(replicas)},
             {"graphs", speaks.graphs()},

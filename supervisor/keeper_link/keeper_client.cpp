@@ -67,27 +67,20 @@ void KeeperClient::start(Handlers handlers) {
 }
 
 void KeeperClient::on_packet(Packet& packet) {
-    auto body = packet.bytes;
-    const auto header = wire::take<wire::Header>(body);
-    if (!header || header->size_bytes != packet.bytes.size())
-        return violated("a packet whose size is not its header's");
-    const auto with = [&]<typename T>(std::type_identity<T>, auto handle) {
-        if (const auto value = wire::take<T>(body)) {
-            handle(*value);
-        } else {
-            violated(fmt::format("a packet of type {} with a body of {} bytes", header->type, body.size()));
-        }
+    const std::size_t size = packet.bytes.size();
+    const auto header = wire::take<wire::Header>(packet.bytes);
+    if (!header || header->size_bytes != size) return violated("a packet whose size is not its header's");
+    const auto pass_to = [&]<typename T>(void (KeeperClient::*handler)(const T&, Packet&)) {
+        if (const auto body = wire::take<T>(packet.bytes)) return (this->*handler)(*body, packet);
+        violated(fmt::format("a packet of type {} with a body of {} bytes", header->type, packet.bytes.size()));
     };
     switch (static_cast<wire::Type>(header->type)) {
-    case wire::Type::hello: return with(std::type_identity<wire::KeeperHello>{}, [&](auto& value) { on_hello(value); });
-    case wire::Type::worker:
-        return with(std::type_identity<wire::WorkerRecord>{}, [&](auto& value) { on_worker(value, body, packet); });
+    case wire::Type::hello: return pass_to(&KeeperClient::on_hello);
+    case wire::Type::worker: return pass_to(&KeeperClient::on_worker);
     case wire::Type::hello_end: return on_hello_end();
-    case wire::Type::spawned:
-        return with(std::type_identity<wire::Spawned>{}, [&](auto& value) { on_spawned(value, packet); });
-    case wire::Type::spawn_failed:
-        return with(std::type_identity<wire::SpawnFailed>{}, [&](auto& value) { on_spawn_failed(value); });
-    case wire::Type::exited: return with(std::type_identity<wire::Exited>{}, [&](auto& value) { on_exited(value); });
+    case wire::Type::spawned: return pass_to(&KeeperClient::on_spawned);
+    case wire::Type::spawn_failed: return pass_to(&KeeperClient::on_spawn_failed);
+    case wire::Type::exited: return pass_to(&KeeperClient::on_exited);
     case wire::Type::stop_asked: return handlers_.stop_asked();
     case wire::Type::reload_asked: return handlers_.reload_asked();
     default: spdlog::warn("keeper link: a packet of unknown type {} is ignored", header->type);
@@ -100,21 +93,22 @@ void KeeperClient::violated(const std::string& what) {
     handlers_.closed(&error);
 }
 
-void KeeperClient::on_hello(const wire::KeeperHello& hello) {
+void KeeperClient::on_hello(const wire::KeeperHello& hello, Packet& /*packet*/) {
     if (hello.version_min > wire::version_max || hello.version_max < wire::version_min)
         return violated(fmt::format("the keeper speaks versions {} to {}, this supervisor {} to {}", hello.version_min,
                                     hello.version_max, wire::version_min, wire::version_max));
     hello_ = hello;
 }
 
-void KeeperClient::on_worker(const wire::WorkerRecord& record, std::span<const std::byte> rest, Packet& packet) {
+void KeeperClient::on_worker(const wire::WorkerRecord& record, Packet& packet) {
+    const std::span<const std::byte> ledger = packet.bytes;
     std::vector<UniqueFd>& fds = packet.fds;
-    if (rest.size() != record.ledger_bytes)
-        return violated(fmt::format("a worker's ledger of {} bytes instead of {}", rest.size(), record.ledger_bytes));
+    if (ledger.size() != record.ledger_bytes)
+        return violated(fmt::format("a worker's ledger of {} bytes instead of {}", ledger.size(), record.ledger_bytes));
     FoundWorker worker;
     worker.name = worker.born_as = WorkerName::from(record.key);
     worker.pid = record.pid;
-    worker.ledger.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
+    worker.ledger.assign(reinterpret_cast<const char*>(ledger.data()), ledger.size());
     const auto fate = static_cast<wire::WorkerFate>(record.fate);
     const bool runs = fate == wire::WorkerFate::running;
     if (runs && packet.fds_lost)
@@ -184,7 +178,7 @@ void KeeperClient::on_spawned(const wire::Spawned& body, Packet& packet) {
     spawned(SpawnedProcess{body.pid, std::move(fds[0]), std::move(fds[1]), std::move(fds[2])});
 }
 
-void KeeperClient::on_spawn_failed(const wire::SpawnFailed& body) {
+void KeeperClient::on_spawn_failed(const wire::SpawnFailed& body, Packet& /*packet*/) {
     const auto found = lives_.find(body.key.generation);
     if (found == lives_.end() || !found->second.spawned) return violated("an answer to a spawn that was not asked for");
     const OnSpawned spawned = std::move(found->second.spawned);
@@ -198,7 +192,7 @@ void KeeperClient::on_spawn_failed(const wire::SpawnFailed& body) {
     spawned(std::move(error));
 }
 
-void KeeperClient::on_exited(const wire::Exited& body) {
+void KeeperClient::on_exited(const wire::Exited& body, Packet& /*packet*/) {
     const auto found = lives_.find(body.key.generation);
     if (found == lives_.end()) return;  // a spawn whose cancellation crossed this packet
     const bool by_signal = static_cast<wire::WorkerFate>(body.fate) == wire::WorkerFate::killed_by_signal;

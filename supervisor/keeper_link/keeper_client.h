@@ -3,7 +3,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -54,12 +53,13 @@ private:
     };
 
     void on_packet(Packet& packet);
-    void on_hello(const keeper_link::KeeperHello& hello);
-    void on_worker(const keeper_link::WorkerRecord& record, std::span<const std::byte> rest, Packet& packet);
-    void on_hello_end();
+    // Each with the packet: the bytes after its body, and its descriptors.
+    void on_hello(const keeper_link::KeeperHello& hello, Packet& packet);
+    void on_worker(const keeper_link::WorkerRecord& record, Packet& packet);
     void on_spawned(const keeper_link::Spawned& body, Packet& packet);
-    void on_spawn_failed(const keeper_link::SpawnFailed& body);
-    void on_exited(const keeper_link::Exited& body);
+    void on_spawn_failed(const keeper_link::SpawnFailed& body, Packet& packet);
+    void on_exited(const keeper_link::Exited& body, Packet& packet);
+    void on_hello_end();
     void violated(const std::string& what);
 
     boost::asio::io_context& io_;

@@ -1,13 +1,10 @@
 #include "supervisor/keeper_link/keeper_death.h"
 
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <atomic>
-
-#include "supervisor/base/limits.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -38,9 +35,5 @@ void end_with_keeper() noexcept {
 }
 
 void kill_with_keeper(int cgroup_kill_fd) noexcept { cgroup_kill = cgroup_kill_fd; }
-
-void wait_for_end_of_keeper() noexcept {
-    ::poll(nullptr, 0, static_cast<int>(std::chrono::milliseconds{limits::keeper_death_wait}.count()));
-}
 
 }  // namespace bulkhead::supervisor

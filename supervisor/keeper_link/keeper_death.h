@@ -17,8 +17,4 @@ void end_with_keeper() noexcept;
 /// socket ends what left its group. A later call replaces it. The owner must not close it.
 void kill_with_keeper(int cgroup_kill_fd) noexcept;
 
-/// Call when the keeper's end of the link is gone, which precedes the death signal: waits for that
-/// signal. Returns if it does not come: the keeper lives.
-void wait_for_end_of_keeper() noexcept;
-
 }  // namespace bulkhead::supervisor

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -24,11 +23,6 @@ bool carries_marker(pid_t pid, const std::string& marker) {
 }
 
 std::uint64_t distance(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : b - a; }
-
-template <typename T>
-bool contains(const std::vector<T>& values, T value) {
-    return std::ranges::find(values, value) != values.end();
-}
 
 void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains) {
     remains.group_empty = trace.group_empty || !process_group_exists(trace.pid);
@@ -68,10 +62,9 @@ void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains)
 void look_at_gpu(const Trace& trace, const Gpu& gpu, const Scope& scope, Remains& remains) {
     remains.gpu_answered = true;
     remains.gpu_free_bytes = gpu.free_bytes;
-    std::vector<pid_t> pids = trace.gpu ? trace.gpu->pids : std::vector<pid_t>{};
-    for (const pid_t pid : scope.gpu_pids)
-        if (!contains(pids, pid)) pids.push_back(pid);
-    if (!contains(pids, trace.pid)) pids.push_back(trace.pid);
+    std::set<pid_t> pids = scope.gpu_pids;
+    if (trace.gpu) pids.insert(trace.gpu->pids.begin(), trace.gpu->pids.end());
+    pids.insert(trace.pid);
     for (const pid_t pid : pids)
         if (const GpuProcess* listed = gpu.find(pid); listed != nullptr && !process_exists(pid))
             remains.held_by.push_back({pid, trace.worker.label(), listed->bytes.value_or(0), "gpu"});
@@ -91,7 +84,7 @@ GpuShare share_of(const Gpu& gpu, pid_t worker, const std::string& marker) {
     for (const GpuProcess& process : gpu.processes) {
         const auto pid = static_cast<pid_t>(process.pid);
         if (pid != worker && !carries_marker(pid, marker)) continue;
-        share.pids.push_back(pid);
+        share.pids.insert(pid);
         sum += process.bytes.value_or(0);
         all_known = all_known && process.bytes;
     }
@@ -155,8 +148,7 @@ private:
             for (const Holder& holder : remains.held_by) {
                 if (holder.what == "gpu") continue;
                 scope_.only.push_back(holder.pid);
-                if (holder.what != "process" || contains(scope_.gpu_pids, holder.pid)) continue;
-                scope_.gpu_pids.push_back(holder.pid);
+                if (holder.what != "process" || !scope_.gpu_pids.insert(holder.pid).second) continue;
                 spdlog::warn("worker={} pid={} name={} had left its process group and was killed",
                              trace_->worker.text(), holder.pid, in_quotes(holder.name));
             }

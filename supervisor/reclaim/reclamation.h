@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ struct GpuShare {
     std::optional<std::uint64_t> own_bytes;           ///< of the worker and its children;
                                                       ///< empty: not reported
     std::optional<std::uint64_t> unattributed_bytes;  ///< used, but by no listed process; see Gpu
-    std::vector<pid_t> pids;                          ///< those of the worker and its children that
+    std::set<pid_t> pids;                             ///< those of the worker and its children that
                                                       ///< the driver lists
 };
 
@@ -59,7 +60,7 @@ struct Remains {
 struct Scope {
     bool processes = true;
     std::vector<pid_t> only;      ///< restricts `processes` to these; empty: all
-    std::vector<pid_t> gpu_pids;  ///< the worker's, by an earlier look
+    std::set<pid_t> gpu_pids;     ///< the worker's, by an earlier look
 };
 
 /// Looks once. Processes with the marker have escaped their group: kills them by pidfd and names

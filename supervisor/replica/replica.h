@@ -21,20 +21,13 @@
 namespace bulkhead::supervisor {
 
 /// What a former supervisor left of a replica. `record`: null if none can be read.
-struct RunningWorker {
+struct LeftWorker {
     FoundWorker found;
     const ReplicaRecord* record;
 };
-struct EndedWorker {  ///< its end is not handled yet
-    FoundWorker found;
-    const ReplicaRecord* record;
-};
-struct SettledEnd {  ///< its end was handled; the record says what follows
-    WorkerName born_as;
-    pid_t pid;
-    ProcessExit exit;
-    const ReplicaRecord& record;
-};
+struct RunningWorker : LeftWorker {};
+struct EndedWorker : LeftWorker {};  ///< its end is not handled yet
+struct SettledEnd : LeftWorker {};   ///< its end was handled; the record says what follows
 using Adoption = std::variant<RunningWorker, EndedWorker, SettledEnd>;
 
 /// One replica of one model. Joins its state, its present process, its waiting callers, and what
@@ -178,8 +171,7 @@ private:
     void await_memory(const SettledEnd& end);
     void take_over(EndedWorker& worker, const std::string& change);
     void take_over(RunningWorker& worker, const std::string& change);
-    void take_process(FoundWorker& found, const ReplicaRecord* record, const std::string& change,
-                      const std::string& cause);
+    void take_process(LeftWorker& worker, const std::string& change, const std::string& cause);
     void on_adoption_hello(worker_link::Hello& hello);
     void take_adoption_hello(worker_link::Hello& hello);
     void adopt_loading(const worker_link::Hello& hello);

@@ -49,10 +49,10 @@ void restore(WorkerProcess& process, const ReplicaRecord& record, bool has_ended
 }
 
 Adoption adoption_of(FoundWorker found, const ReplicaRecord* record) {
-    if (!found.exit) return RunningWorker{std::move(found), record};
+    if (!found.exit) return RunningWorker{{std::move(found), record}};
     if (record != nullptr && record->settled != ReplicaRecord::Settled::no)
-        return SettledEnd{found.born_as, found.pid, *found.exit, *record};
-    return EndedWorker{std::move(found), record};
+        return SettledEnd{{std::move(found), record}};
+    return EndedWorker{{std::move(found), record}};
 }
 
 /// Whether the device of a worker is among those that its model declares.
@@ -91,10 +91,10 @@ void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& recor
 void Replica::await_memory(const SettledEnd& end) {
     make_process(machine_.name());
     const auto process = std::exchange(process_, nullptr);
-    process->born_as = end.born_as;
-    process->pid = end.pid;
-    restore(*process, end.record, true);
-    process->end.exit = end.exit;
+    process->born_as = end.found.born_as;
+    process->pid = end.found.pid;
+    restore(*process, *end.record, true);
+    process->end.exit = end.found.exit;
     process->end.ended = Ended::crashed;
     process->close();
     exited_.push_back(process);
@@ -103,10 +103,10 @@ void Replica::await_memory(const SettledEnd& end) {
 
 /// Continues in the state that the former supervisor had reached.
 void Replica::take_over(const SettledEnd& end, const std::string& change) {
-    const ReplicaRecord& record = end.record;
+    const ReplicaRecord& record = *end.record;
     if (record.held) await_memory(end);
     if (const auto& last = last_end_.last(); !last || last->generation != machine_.name().generation)
-        last_end_.ended(machine_.name().generation, end.pid, end.exit);
+        last_end_.ended(machine_.name().generation, end.found.pid, *end.found.exit);
     if (!change.empty()) restarts_.policy.lifted();
     if (record.settled == ReplicaRecord::Settled::stopped) return machine_.explain(record.reason);
     if (!change.empty()) {  // a backoff or a quarantine was for the old declaration
@@ -122,12 +122,12 @@ void Replica::take_over(const SettledEnd& end, const std::string& change) {
 }
 
 void Replica::take_over(EndedWorker& worker, const std::string& change) {
-    take_process(worker.found, worker.record, change, "it ended while no supervisor ran");
+    take_process(worker, change, "it ended while no supervisor ran");
     on_exited(*worker.found.exit);
 }
 
-void Replica::take_process(FoundWorker& found, const ReplicaRecord* record, const std::string& change,
-                           const std::string& cause) {
+void Replica::take_process(LeftWorker& worker, const std::string& change, const std::string& cause) {
+    auto& [found, record] = worker;
     make_process(found.name);
     process_->born_as = found.born_as;
     process_->pid = found.pid;
@@ -142,7 +142,7 @@ void Replica::take_process(FoundWorker& found, const ReplicaRecord* record, cons
 }
 
 void Replica::take_over(RunningWorker& worker, const std::string& change) {
-    take_process(worker.found, worker.record, change, "a former supervisor's process");
+    take_process(worker, change, "a former supervisor's process");
     context_.keeper.adopt(process_->born_as, [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
         if (is_present(process, this)) on_exited(exit);
     });

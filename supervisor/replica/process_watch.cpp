@@ -173,11 +173,7 @@ void ProcessWatch::keep_sampling() {
     if (!is_loading(state) && !is_serving(state)) sampling_.cancel();
     if ((!is_loading(state) && state != WorkerState::busy) || sampling_.is_armed()) return;
     sampling_.arm(is_loading(state) ? Clock::duration{limits::sample_loading_every} : limits::sample_busy_every,
-                  [this] {
-                      process_.sample_memory([this, weak = process_.weak_from_this()] {
-                          if (const auto process = weak.lock(); process && process->owner != nullptr) sampled();
-                      });
-                  });
+                  [this] { process_.sample_memory(process_.while_present([this] { sampled(); })); });
 }
 
 void ProcessWatch::sampled() {

@@ -221,10 +221,7 @@ void Replica::start(std::string cause) {
     context_.blocking.run(
         fmt::format("loading {}: looking at {}", machine_.name().label(), spec_.file.string()),
         [spec = spec_] { return fingerprint(spec); },
-        [this, process = std::weak_ptr{process_}](Result<std::string> declaration) {
-            if (!is_present(process, this)) return;
-            on_file_seen(std::move(declaration));
-        });
+        process_->while_present([this](Result<std::string> declaration) { on_file_seen(std::move(declaration)); }));
     auto known = restarts_.take_device();
     if (!known && spec_.device == "cpu") known = Device{};
     if (known && context_.placing == 0) return on_placed(*known, is_restart);
@@ -266,28 +263,24 @@ void Replica::on_placed(const Result<Device>& device, bool is_restart) {
 
     auto request = context_.launch.request(machine_.name(), spec_, device->uuid);
     if (!request) return without_process(request.error());
-    const auto exited = [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
-        if (is_present(process, this)) on_exited(exit);
-    };
+    const auto exited = process_->while_present([this](const ProcessExit& exit) { on_exited(exit); });
     if (auto blank = context_.take_blank ? context_.take_blank(*request) : std::nullopt) {
         spdlog::info("worker={} pid={} was blank {}", machine_.name().text(), blank->process.pid, blank->name.text());
         process_->born_as = blank->name;
         if (blank->has_cgroup) process_->cgroups = context_.cgroups.get();
         context_.keeper.adopt(blank->name, exited);
-        return on_spawned(std::shared_ptr{process_}, std::move(blank->process));
+        return on_spawned(std::move(blank->process));
     }
     contain(*request, context_.cgroups.get());
     if (request->cgroup) process_->cgroups = context_.cgroups.get();
     context_.keeper.spawn(
         std::move(*request),
-        [this, weak = std::weak_ptr{process_}](Result<SpawnedProcess> spawned) {
-            if (const auto process = weak.lock()) on_spawned(process, std::move(spawned));
-        },
-        exited);
+        process_->while_present([this](Result<SpawnedProcess> spawned) { on_spawned(std::move(spawned)); }), exited);
 }
 
-void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned) {
+void Replica::on_spawned(Result<SpawnedProcess> spawned) {
     if (!spawned) return without_process(spawned.error());
+    const auto process = process_;
     process->pid = spawned->pid;
     process->pidfd = std::move(spawned->pidfd);
     process->spawned_at = Clock::now();
@@ -341,9 +334,7 @@ void Replica::become_ready(worker_link::Ready& ready) {
         fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(ready.load_ms)), device_text_));
     // If the process is asked to end, they wait for the next one.
     if (!process_->end.is_asked()) load_waiters_.answer({machine_.name(), state(), process_->pid, 0});
-    sample_memory([this, process = std::weak_ptr{process_}] {
-        if (is_present(process, this)) context_.gate->measured(*this);
-    });
+    sample_memory(process_->while_present([this] { context_.gate->measured(*this); }));
 }
 
 // --- views

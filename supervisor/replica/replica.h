@@ -137,13 +137,6 @@ public:
     void on_given_up(const Error& why);
 
 private:
-    /// `process` is the present one of `replica`; its successor has not started. Without the
-    /// process, the replica may be destroyed too.
-    [[nodiscard]] static bool is_present(const std::weak_ptr<WorkerProcess>& process, const Replica* replica) {
-        const auto one = process.lock();
-        return one && one == replica->process_;
-    }
-
     // replica.cpp
     void on_transition(WorkerState from, const std::string& cause, const std::string& hint);
     [[nodiscard]] ReplicaRecord record() const;
@@ -154,7 +147,7 @@ private:
     void start(std::string cause);
     void on_file_seen(Result<std::string> declaration);
     void on_placed(const Result<Device>& device, bool is_restart);
-    void on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned);
+    void on_spawned(Result<SpawnedProcess> spawned);
     void become_ready(worker_link::Ready& ready);
 
     // replica_end.cpp

@@ -143,9 +143,8 @@ void Replica::take_process(LeftWorker& worker, const std::string& change, const 
 
 void Replica::take_over(RunningWorker& worker, const std::string& change) {
     take_process(worker, change, "a former supervisor's process");
-    context_.keeper.adopt(process_->born_as, [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
-        if (is_present(process, this)) on_exited(exit);
-    });
+    context_.keeper.adopt(process_->born_as,
+                          process_->while_present([this](const ProcessExit& exit) { on_exited(exit); }));
     if (worker.found.unreachable) return process_->end.refuse(*worker.found.unreachable);
     if (process_->device.is_gpu() && process_->gpu.grant == Grant::given && !process_->ready_at) process_->gpu.take();
     AdoptionAttempt& adoption = process_->adoption;
@@ -271,7 +270,7 @@ void Replica::replace() {
     if (reason.empty()) reason = "a former supervisor was replacing it";
     process_->end.asked = EndAsked::no;  // until it has the lock, it serves as usual
     replacement_lock_.take(context_.replacements, [this, process = std::weak_ptr{process_}] {
-        if (!is_present(process, this) || !is_serving(state())) return replacement_lock_.end();
+        if (process.lock() != process_ || !is_serving(state())) return replacement_lock_.end();
         process_->end.asked = EndAsked::replacement;
         process_->end.began = Clock::now();
         machine_.transition(WorkerEvent::drain_asked,

@@ -146,9 +146,8 @@ void WorkerMessages::take_page(const UniqueFd& memfd) {
     auto page = WorkerPageView::map(memfd);
     if (!page) return complain(page.error().text());
     page_ = std::move(*page);
-    death_watch_ = process_.context.death_watch->watch(page_, [this, weak = process_.weak_from_this()] {
-        if (const auto process = weak.lock(); process && process->owner != nullptr) on_main_thread_ended();
-    });
+    death_watch_ =
+        process_.context.death_watch->watch(page_, process_.while_present([this] { on_main_thread_ended(); }));
 }
 
 /// Python code cannot run in the handler of a fatal signal: `faulthandler` writes what `dying` and
@@ -181,7 +180,7 @@ std::optional<HangWatch::Reading> WorkerMessages::reading() const {
     if (!page_) return std::nullopt;
     HangWatch::Reading reading{page_->steps(), std::nullopt};
     const HangWatch::Time since{std::chrono::nanoseconds{static_cast<std::int64_t>(page_->running_since_ns())}};
-    if (since > HangWatch::Time{} && since <= Deadline::Clock::now()) reading.running_since = since;
+    if (since > HangWatch::Time{}) reading.running_since = since;
     return reading;
 }
 

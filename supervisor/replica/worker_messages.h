@@ -68,7 +68,7 @@ public:
 
     /// Null if the worker has no page.
     [[nodiscard]] const WorkerPageView* page() const { return page_.get(); }
-    /// Reads the worker's page. A start in the future is invalid: then only the steps count.
+    /// Reads the worker's page.
     [[nodiscard]] std::optional<HangWatch::Reading> reading() const;
     /// Logs that a message was ignored.
     void complain(const std::string& what);

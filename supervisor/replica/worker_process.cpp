@@ -1,7 +1,6 @@
 #include "supervisor/replica/worker_process.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <spdlog/spdlog.h>
 
@@ -42,9 +41,7 @@ void GpuTurn::ask() {
 
 void GpuTurn::take() {
     if (!process_.device.is_gpu()) return on_locked();
-    lock_.take(process_.context.gpu_mutex(process_.device.uuid), [weak = process_.weak_from_this()] {
-        if (const auto process = weak.lock(); process && process->owner != nullptr) process->gpu.on_locked();
-    });
+    lock_.take(process_.context.gpu_mutex(process_.device.uuid), process_.while_present([this] { on_locked(); }));
 }
 
 void GpuTurn::on_locked() {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "supervisor/base/async_mutex.h"
 #include "supervisor/base/proc_files.h"
@@ -108,6 +109,13 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     ProcessWatch watch{*this};
     ProcessEnd end{*this};
 
+    /// Returns a callback that calls `act` while this is the present process of its replica.
+    [[nodiscard]] auto while_present(auto act) {
+        return [act = std::move(act), weak = weak_from_this()](auto&&... what) {
+            if (const auto process = weak.lock(); process && process->owner != nullptr)
+                act(std::forward<decltype(what)>(what)...);
+        };
+    }
     /// Call when another process takes its place, after it was reaped. Reads the rest of its output
     /// and nothing else.
     void close();

@@ -147,7 +147,8 @@ Result<std::filesystem::path> CrashReports::write(const CrashReport& report) {
     int failed = make_own_folder(folder_);
     if (failed == 0) failed = replace_file(path, unfinished, report.to_text());
     if (failed != 0) return system_error("writing " + path.string(), failed);
-    remove_surplus();
+    const auto all = names();
+    for (std::size_t i = 0; i + limits::crash_reports_max < all.size(); ++i) ::unlink((folder_ / all[i]).c_str());
     return path;
 }
 
@@ -170,12 +171,6 @@ std::vector<std::string> CrashReports::names() const {
         if (const std::string name = entry->path().filename().string(); is_report_name(name)) names.push_back(name);
     std::ranges::sort(names);
     return names;
-}
-
-void CrashReports::remove_surplus() const {
-    const auto all = names();
-    const std::size_t surplus = all.size() - std::min(all.size(), limits::crash_reports_max);
-    for (std::size_t i = 0; i < surplus; ++i) ::unlink((folder_ / all[i]).c_str());
 }
 
 std::string CrashReports::path_of(const std::string& name) const {

@@ -94,7 +94,6 @@ public:
 
 private:
     [[nodiscard]] std::vector<std::string> names() const;
-    void remove_surplus() const;
 
     std::filesystem::path folder_;
     std::mutex writing_;  ///< only tried, never waited for

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <utility>
 
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
@@ -51,6 +52,77 @@ std::string last_output(const UniqueFd& pipe) {
 }
 
 }  // namespace
+
+std::optional<std::uint64_t> bytes_of_process(const Gpu& gpu, pid_t pid) {
+    if (!gpu.processes_known) return std::nullopt;
+    const GpuProcess* process = gpu.find(pid);
+    return process == nullptr ? 0 : process->bytes;
+}
+
+/// The start of a blank on a GPU. Holds the GPU's lock from before the process starts until the
+/// blank has said hello, which shows that its context exists, and the driver was asked how much
+/// memory the blank holds.
+///
+/// Destruction passes the lock on; no callback runs after it.
+/// Thread  the loop
+class ContextStart {
+public:
+    /// Receives the GPU memory of the blank; empty if the driver does not report it.
+    /// Errors  deadline_exceeded: the blank did not say hello
+    using OnMade = std::function<void(Result<std::optional<std::uint64_t>>)>;
+
+    /// Calls `begun` when it has the lock, never from within the constructor.
+    ContextStart(FleetContext& context, const Device& device, std::function<void()> begun)
+        : context_{context}, gpu_uuid_{device.uuid}, link_{context.io}, deadline_{context.io} {
+        gpu_lock_.take(context_.gpu_mutex(gpu_uuid_), std::move(begun));
+    }
+
+    /// Calls `made` once and later. A process that ends makes its link readable too, and so counts
+    /// as ready here.
+    void watch(const SpawnedProcess& process, OnMade made) {
+        made_ = std::move(made);
+        deadline_.arm(limits::blank_start_deadline, [this] {
+            std::exchange(made_, nullptr)(
+                Error{ErrorCode::deadline_exceeded,
+                      fmt::format("it did not say hello within {}", duration_text(limits::blank_start_deadline)),
+                      {}});
+        });
+        const int link = ::fcntl(process.link.get(), F_DUPFD_CLOEXEC, 0);
+        if (link < 0) {  // fail now: the deadline would hold the GPU much longer
+            return deadline_.arm(Deadline::Clock::duration{}, [this, error = system_error("watching its link", errno)] {
+                std::exchange(made_, nullptr)(error);
+            });
+        }
+        link_.assign(link);
+        link_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                         [this, pid = process.pid, alive = std::weak_ptr{alive_}](boost::system::error_code ec) {
+                             if (!alive.expired() && !ec) read(pid);
+                         });
+    }
+
+private:
+    void read(pid_t pid) {
+        deadline_.cancel();
+        link_.close();
+        context_.blocking.run(
+            "asking what a blank holds",
+            [&gpus = context_.gpus, uuid = gpu_uuid_, pid]() -> std::optional<std::uint64_t> {
+                const auto gpu = gpus.read(uuid);
+                return gpu ? bytes_of_process(*gpu, pid) : std::nullopt;
+            },
+            [this, alive = std::weak_ptr{alive_}](const Result<std::optional<std::uint64_t>>& bytes) {
+                if (!alive.expired()) std::exchange(made_, nullptr)(bytes ? *bytes : std::nullopt);
+            });
+    }
+
+    FleetContext& context_;
+    const std::string gpu_uuid_;
+    AsyncMutex::Lock gpu_lock_;
+    boost::asio::posix::stream_descriptor link_;  ///< a duplicate: nothing is read from it
+    Deadline deadline_;
+    OnMade made_;
+    std::shared_ptr<char> alive_ = std::make_shared<char>();
+};
 
 Blanks::Blanks(FleetContext& context) : context_{context}, refill_{context.io} {
     context_.take_blank = [this](const SpawnRequest& request) { return take(request); };
@@ -369,52 +441,6 @@ boost::json::object Blanks::status() const {
             {"pids", boost::json::value_from(pids())},
             {"host_bytes", bytes(std::string{memory::host})},
             {"gpu_bytes", gpu_bytes}};
-}
-
-std::optional<std::uint64_t> bytes_of_process(const Gpu& gpu, pid_t pid) {
-    if (!gpu.processes_known) return std::nullopt;
-    const GpuProcess* process = gpu.find(pid);
-    return process == nullptr ? 0 : process->bytes;
-}
-
-ContextStart::ContextStart(FleetContext& context, const Device& device, std::function<void()> begun)
-    : context_{context}, gpu_uuid_{device.uuid}, link_{context.io}, deadline_{context.io} {
-    gpu_lock_.take(context_.gpu_mutex(gpu_uuid_), std::move(begun));
-}
-
-void ContextStart::watch(const SpawnedProcess& process, OnMade made) {
-    made_ = std::move(made);
-    deadline_.arm(limits::blank_start_deadline, [this] {
-        std::exchange(made_, nullptr)(
-            Error{ErrorCode::deadline_exceeded,
-                  fmt::format("it did not say hello within {}", duration_text(limits::blank_start_deadline)),
-                  {}});
-    });
-    const int link = ::fcntl(process.link.get(), F_DUPFD_CLOEXEC, 0);
-    if (link < 0) {  // fail now: the deadline would hold the GPU much longer
-        return deadline_.arm(Deadline::Clock::duration{}, [this, error = system_error("watching its link", errno)] {
-            std::exchange(made_, nullptr)(error);
-        });
-    }
-    link_.assign(link);
-    link_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                     [this, pid = process.pid, alive = std::weak_ptr{alive_}](boost::system::error_code ec) {
-                         if (!alive.expired() && !ec) read(pid);
-                     });
-}
-
-void ContextStart::read(pid_t pid) {
-    deadline_.cancel();
-    link_.close();
-    context_.blocking.run(
-        "asking what a blank holds",
-        [&gpus = context_.gpus, uuid = gpu_uuid_, pid]() -> std::optional<std::uint64_t> {
-            const auto gpu = gpus.read(uuid);
-            return gpu ? bytes_of_process(*gpu, pid) : std::nullopt;
-        },
-        [this, alive = std::weak_ptr{alive_}](const Result<std::optional<std::uint64_t>>& bytes) {
-            if (!alive.expired()) std::exchange(made_, nullptr)(bytes ? *bytes : std::nullopt);
-        });
 }
 
 }  // namespace bulkhead::supervisor

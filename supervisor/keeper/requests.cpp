@@ -128,15 +128,13 @@ void Keeper::on_spawn(ReceivedPacket& packet) noexcept {
 
     const std::array<int, 4> descriptors{station_.null.get(), wiring->worker_log.get(), wiring->worker_log.get(),
                                          wiring->worker_link.get()};
-    SpawnRecipe recipe;
-    recipe.program = strings->argv[0];
-    recipe.argv = strings->argv;
-    recipe.environment = strings->environment;
-    recipe.descriptors = descriptors;
-    recipe.cgroup_fd = packet.descriptor.get();
-    recipe.core_bytes_max = spawn->core_bytes_max;
-    recipe.oom_score_adj = station_.oom_score_worker;
-    auto child = station_.spawner.spawn(recipe);
+    auto child = station_.spawner.spawn({.program = strings->argv[0],
+                                         .argv = strings->argv,
+                                         .environment = strings->environment,
+                                         .descriptors = descriptors,
+                                         .cgroup_fd = packet.descriptor.get(),
+                                         .core_bytes_max = spawn->core_bytes_max,
+                                         .oom_score_adj = station_.oom_score_worker});
     if (!child) return fail(child.error());
 
     worker->state = Worker::State::running;

@@ -75,7 +75,7 @@ void LoadWatch::publish() {
 std::string LoadWatch::last_progress() const {
     const auto ago = duration_text(Clock::now() - advanced_at_);
     return progress_.phase.empty() ? fmt::format("it has reported nothing since its start {} ago", ago)
-                                   : fmt::format("its last progress was \"{}\" {} ago", progress_.text(), ago);
+                                   : fmt::format("its last progress was \"{}\" {} ago", text(), ago);
 }
 
 void LoadWatch::passed() {

@@ -27,7 +27,7 @@ public:
     void end() { deadline_.cancel(); }
 
     /// "reading, 12 of 90 bytes"; empty: nothing was reported.
-    [[nodiscard]] std::string text() const { return progress_.phase.empty() ? "" : progress_.text(); }
+    [[nodiscard]] std::string text() const { return progress_.phase.empty() ? "" : worker_link::text_of(progress_); }
     [[nodiscard]] const worker_link::Progress& progress() const { return progress_; }
 
 private:

@@ -33,7 +33,6 @@ void make_safe(T& value) {
 }
 
 Message of(packets::Hello&& message) { return Hello{std::move(message)}; }
-Message of(packets::Progress&& message) { return Progress{std::move(message)}; }
 Message of(Unknown&& message) { return Unknown{escaped(std::string_view{message.type}.substr(0, 64))}; }
 Message of(Backtrace&& message) {
     message.thread.resize(std::min(message.thread.size(), limits::crash_frame_bytes_max));
@@ -57,7 +56,8 @@ Result<Message> parse(std::string_view packet) {
         *parsed);
 }
 
-std::string Progress::text() const {
+std::string text_of(const Progress& progress) {
+    const auto& [phase, done, total, unit, detail] = progress;
     if (total == 0) return phase;
     return unit == "bytes" ? fmt::format("{}, {} of {}", phase, bytes_text(done), bytes_text(total))
                            : fmt::format("{}, {} of {} {}", phase, done, total, unit);

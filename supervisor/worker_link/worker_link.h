@@ -18,8 +18,8 @@ namespace bulkhead::supervisor::worker_link {
 namespace packets = bulkhead::worker_link;
 using packets::Backtrace, packets::Busy, packets::Channel, packets::ChannelClosed, packets::ChannelOpened,
     packets::ChannelRefused, packets::Drain, packets::Drained, packets::Dying, packets::Failed, packets::Grant,
-    packets::GrantAsked, packets::HelloAsked, packets::Idle, packets::Importer, packets::Overrun, packets::Ready,
-    packets::Statistics, packets::StatisticsAsked, packets::Unknown;
+    packets::GrantAsked, packets::HelloAsked, packets::Idle, packets::Importer, packets::Overrun, packets::Progress,
+    packets::Ready, packets::Statistics, packets::StatisticsAsked, packets::Unknown;
 
 /// Carries the worker's full state, so that a new supervisor can adopt it.
 struct Hello : packets::Hello {
@@ -31,10 +31,8 @@ struct Hello : packets::Hello {
         return protocol[0] <= packets::version && protocol[1] >= packets::version;
     }
 };
-struct Progress : packets::Progress {
-    /// "reading, 12 of 90 bytes"
-    [[nodiscard]] std::string text() const;
-};
+/// "reading, 12 of 90 bytes"
+[[nodiscard]] std::string text_of(const Progress& progress);
 
 /// Of `failed` or `channel_refused`.
 [[nodiscard]] Error error_of(const auto& message) {

@@ -77,13 +77,11 @@ bool OwnProgram::understands(int state_fd, Spawner& spawner, int null_fd, int oo
     argv_[1] = const_cast<char*>(check_state_option);
     argv_[2] = state_number_.data();
     const std::array<int, 4> descriptors{null_fd, STDOUT_FILENO, STDERR_FILENO, state_fd};
-    SpawnRecipe recipe;
-    recipe.program = path();
-    recipe.argv = argv_.data();
-    recipe.environment = environ;
-    recipe.descriptors = descriptors;
-    recipe.oom_score_adj = oom_score_adj;
-    const auto child = spawner.spawn(recipe);
+    const auto child = spawner.spawn({.program = path(),
+                                      .argv = argv_.data(),
+                                      .environment = environ,
+                                      .descriptors = descriptors,
+                                      .oom_score_adj = oom_score_adj});
     if (!child) {
         say("WARN upgrade: starting %s: %s", path(), strerrordesc_np(child.error().error_number));
         return false;

@@ -25,9 +25,9 @@ struct SpawnRecipe {
     /// Entry i becomes the child's descriptor i; the child has no others. Each number is i already,
     /// or above all targets, as `reserve_low_descriptors` arranges.
     std::span<const int> descriptors;
-    int cgroup_fd = -1;                           ///< the child starts inside it
-    std::optional<std::uint64_t> core_bytes_max;  ///< RLIMIT_CORE, never above the keeper's
-                                                  ///< own hard limit
+    int cgroup_fd = -1;                             ///< the child starts inside it
+    std::optional<std::uint64_t> core_bytes_max{};  ///< RLIMIT_CORE, never above the keeper's
+                                                    ///< own hard limit
     int oom_score_adj = 0;
 };
 

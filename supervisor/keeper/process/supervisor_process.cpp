@@ -41,13 +41,11 @@ SpawnResult<void> SupervisorProcess::start(Spawner& spawner, const SupervisorCom
     const UniqueFd theirs{ends[1]};
 
     const std::array<int, 5> descriptors{null_fd, STDOUT_FILENO, STDERR_FILENO, theirs.get(), listening_fd};
-    SpawnRecipe recipe;
-    recipe.program = command.program();
-    recipe.argv = command.argv();
-    recipe.environment = command.environment();
-    recipe.descriptors = descriptors;
-    recipe.oom_score_adj = oom_score_adj;
-    auto child = spawner.spawn(recipe);
+    auto child = spawner.spawn({.program = command.program(),
+                                .argv = command.argv(),
+                                .environment = command.environment(),
+                                .descriptors = descriptors,
+                                .oom_score_adj = oom_score_adj});
     if (!child) return child.error();
 
     child_ = std::move(*child);

@@ -1,5 +1,7 @@
 #include "supervisor/base/packet_link.h"
 
+#include <sys/socket.h>
+
 #include <array>
 
 #include "supervisor/base/limits.h"
@@ -8,12 +10,7 @@ namespace bulkhead::supervisor {
 
 using boost::asio::posix::descriptor_base;
 
-PacketLink::PacketLink(boost::asio::io_context& io, UniqueFd socket) : socket_{io, socket.release()} {
-    boost::system::error_code ignored;
-    socket_.native_non_blocking(true, ignored);
-}
-
-PacketLink::~PacketLink() { close(); }
+PacketLink::PacketLink(boost::asio::io_context& io, UniqueFd socket) : socket_{io, socket.release()} {}
 
 void PacketLink::start(OnPacket on_packet, OnClosed on_closed) {
     on_packet_ = std::move(on_packet);
@@ -36,7 +33,8 @@ bool PacketLink::receive_some(std::size_t packets_max) {
     for (std::size_t i = 0; i < packets_max && open_; ++i) {
         Packet packet;
         // A worker's hello brings its end of each channel.
-        const auto outcome = receive_packet(socket_.native_handle(), buffer, packet, 0, packet_fds_kernel_max);
+        const auto outcome =
+            receive_packet(socket_.native_handle(), buffer, packet, MSG_DONTWAIT, packet_fds_kernel_max);
         if (!outcome) {
             const Error why = outcome.error();
             end(&why);

@@ -27,7 +27,6 @@ public:
 
     /// Held by a shared_ptr: what it waits for owns it too.
     PacketLink(boost::asio::io_context& io, UniqueFd socket);
-    ~PacketLink();
 
     void start(OnPacket on_packet, OnClosed on_closed);
     void send(std::string bytes, std::vector<UniqueFd> fds = {});

@@ -49,7 +49,7 @@ private:
         trace.slab_prefix = slab_owner_prefix(context_.launch.token, name.model, name.replica, name.generation);
         trace.gpu_uuid = gpu_uuid_;
         verify_reclamation(context_.io, context_.blocking, context_.gpus, std::move(trace), false,
-                           [self = shared_from_this()](const Reclaimed&) {
+                           [self = shared_from_this()](const Remains&) {
                                self->gpu_lock_.end();
                                if (self->context_.cgroups) self->context_.cgroups->remove(self->found_.born_as);
                                self->context_.keeper.forget(self->found_.born_as);

@@ -124,7 +124,7 @@ namespace {
 class Reclamation : public std::enable_shared_from_this<Reclamation> {
 public:
     Reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace, bool wait_for_slabs,
-                std::function<void(Reclaimed)> done)
+                std::function<void(Remains)> done)
         : blocking_{blocking}, gpus_{gpus}, trace_{std::make_shared<const Trace>(std::move(trace))},
           wait_for_slabs_{wait_for_slabs}, done_{std::move(done)}, pause_{io} {}
 
@@ -135,7 +135,7 @@ public:
             [self = shared_from_this()](Result<Remains> remains) {
                 // Without a result nothing more can be observed, so nothing is claimed: other
                 // processes must not wait for the answer.
-                remains ? self->judge(std::move(*remains)) : self->done_({std::move(self->last_), false});
+                remains ? self->judge(std::move(*remains)) : self->done_(std::move(self->last_));
             });
     }
 
@@ -167,8 +167,10 @@ private:
         const bool enough = settled && (wait_for_slabs_ ? remains.nothing_held() : only_slabs);
         const Deadline::Clock::duration patience =
             remains.holds("gpu") ? limits::settle_gpu_deadline : limits::settle_deadline;
-        if (enough || Deadline::Clock::now() - began_ >= patience)
-            return done_({std::move(remains), settled && saw_all_});
+        if (enough || Deadline::Clock::now() - began_ >= patience) {
+            remains.verified = settled && saw_all_ && remains.nothing_held();
+            return done_(std::move(remains));
+        }
         last_ = std::move(remains);
         pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look(); });
     }
@@ -193,7 +195,7 @@ private:
     Gpus& gpus_;
     std::shared_ptr<const Trace> trace_;
     bool wait_for_slabs_;
-    std::function<void(Reclaimed)> done_;
+    std::function<void(Remains)> done_;
     Deadline::Clock::time_point began_ = Deadline::Clock::now();
     Deadline pause_;
     Scope scope_;
@@ -205,7 +207,7 @@ private:
 }  // namespace
 
 void verify_reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
-                        bool wait_for_slabs, std::function<void(Reclaimed)> done) {
+                        bool wait_for_slabs, std::function<void(Remains)> done) {
     std::make_shared<Reclamation>(io, blocking, gpus, std::move(trace), wait_for_slabs, std::move(done))->look();
 }
 

@@ -50,6 +50,9 @@ struct Remains {
     std::optional<std::uint64_t> gpu_free_bytes;
     bool gpu_answered = false;
     bool saw_all = true;  ///< no process was skipped because the kernel does not answer for it
+    /// Set by `verify_reclamation`: nothing is held, the GPU's free memory is steady, and every
+    /// process could be looked at.
+    bool verified = false;
     [[nodiscard]] bool nothing_held() const { return group_empty && held_by.empty(); }
     [[nodiscard]] bool holds(std::string_view what) const;
     [[nodiscard]] std::uint64_t bytes_held(std::string_view what) const;
@@ -78,17 +81,12 @@ struct GpuReturn {
 [[nodiscard]] GpuReturn gpu_return(const std::optional<GpuShare>& share, std::optional<std::uint64_t> free_before,
                                    const Remains& remains);
 
-struct Reclaimed {
-    Remains remains;      ///< of the last look
-    bool settled = true;  ///< the GPU's free memory is steady, and every process could be looked at
-    [[nodiscard]] bool verified() const { return settled && remains.nothing_held(); }
-};
-
 /// Looks until nothing of a reaped worker is left and the device's free memory is steady, or
 /// `settle_deadline` has passed (`settle_gpu_deadline` if GPU memory is known to be missing).
 /// `wait_for_slabs`: true for an unload; false for the restart of a crashed worker, which does not
 /// wait for clients that still map its slabs.
+/// `done`  receives the result of the last look
 void verify_reclamation(boost::asio::io_context& io, BlockingQueue& blocking, Gpus& gpus, Trace trace,
-                        bool wait_for_slabs, std::function<void(Reclaimed)> done);
+                        bool wait_for_slabs, std::function<void(Remains)> done);
 
 }  // namespace bulkhead::supervisor

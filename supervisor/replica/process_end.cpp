@@ -29,12 +29,10 @@ ProcessEnd::ProcessEnd(WorkerProcess& of)
 /// Waits at most `sample_deadline`.
 void ProcessEnd::sample_then(void (ProcessEnd::*next)()) {
     if (process.pid == 0) return (this->*next)();
-    const auto once = [this, next, weak = process.weak_from_this(), state = process.machine.state(),
-                       done = std::make_shared<bool>(false)] {
-        const auto alive = weak.lock();
-        if (alive && process.owner != nullptr && process.machine.state() == state && !std::exchange(*done, true))
-            (this->*next)();
-    };
+    const auto once =
+        process.while_present([this, next, state = process.machine.state(), done = std::make_shared<bool>(false)] {
+            if (process.machine.state() == state && !std::exchange(*done, true)) (this->*next)();
+        });
     process.machine.deadline.arm(limits::sample_deadline, once);
     process.sample_memory(once);
 }

@@ -156,7 +156,7 @@ private:
     void apply(const ExitOutcome& outcome);
     void note_crash(const ExitOutcome& outcome);
     void reclaim(const std::shared_ptr<WorkerProcess>& process);
-    void on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Reclaimed& reclaimed);
+    void on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Remains& remains);
     void finish(const std::optional<Receipt>& receipt);
 
     // replica_adopt.cpp

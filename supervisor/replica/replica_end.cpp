@@ -98,13 +98,13 @@ void Replica::note_crash(const ExitOutcome& outcome) {
 void Replica::reclaim(const std::shared_ptr<WorkerProcess>& process) {
     verify_reclamation(context_.io, context_.blocking, context_.gpus, process->trace(),
                        process->end.asked == EndAsked::unload,
-                       [this, weak = std::weak_ptr{process}](const Reclaimed& reclaimed) {
-                           if (const auto reclaimed_process = weak.lock()) on_reclaimed(reclaimed_process, reclaimed);
+                       [this, weak = std::weak_ptr{process}](const Remains& remains) {
+                           if (const auto reclaimed = weak.lock()) on_reclaimed(reclaimed, remains);
                        });
 }
 
-void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Reclaimed& reclaimed) {
-    const Receipt receipt = process->receipt(reclaimed);
+void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Remains& remains) {
+    const Receipt receipt = process->receipt(remains);
     spdlog::info("{}", text_of(receipt));
     context_.events.publish("receipt", receipt.worker, to_json(receipt));
     if (process->cgroups != nullptr) process->cgroups->remove(process->born_as);

@@ -169,7 +169,7 @@ Trace WorkerProcess::trace() const {
     return trace;
 }
 
-Receipt WorkerProcess::receipt(const Reclaimed& reclaimed) const {
+Receipt WorkerProcess::receipt(const Remains& remains) const {
     const auto now = Clock::now();
     Receipt receipt;
     receipt.worker = name;
@@ -178,14 +178,14 @@ Receipt WorkerProcess::receipt(const Reclaimed& reclaimed) const {
     receipt.exit = *end.exit;
     receipt.ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - end.began.value_or(now)).count();
     std::uint64_t still_held = 0;
-    for (const auto& holder : reclaimed.remains.held_by)
+    for (const auto& holder : remains.held_by)
         if (holder.what != "gpu") still_held += holder.bytes;
     if (memory.host_bytes) receipt.host_bytes = *memory.host_bytes - std::min(*memory.host_bytes, still_held);
-    const GpuReturn returned = gpu_return(memory.gpu, memory.gpu_free_before, reclaimed.remains);
+    const GpuReturn returned = gpu_return(memory.gpu, memory.gpu_free_before, remains);
     receipt.gpu_bytes = returned.bytes;
     receipt.gpu_bytes_by = returned.by;
-    receipt.verified = reclaimed.verified();
-    receipt.held_by = reclaimed.remains.held_by;
+    receipt.verified = remains.verified;
+    receipt.held_by = remains.held_by;
     // Only the worker knows its importers: the driver attributes imported memory to no process.
     for (const worker_link::Importer& importer : statistics.importers) {
         const auto importer_pid = static_cast<pid_t>(importer.pid);

@@ -141,7 +141,7 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     void note(ReplicaRecord& record) const;
     /// Call only after the process was reaped.
     [[nodiscard]] Trace trace() const;
-    [[nodiscard]] Receipt receipt(const Reclaimed& reclaimed) const;
+    [[nodiscard]] Receipt receipt(const Remains& remains) const;
 };
 
 }  // namespace bulkhead::supervisor

@@ -45,7 +45,7 @@ protected:
     }
     void start() {
         verify_reclamation(io_, blocking_, gpus_, trace_, true,
-                           [this](Reclaimed reclaimed) { done_ = std::move(reclaimed); });
+                           [this](Remains remains) { done_ = std::move(remains); });
     }
     /// What was sampled of a worker of this machine, which has ended since.
     void leave(const std::string& processes) {
@@ -69,11 +69,11 @@ protected:
             ASSERT_TRUE(test::run_until(io_, [&] { return over; }));
         }
     }
-    Reclaimed reclaimed() {
+    Remains reclaimed() {
         EXPECT_TRUE(test::run_until(io_, [&] { return done_.has_value(); }));
         return *done_;
     }
-    GpuReturn returned() const { return gpu_return(trace_.gpu, free_before_, done_->remains); }
+    GpuReturn returned() const { return gpu_return(trace_.gpu, free_before_, *done_); }
 
     test::FakeGpus fake_{gpu_line};
     boost::asio::io_context io_;
@@ -83,12 +83,12 @@ protected:
     MarkedProcess worker_{{"BULKHEAD_WORKER=" + marker_}};
     Trace trace_{{"m", 0, 7}, worker_.pid(), true, marker_, "bulkhead:none:", "GPU-a", {}, false};
     std::optional<std::uint64_t> free_before_;
-    std::optional<Reclaimed> done_;
+    std::optional<Remains> done_;
 };
 
 TEST_F(GpuReclamation, IsVerifiedByTheDriversAccountOfTheProcess) {
     reclaim(process(worker_.pid(), had));
-    EXPECT_TRUE(reclaimed().verified());
+    EXPECT_TRUE(reclaimed().verified);
     EXPECT_EQ(returned().bytes, had);
     EXPECT_EQ(returned().by, "process");
 }
@@ -98,22 +98,22 @@ TEST_F(GpuReclamation, WaitsForMemoryThatComesBackLateAlthoughItIsAtRestMeanwhil
     look_on();
     ASSERT_FALSE(done_) << "equal readings alone prove nothing";
     machine("");
-    EXPECT_TRUE(reclaimed().verified());
+    EXPECT_TRUE(reclaimed().verified);
     EXPECT_EQ(returned().bytes, had);
 }
 
 TEST_F(GpuReclamation, WaitsForLateMemoryOfWhichTheDriverNamesNoOwner) {
     reclaim(process(worker_.pid(), had, "late_reads=8 unlisted"));
-    EXPECT_TRUE(reclaimed().verified());
-    EXPECT_EQ(done_->remains.gpu_free_bytes, total);
+    EXPECT_TRUE(reclaimed().verified);
+    EXPECT_EQ(done_->gpu_free_bytes, total);
 }
 
 TEST_F(GpuReclamation, NamesAGhostThatNeverFrees) {
     reclaim(process(worker_.pid(), had, "ghost"));
-    const Reclaimed result = reclaimed();
-    EXPECT_FALSE(result.verified());
-    ASSERT_EQ(result.remains.held_by.size(), 1U);
-    EXPECT_EQ(result.remains.held_by[0], (Holder{worker_.pid(), "m/0", had, "gpu"}));
+    const Remains result = reclaimed();
+    EXPECT_FALSE(result.verified);
+    ASSERT_EQ(result.held_by.size(), 1U);
+    EXPECT_EQ(result.held_by[0], (Holder{worker_.pid(), "m/0", had, "gpu"}));
     EXPECT_EQ(returned().bytes, 0U);
 }
 
@@ -122,9 +122,9 @@ TEST_F(GpuReclamation, ANeighbourThatAllocatesMeanwhileHidesNothingAndIsNotBlame
     leave(process(worker_.pid(), had) + process(neighbour.pid(), 1'000'000'000));
     machine(process(neighbour.pid(), 50'000'000'000));
     start();
-    EXPECT_TRUE(reclaimed().verified());
+    EXPECT_TRUE(reclaimed().verified);
     EXPECT_EQ(returned().bytes, had) << "the device's free memory fell";
-    EXPECT_TRUE(done_->remains.held_by.empty());
+    EXPECT_TRUE(done_->held_by.empty());
 }
 
 TEST_F(GpuReclamation, ANeighbourThatFreesMeanwhileDoesNotPassForTheWorkersMemory) {
@@ -139,7 +139,7 @@ TEST_F(GpuReclamation, ANeighbourThatFreesMeanwhileDoesNotPassForTheWorkersMemor
 TEST_F(GpuReclamation, WithoutFiguresTheDevicesFreeMemoryIsTheMeasure) {
     reclaim(process(worker_.pid(), had, "na"));
     EXPECT_EQ(trace_.gpu->own_bytes, std::nullopt);
-    EXPECT_TRUE(reclaimed().verified());
+    EXPECT_TRUE(reclaimed().verified);
     EXPECT_EQ(returned().bytes, had);
     EXPECT_EQ(returned().by, "device");
 }
@@ -150,8 +150,8 @@ TEST_F(GpuReclamation, WithoutFiguresWhatStillRisesIsNotAllThatComesBack) {
     neighbour.kill();
     neighbour.wait();
     start();
-    EXPECT_TRUE(reclaimed().verified());
-    EXPECT_EQ(done_->remains.gpu_free_bytes, total);
+    EXPECT_TRUE(reclaimed().verified);
+    EXPECT_EQ(done_->gpu_free_bytes, total);
 }
 
 TEST_F(GpuReclamation, WithoutFiguresMemoryThatHasNotRisenAtAllIsNotBack) {
@@ -159,16 +159,16 @@ TEST_F(GpuReclamation, WithoutFiguresMemoryThatHasNotRisenAtAllIsNotBack) {
     look_on();
     EXPECT_FALSE(done_);
     machine("");
-    EXPECT_TRUE(reclaimed().verified());
+    EXPECT_TRUE(reclaimed().verified);
 }
 
 TEST_F(GpuReclamation, WithoutFiguresAFallOfFreeMemoryIsNoNegativeReturn) {
     leave(process(worker_.pid(), had, "na"));
     machine(process(0, 70'000'000'000));
     start();
-    EXPECT_FALSE(reclaimed().verified()) << "nothing shows that it came back";
+    EXPECT_FALSE(reclaimed().verified) << "nothing shows that it came back";
     EXPECT_EQ(returned().bytes, 0U);
-    EXPECT_TRUE(done_->remains.held_by.empty());
+    EXPECT_TRUE(done_->held_by.empty());
 }
 
 TEST_F(GpuReclamation, CountsItsChildrenOnTheGpuAndNamesTheirGhosts) {
@@ -192,13 +192,13 @@ TEST_F(GpuReclamation, OfALostGpuNothingCanBeVerified) {
     leave(process(worker_.pid(), had));
     fake_.set(gpu_line + "device 0 lost\n");
     start();
-    EXPECT_FALSE(reclaimed().verified());
+    EXPECT_FALSE(reclaimed().verified);
     EXPECT_EQ(returned().by, "process");
 }
 
 TEST_F(GpuReclamation, WhereTheDriverTellsNoMemoryTheListOfProcessesIsTheMeasure) {
     reclaim(process(worker_.pid(), had) + "device 0 na_memory\n");
-    EXPECT_TRUE(reclaimed().verified());
+    EXPECT_TRUE(reclaimed().verified);
     EXPECT_EQ(returned().bytes, had);
 }
 
@@ -211,14 +211,14 @@ TEST_F(GpuReclamation, WaitsUntilNobodyMapsASlabOfIt) {
     look_on(1);
     ASSERT_FALSE(done_);
     slab = Error{};
-    EXPECT_TRUE(reclaimed().verified());
+    EXPECT_TRUE(reclaimed().verified);
 }
 
 TEST_F(GpuReclamation, LooksAtAllProcessesAgainOnlyWhenThoseItWaitsForAreGone) {
     MarkedProcess escaped{{"BULKHEAD_WORKER=" + marker_}};
     end_worker();
     start();
-    EXPECT_TRUE(reclaimed().verified());
+    EXPECT_TRUE(reclaimed().verified);
     EXPECT_EQ(escaped.wait(), SIGKILL);
 }
 

@@ -233,12 +233,12 @@ private:
         phase_ = Phase::ending;
         server_->finish([this, tell_keeper = std::move(tell_keeper)] {
             tell_keeper();
+            // A keeper that has not read its link by then does not need the last message either.
             wait_briefly([this] { return keeper_.is_flushed(); }, [this] { io_.stop(); });
         });
     }
 
-    /// Goes on once `is_so`, or without it after `control_flush_deadline`: a keeper that has not
-    /// read its link for this long does not need the last message either.
+    /// Calls `go_on` once `is_so` holds, at the latest after `control_flush_deadline`.
     void wait_briefly(std::function<bool()> is_so, std::function<void()> go_on,
                       Deadline::Clock::time_point until = Deadline::Clock::now() + limits::control_flush_deadline) {
         if (is_so() || Deadline::Clock::now() >= until) return go_on();

@@ -5,10 +5,10 @@
 
 # $where: the options that say which daemon to ask.
 _bulkhead_models() {
-    bulkhead "${where[@]}" --json ps 2>/dev/null | grep -o '"model":"[^"]*"' | cut -d'"' -f4 | sort -u
+    "$program" "${where[@]}" --json ps 2>/dev/null | grep -o '"model":"[^"]*"' | cut -d'"' -f4 | sort -u
 }
 
-_bulkhead_gpus() { bulkhead "${where[@]}" --json gpus 2>/dev/null | grep -o '"uuid":"[^"]*"' | cut -d'"' -f4; }
+_bulkhead_gpus() { "$program" "${where[@]}" --json gpus 2>/dev/null | grep -o '"uuid":"[^"]*"' | cut -d'"' -f4; }
 
 # The type of an option's value, as $help has it after the option's names: "  -n,--lines INT:…".
 # Empty for a flag.
@@ -40,8 +40,8 @@ _bulkhead_completions() {
 
 _bulkhead() {
     local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local command='' named=0 where=() help i
-    help=$(bulkhead --help 2>/dev/null)
+    local program=${COMP_WORDS[0]/#\~/$HOME} command='' named=0 where=() help i
+    help=$("$program" --help 2>/dev/null)
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --socket) where=(--socket "${COMP_WORDS[++i]}") ;;
@@ -51,7 +51,7 @@ _bulkhead() {
                 ((++named))
             else
                 command=${COMP_WORDS[i]}
-                help+=$'\n'$(bulkhead "$command" --help 2>/dev/null)
+                help+=$'\n'$("$program" "$command" --help 2>/dev/null)
             fi
             ;;
         esac

@@ -1,6 +1,5 @@
 #include "supervisor/gpu/gpu_quarantine.h"
 
-
 #include <algorithm>
 #include <charconv>
 #include <chrono>

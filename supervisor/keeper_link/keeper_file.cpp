@@ -17,6 +17,8 @@ KeeperFile::KeeperFile(std::filesystem::path path, const char* loss, Of whose)
                                                        : process_identity(::getppid()).value_or("")} {}
 
 void KeeperFile::save(json::object content) const {
+    if (keeper_.empty())
+        return spdlog::warn("{} is not written: /proc does not name the keeper; {}", path_.string(), loss_);
     content["keeper"] = keeper_;
     const int failed = replace_file(path_, path_.string() + ".new", json::serialize(content));
     if (failed != 0)

@@ -1,6 +1,5 @@
 #include "supervisor/memory/state.h"
 
-
 namespace bulkhead::supervisor::memory {
 
 std::int64_t DeviceLedger::free() const {

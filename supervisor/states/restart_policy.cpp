@@ -1,6 +1,7 @@
 #include "supervisor/states/restart_policy.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "supervisor/base/limits.h"
 

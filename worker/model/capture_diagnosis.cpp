@@ -1,7 +1,7 @@
 #include "worker/model/capture_diagnosis.h"
 
 #include <array>
-#include <regex>
+#include <charconv>
 
 #include <fmt/format.h>
 
@@ -78,18 +78,28 @@ void find_model_frame(std::string_view text, CaptureDiagnosis& diagnosis) {
     const std::size_t original = text.find("Traceback of TorchScript, original code");
     if (original == std::string_view::npos) return;
     const std::string_view traceback = text.substr(original);
-    const std::size_t file = traceback.rfind("File \"");
-    if (file == std::string_view::npos) return;
-    const std::string_view frame = traceback.substr(file);
-    // The file's name without its folders, the line, and the function.
-    static const std::regex head{R"re(File "(?:[^"\n]*/)?([^"/\n]*)", line (\d+)(?:, in ([^\n]*))?)re"};
-    std::cmatch parts;
-    if (!std::regex_search(frame.begin(), frame.end(), parts, head, std::regex_constants::match_continuous)) return;
-    const std::string rest = parts[3];
-    const std::string_view function = trimmed(rest);
 
-    diagnosis.where =
-        fmt::format("{}:{}{}{}", parts[1].str(), parts[2].str(), function.empty() ? "" : " in ", function);
+    constexpr std::string_view opening = "File \"";
+    const std::size_t file = traceback.rfind(opening);
+    if (file == std::string_view::npos) return;
+    const std::string_view frame = traceback.substr(file + opening.size());
+    const std::string_view head = frame.substr(0, frame.find('\n'));
+    const std::size_t quote = head.find("\", line ");
+    if (quote == std::string_view::npos) return;
+    std::string_view path = head.substr(0, quote);
+    if (const std::size_t slash = path.rfind('/'); slash != std::string_view::npos) path.remove_prefix(slash + 1);
+
+    constexpr std::string_view line_word = "\", line ";
+    std::string_view rest = head.substr(quote + line_word.size());
+    int number = 0;
+    const auto [end, failed] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+    if (failed != std::errc{}) return;
+    rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
+    constexpr std::string_view in_word = ", in ";
+    const std::string_view function =
+        rest.starts_with(in_word) ? trimmed(rest.substr(in_word.size())) : std::string_view{};
+
+    diagnosis.where = fmt::format("{}:{}{}{}", path, number, function.empty() ? "" : " in ", function);
     const std::size_t marker = frame.find("<--- HERE");
     const std::size_t source_end = marker == frame.npos ? frame.npos : frame.rfind('\n', marker);
     if (source_end == frame.npos) return;

@@ -147,7 +147,7 @@ Result<> check_compatible(const CompiledModel& model, const Machine& machine) {
                                         model.fact("AOTI_COMPUTE_CAPABILITY"), machine.compute_capability),
                             "export it again on a GPU of this kind");
     if (const std::string torch = model.fact("BULKHEAD_TORCH");
-        !torch.empty() && minor_release(torch) != minor_release(machine.torch))
+        model.metadata.contains("BULKHEAD_TORCH") && minor_release(torch) != minor_release(machine.torch))
         return incompatible(fmt::format("it was exported with torch {}, this worker has {}", torch, machine.torch),
                             fmt::format("export it again with torch {}", minor_release(machine.torch)));
     return {};

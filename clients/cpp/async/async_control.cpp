@@ -229,10 +229,14 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect(Clock::time_po
     if (is_cancelled(caller)) co_return cancelled("connecting");
     if (connecting_) co_return control::no_supervisor(limits::absence);
     connecting_ = true;
-    Result<> connected = co_await connect_and_ping(until);
-    connecting_ = false;
-    changed_.notify();
-    co_return connected;
+    const struct Connecting {
+        AsyncControlState& state;
+        ~Connecting() {
+            state.connecting_ = false;
+            state.changed_.notify();
+        }
+    } connecting{*this};
+    co_return co_await connect_and_ping(until);
 }
 
 /// Connects until a supervisor answers. The first connection is used without a ping, as
@@ -345,12 +349,13 @@ AsyncControlState::Awaitable<Result<json::object>> AsyncControlState::next_event
             // In a coroutine of its own, because this one may be cancelled, and half a subscription
             // could not be undone.
             asio::co_spawn(executor_, resume_events(),
-                           [self = shared_from_this()](std::exception_ptr, Result<> resumed) {
+                           [self = shared_from_this()](const std::exception_ptr& thrown, Result<> resumed) {
                                self->resume_ = std::monostate{};
                                if (!resumed) self->resume_ = resumed.error();
                                self->changed_.notify();
+                               if (thrown) std::rethrow_exception(thrown);
                            });
-            continue;  // it may already have run and ended
+            continue;
         }
         co_await changed_.wait(deadline_in(limits::call));
     }

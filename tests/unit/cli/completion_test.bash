@@ -2,13 +2,13 @@
 # Completes as a shell would, with a `bulkhead` that knows two models: SOURCE_FOLDER PROGRAM.
 set -euo pipefail
 source "$1/scripts/completion/bulkhead.bash"
-program=$2
+built=$2
 
 bulkhead() {
     case "$*" in
     '--json gpus') echo '{"gpus":[{"index":0,"uuid":"GPU-1"},{"index":1,"uuid":"GPU-2"}]}' ;;
     '--json ps') echo '[{"model":"minilm","replica":0},{"model":"silero-vad","replica":0},{"model":"minilm","replica":1}]' ;;
-    *) "$program" "$@" ;;
+    *) "$built" "$@" ;;
     esac
 }
 

@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -231,6 +232,8 @@ TEST(WorkerPage, TellsWhatRuns) {
     EXPECT_EQ(page->request().size(), worker_page::request_text_bytes) << "without an end, it is bounded";
     ++owner.page().page().request_sequence;
     EXPECT_EQ(page->request(), "") << "words that are being written are none";
+    owner.page().page().running_since_ns = std::numeric_limits<std::uint64_t>::max();
+    EXPECT_EQ(page->running_since_ns(), 0U) << "a start in the future is none";
 }
 
 std::string refusal(const UniqueFd& fd) {

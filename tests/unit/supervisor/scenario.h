@@ -48,7 +48,7 @@ public:
     using Words = std::vector<std::string>;
 
     explicit Scenario(std::string script) : script_{std::move(script)} {
-        context_.crash_reports = std::make_shared<CrashReports>(folder_.path());
+        context_.crash_reports = std::make_shared<CrashReports>(folder_.path() / "crashes");
     }
 
     void TestBody() override {

@@ -59,6 +59,9 @@ public:
             play(words);
             if (HasFatalFailure()) return;
         }
+        // A report may still be on its way into the folder that goes.
+        held_.reset();
+        EXPECT_TRUE(wait([this] { return blocking_.waiting() == 0; }));
     }
 
 private:

@@ -15,7 +15,7 @@
 
 namespace bulkhead::config {
 
-/// Leaves `to` as it is if there is no value.
+/// Without a value, `to` does not change.
 template <typename T>
 void assign(std::optional<T> value, auto& to) {
     if (value) to = std::move(*value);
